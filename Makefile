@@ -1,0 +1,41 @@
+# Two commands do all the set-up on a fresh machine: make demo, make test.
+VENV   ?= .venv
+PYTHON ?= python3
+BIN    := $(VENV)/bin
+
+.PHONY: help demo test test-slow check format bench clean
+
+help:  ## What there is to make.
+	@sed -n 's/^\([a-z-]*\):.*## /\1  /p' $(MAKEFILE_LIST) | column -t -l 2
+
+$(VENV)/.core: pyproject.toml
+	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "caprmil needs Python 3.11 or newer"'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -qq --no-compile -e .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.core
+	$(BIN)/python -m pip install -qq --no-compile -e '.[dev]'
+	@touch $@
+
+demo: $(VENV)/.core  ## Generate a cohort, cross-validate three models on it, print a table and a plot.
+	$(BIN)/caprmil demo
+
+test: $(VENV)/.dev  ## Run the tests (the slow ones apart).
+	$(BIN)/pytest
+
+test-slow: $(VENV)/.dev  ## Run the slow tests.
+	$(BIN)/pytest -m slow -n 0
+
+check: $(VENV)/.dev  ## Format, lint, types and import contracts.
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/.dev  ## Put the code in form.
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:  ## Remove the environment and the caches, nothing that you made.
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

@@ -1,0 +1,48 @@
+"""Errors that a user can put right. Each says what is wrong, what is allowed, and what to do next.
+
+CaprmilError
+├── BagError       a feature file or bag that cannot be used
+├── CohortError    a table of slides, patients and labels that does not hold together
+├── RecipeError    a setting that does not exist, or a value it cannot take
+├── RunError       a run folder that is missing, unfinished or of another recipe
+└── UnknownName    a model, pool or metric nobody has heard of
+
+The command line prints them as one line and leaves with 2; anything else is a bug and shows its traceback.
+"""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class CaprmilError(ValueError):
+    """Base of all errors that a user can put right."""
+
+
+class BagError(CaprmilError):
+    """A feature file or bag that cannot be used."""
+
+
+class CohortError(CaprmilError):
+    """A table of slides, patients and labels that does not hold together."""
+
+
+class RecipeError(CaprmilError):
+    """A setting that does not exist, or a value that it cannot take."""
+
+
+class RunError(CaprmilError):
+    """A run folder that is missing, unfinished or of another recipe."""
+
+
+class UnknownName(CaprmilError):
+    """A name that nobody has heard of, with the nearest one that somebody has."""
+
+    def __init__(self, what: str, name: str, known: Iterable[str]) -> None:
+        super().__init__(f"There is no {what} called '{name}'.{suggest(name, known)}")
+
+
+def suggest(name: str, known: Iterable[str]) -> str:
+    """Return ' Did you mean ...? Known: ...', to stand after a sentence about an unknown name."""
+    known = sorted(known)
+    near = get_close_matches(name, known, n=1)
+    return (f" Did you mean '{near[0]}'?" if near else "") + f" Known: {', '.join(known)}."

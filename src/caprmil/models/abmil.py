@@ -1,0 +1,45 @@
+"""ABMIL: a small gated network scores every patch; the bag is the attention-weighted mean.
+
+Ilse, Tomczak, Welling: "Attention-based Deep Multiple Instance Learning", ICML 2018.
+"""
+
+import torch.nn.functional as F
+from torch import nn
+
+from caprmil.models.base import Chunks, Features, Grid, Logits, Mask, MILModel, Output, Patches
+from caprmil.models.pooling import AttentionPool, pool_chunks
+
+
+class ABMIL(MILModel):
+    """Attention over independently projected patches.
+
+    Differs from its paper: width 512 instead of 500 and a softmax over the classes instead of a
+    Bernoulli output, as the field uses it. One attention branch.
+    """
+
+    def __init__(
+        self,
+        in_dim: int,
+        n_classes: int,
+        *,
+        dim: int = 512,
+        hidden: int = 128,
+        gated: bool = True,
+        dropout: float = 0.15,
+    ) -> None:
+        super().__init__(in_dim, n_classes, dim=dim, hidden=hidden, gated=gated, dropout=dropout)
+        self.project = nn.Linear(in_dim, dim)
+        self.pool = AttentionPool(dim, hidden=hidden, gated=gated, dropout=0.0)
+        self.dropout = nn.Dropout(dropout)
+        self.classify = nn.Linear(dim, n_classes)
+
+    def patches(self, features: Features) -> Patches:
+        return F.relu(self.project(features))
+
+    def forward_bags(self, features: Features, mask: Mask, grid: Grid | None) -> Output:
+        embedding, attention = self.pool(self.patches(features), mask)
+        logits = self.classify(self.dropout(embedding))
+        return Output(logits=logits, embedding=embedding, attention=attention)
+
+    def stream_bag(self, chunks: Chunks) -> Logits:
+        return self.classify(pool_chunks(self.pool, map(self.patches, chunks())))

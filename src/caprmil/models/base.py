@@ -1,0 +1,144 @@
+"""What a MIL model is here: bags of patch features in, one `Output` out.
+
+Axes, in every model file: B bags, N patches, E encoder features, D width, H heads, K head width,
+M tokens, C classes. The aliases below are checked at run time, under pytest only.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from os import PathLike
+from typing import Any, ClassVar, TypeAlias
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from caprmil.errors import BagError
+
+Features: TypeAlias = Float[Tensor, "B N E"]
+Patches: TypeAlias = Float[Tensor, "B N D"]
+Mask: TypeAlias = Bool[Tensor, "B N"]  # true where a patch is real, false where it is padding
+Grid: TypeAlias = Int[Tensor, "B N 2"]  # column and row of each patch
+Weights: TypeAlias = Float[Tensor, "B N"]
+Embedding: TypeAlias = Float[Tensor, "B D"]
+Logits: TypeAlias = Float[Tensor, "B C"]
+Labels: TypeAlias = Int[Tensor, " B"]
+Assignments: TypeAlias = Float[Tensor, "B H N M"]
+
+Chunks: TypeAlias = Callable[[], Iterable[Features]]
+"""A bag in pieces, in order: each call starts from the first patch again."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Output:
+    """What every model returns, always whole: no flags, no tuples of changing length."""
+
+    logits: Logits
+    embedding: Float[Tensor, "B ..."]
+    attention: Weights  # sums to one over the real patches of a bag
+    assignments: tuple[Assignments, ...] = ()  # one per context block
+    aux: dict[str, Tensor] = field(default_factory=dict)  # for this model's own loss, nobody else
+
+
+class MILModel(nn.Module):
+    """Base of every model. `forward` never sees a label: labels come in through `loss` alone.
+
+    A model hands its settings to `super().__init__`, so that it can be saved and built again.
+    """
+
+    order_matters: ClassVar[bool] = False  # true where patches are read as a sequence
+    class_weights: Float[Tensor, " C"] | None
+
+    def __init__(self, in_dim: int, n_classes: int, **settings: Any) -> None:
+        super().__init__()
+        if in_dim < 1 or n_classes < 2:
+            raise ValueError(
+                f"A model needs features and two classes at least: {in_dim=}, {n_classes=}."
+            )
+        self.in_dim, self.n_classes, self.settings = in_dim, n_classes, settings
+        self.register_buffer("class_weights", None, persistent=False)
+
+    def forward(
+        self, features: Features, *, mask: Mask | None = None, grid: Grid | None = None
+    ) -> Output:
+        """Classify a batch of bags. Without a mask, every patch is real."""
+        return self.forward_bags(*self.at_the_door(features, mask), grid)
+
+    def forward_bags(self, features: Features, mask: Mask, grid: Grid | None) -> Output:
+        """Do the work. This is the method a new model writes."""
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def stream(self, chunks: Chunks) -> Logits:
+        """Classify one bag piece by piece, in memory that does not grow with it. Exact."""
+        if self.training:
+            raise ValueError("Streaming is for evaluation: call model.eval() first.")
+
+        def pieces() -> Iterator[Features]:
+            for features in chunks():
+                yield self.at_the_door(features, None)[0]
+
+        return self.stream_bag(pieces)
+
+    def stream_bag(self, chunks: Chunks) -> Logits:
+        """Do the work of `stream`. Models that must see a bag as a whole leave it out."""
+        raise NotImplementedError(f"{type(self).__name__} reads a bag as a whole.")
+
+    def loss(self, output: Output, labels: Labels) -> dict[str, Float[Tensor, ""]]:
+        """Return named terms: their sum is trained on, and each is logged under its name."""
+        return {"bag": self.bag_loss(output.logits, labels)}
+
+    def bag_loss(self, logits: Logits, labels: Labels) -> Float[Tensor, ""]:
+        """Return the mean cross-entropy, each bag weighed by its class.
+
+        Not torch's own weighted mean: that divides by the weights, so that in a batch of one bag
+        they cancel.
+        """
+        losses = F.cross_entropy(logits.float(), labels, reduction="none")
+        if self.class_weights is not None:
+            losses = losses * self.class_weights[labels]
+        return losses.mean()
+
+    def weigh_classes(self, weights: Float[Tensor, " C"] | None) -> None:
+        """Let each class count by its weight in the bag loss, here and in models inside."""
+        for module in self.modules():
+            if isinstance(module, MILModel):
+                module.class_weights = weights
+
+    def undecayed(self) -> set[str]:
+        """Return the names of the parameters that weight decay leaves alone."""
+        return set()
+
+    def at_the_door(self, features: Features, mask: Mask | None) -> tuple[Features, Mask]:
+        """Check a batch, cast it to the model's precision, and silence what the padding holds."""
+        if features.shape[-1] != self.in_dim:
+            raise BagError(
+                f"These patches have {features.shape[-1]} features each; the model was made for "
+                f"{self.in_dim}. Use the features of the encoder that it was trained on."
+            )
+        if features.shape[1] == 0:
+            raise BagError("A bag has no patches. Leave slides without tissue out.")
+        features = features.to(next(self.parameters()).dtype)
+        if mask is None:
+            mask = torch.ones(features.shape[:2], dtype=torch.bool, device=features.device)
+            return features, mask
+        if not torch.compiler.is_compiling() and not mask.any(dim=1).all():
+            raise BagError("A bag has no patches: its whole mask is false. Leave it out.")
+        return features.masked_fill(~mask.unsqueeze(-1), 0.0), mask
+
+    def save_pretrained(self, folder: str | PathLike[str]) -> None:
+        """Write `config.json` and `model.safetensors` into a folder, as on the Hugging Face hub."""
+        from caprmil.models.pretrained import save
+
+        save(self, folder)
+
+    @classmethod
+    def from_pretrained(cls, folder: str | PathLike[str], **changes: Any) -> "MILModel":
+        """Load a model from a folder or, by name, from the hub. `changes` replace settings."""
+        from caprmil.models.pretrained import load
+
+        model = load(folder, **changes)
+        if not isinstance(model, cls):
+            raise TypeError(f"{folder} holds a {type(model).__name__}, not a {cls.__name__}.")
+        return model

@@ -1,0 +1,32 @@
+"""Mean: project every patch, average, classify. The baseline that shows what context adds."""
+
+import torch.nn.functional as F
+from torch import nn
+
+from caprmil.models.base import Chunks, Features, Grid, Logits, Mask, MILModel, Output, Patches
+from caprmil.models.pooling import MeanPool, pool_chunks
+
+
+class MeanMIL(MILModel):
+    """Linear layer and GELU for each patch, then the mean and a linear classifier.
+
+    Differs from the CAPRMIL paper, which calls it "our approach without the block": as in the
+    authors' figures, there is neither LayerNorm nor dropout in the projection. That form is
+    CAPRMIL with a depth of 0.
+    """
+
+    def __init__(self, in_dim: int, n_classes: int, *, dim: int = 128) -> None:
+        super().__init__(in_dim, n_classes, dim=dim)
+        self.project = nn.Linear(in_dim, dim)
+        self.pool = MeanPool(dim)
+        self.classify = nn.Linear(dim, n_classes)
+
+    def patches(self, features: Features) -> Patches:
+        return F.gelu(self.project(features))
+
+    def forward_bags(self, features: Features, mask: Mask, grid: Grid | None) -> Output:
+        embedding, attention = self.pool(self.patches(features), mask)
+        return Output(logits=self.classify(embedding), embedding=embedding, attention=attention)
+
+    def stream_bag(self, chunks: Chunks) -> Logits:
+        return self.classify(pool_chunks(self.pool, map(self.patches, chunks())))

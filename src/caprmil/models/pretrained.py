@@ -1,0 +1,83 @@
+"""Models as folders: `config.json` and `model.safetensors`, as on the Hugging Face hub."""
+
+import json
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from caprmil.errors import CaprmilError, RecipeError, RunError
+from caprmil.models.base import MILModel
+from caprmil.models.registry import MODELS, create
+
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+
+
+def save(model: MILModel, folder: str | PathLike[str]) -> None:
+    """Write a model into a folder. Each file is written beside its place and then renamed."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    weights = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
+    part = folder / f".{WEIGHTS}.part"
+    save_file(weights, part, metadata={"format": "pt"})
+    part.replace(folder / WEIGHTS)
+    part = folder / f".{CONFIG}.part"
+    part.write_text(json.dumps(describe(model), indent=2) + "\n")
+    part.replace(folder / CONFIG)
+
+
+def describe(model: MILModel) -> dict[str, Any]:
+    """Return what it takes to build the model again, as JSON has it."""
+    names = [name for name, kind in MODELS.items() if kind is type(model)]
+    if not names:
+        raise RecipeError(
+            f"{type(model).__name__} is not registered, so nobody could load it again. "
+            f"Add it first: caprmil.models.MODELS['name'] = {type(model).__name__}."
+        )
+    settings = {key: _plain(value) for key, value in model.settings.items()}
+    return {"model": names[0], "in_dim": model.in_dim, "n_classes": model.n_classes, **settings}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, MILModel):
+        settings = describe(value)
+        del settings["in_dim"], settings["n_classes"]
+        return {"name": settings.pop("model"), **settings}
+    return {"object": type(value).__name__} if isinstance(value, nn.Module) else value
+
+
+def load(source: str | PathLike[str], **changes: Any) -> MILModel:
+    """Build the model of a folder, or of a repository on the hub, and load its weights."""
+    folder = Path(source)
+    if not folder.is_dir():
+        folder = _download(str(source))
+    try:
+        config = json.loads((folder / CONFIG).read_text()) | changes
+        model = create(config.pop("model"), **config)
+        model.load_state_dict(load_file(folder / WEIGHTS))
+    except FileNotFoundError as problem:
+        name = Path(problem.filename or WEIGHTS).name
+        raise RunError(f"{folder} holds no model: {name} is missing.") from None
+    except CaprmilError:
+        raise
+    except (KeyError, TypeError, ValueError, RuntimeError, SafetensorError) as problem:
+        raise RunError(f"The model in {folder} cannot be loaded: {problem}") from problem
+    return model.eval()
+
+
+def _download(repository: str) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(repository, allow_patterns=[CONFIG, WEIGHTS]))
+    except HFValidationError:
+        raise RunError(f"{repository} is neither a folder nor a repository of the hub.") from None
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as problem:
+        raise RunError(
+            f"There is no folder {repository}, and the hub did not give it: {problem} "
+            "Without a network, download it elsewhere and pass the folder."
+        ) from problem

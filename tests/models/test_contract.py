@@ -1,0 +1,150 @@
+"""What every model promises, whatever it is. A model in MODELS is tested by being there."""
+
+from copy import deepcopy
+from pathlib import Path
+
+import pytest
+import torch
+
+from caprmil.errors import BagError
+from caprmil.models import MODELS, POOLS, MILModel, create
+
+COMBINATIONS = [f"caprmil+{name}" for name in {*POOLS, *MODELS} - {"caprmil", "mean"}]
+
+
+@pytest.fixture(params=sorted([*MODELS, *COMBINATIONS]))
+def model(request: pytest.FixtureRequest) -> MILModel:
+    torch.manual_seed(0)
+    return create(request.param, in_dim=24, n_classes=3).eval()
+
+
+def test_padding_changes_nothing(model: MILModel) -> None:
+    short, long = torch.randn(5, 24), torch.randn(9, 24)
+    batch = torch.nn.utils.rnn.pad_sequence([short, long], batch_first=True, padding_value=7.0)
+    mask = torch.arange(9) < torch.tensor([[5], [9]])
+
+    together = model(batch, mask=mask)
+
+    torch.testing.assert_close(together.logits[:1], model(short[None]).logits)
+    assert together.attention[0, 5:].eq(0).all()
+
+
+def test_padding_changes_no_gradient(model: MILModel) -> None:
+    short = torch.randn(1, 5, 24)
+    padded = torch.cat([short, torch.full((1, 4, 24), 7.0)], dim=1)
+    gradients = []
+    for features, mask in [(short, None), (padded, torch.arange(9)[None] < 5)]:
+        model.zero_grad()
+        sum(model.loss(model(features, mask=mask), torch.tensor([1])).values()).backward()
+        gradients.append({n: p.grad.clone() for n, p in model.named_parameters()})
+    torch.testing.assert_close(gradients[0], gradients[1])
+
+
+@pytest.mark.parametrize("junk", [torch.nan, -torch.inf, 1e30])
+def test_padding_may_hold_anything(model: MILModel, junk: float) -> None:
+    bag = torch.randn(1, 5, 24)
+    padded = torch.cat([bag, torch.full((1, 4, 24), junk)], dim=1)
+    output = model(padded, mask=torch.arange(9)[None] < 5)
+    torch.testing.assert_close(output.logits, model(bag).logits)
+
+
+def test_patch_order_does_not_matter(model: MILModel) -> None:
+    if model.order_matters:
+        pytest.skip(f"{type(model).__name__} says that order matters")
+    bag, order = torch.randn(1, 9, 24), torch.randperm(9)
+    torch.testing.assert_close(model(bag[:, order]).logits, model(bag).logits)
+
+
+def test_looking_changes_nothing(model: MILModel) -> None:
+    before = deepcopy(model.state_dict())
+    first, second = model(torch.ones(2, 9, 24)), model(torch.ones(2, 9, 24))
+    torch.testing.assert_close(dict(model.state_dict()), dict(before), rtol=0, atol=0)
+    assert torch.equal(first.logits, second.logits)
+
+
+def test_every_parameter_learns(model: MILModel) -> None:
+    model.train()
+    model.zero_grad()
+    for _ in range(5):  # a dropped or saturated path may be silent once, not five times
+        output = model(torch.randn(4, 9, 24))
+        sum(model.loss(output, torch.tensor([0, 2, 1, 0])).values()).backward()
+    silent = [n for n, p in model.named_parameters() if p.grad is None or not p.grad.any()]
+    # Adding a constant to all scores of a softmax changes nothing: such a bias cannot learn.
+    assert [name for name in silent if not name.endswith("rate.bias")] == []
+
+
+def test_attention_sums_to_one(model: MILModel) -> None:
+    mask = torch.arange(9) < torch.tensor([[5], [9]])
+    attention = model(torch.randn(2, 9, 24), mask=mask).attention
+    torch.testing.assert_close(attention.sum(dim=1), torch.ones(2))
+    assert (attention >= 0).all()
+
+
+def test_one_patch_is_a_bag(model: MILModel) -> None:
+    output = model(torch.randn(1, 1, 24))
+    assert output.logits.isfinite().all()
+    assert output.attention.item() == pytest.approx(1)
+
+
+def test_an_empty_bag_is_refused(model: MILModel) -> None:
+    with pytest.raises(BagError, match="no patches"):
+        model(torch.empty(1, 0, 24))
+    with pytest.raises(BagError, match="no patches"):
+        model(torch.ones(2, 3, 24), mask=torch.tensor([[True, True, True], [False] * 3]))
+
+
+def test_features_of_another_width_are_refused(model: MILModel) -> None:
+    with pytest.raises(BagError, match="32 features each; the model was made for 24"):
+        model(torch.ones(1, 3, 32))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_features_come_in_any_precision(model: MILModel, dtype: torch.dtype) -> None:
+    bag = torch.randn(1, 9, 24).to(dtype)
+    torch.testing.assert_close(model(bag).logits, model(bag.float()).logits)
+
+
+def test_saving_and_loading_gives_the_same_answer(model: MILModel, tmp_path: Path) -> None:
+    model.save_pretrained(tmp_path)
+    loaded = MILModel.from_pretrained(tmp_path)
+    bag = torch.randn(1, 9, 24)
+    assert type(loaded) is type(model)
+    assert torch.equal(loaded(bag).logits, model(bag).logits)
+
+
+def test_pieces_give_the_answer_of_the_whole(model: MILModel) -> None:
+    bag = torch.randn(1, 23, 24)
+    try:
+        pieces = model.stream(lambda: bag.split(5, dim=1))
+    except NotImplementedError:
+        pytest.skip(f"{type(model).__name__} reads a bag as a whole")
+    torch.testing.assert_close(pieces, model(bag).logits)
+
+
+def test_a_class_weight_counts_in_a_batch_of_one(model: MILModel) -> None:
+    output, labels = model(torch.randn(1, 9, 24)), torch.tensor([2])
+    plain = model.loss(output, labels)["bag"]
+    model.weigh_classes(torch.tensor([1.0, 1.0, 3.0]))
+    torch.testing.assert_close(model.loss(output, labels)["bag"], 3 * plain)
+
+
+def test_a_planted_signal_is_learnt(model: MILModel) -> None:
+    torch.manual_seed(1)
+    labels = torch.arange(60) % 3
+    bags = torch.randn(60, 12, 24)
+    bags[torch.arange(60), :6, labels] += 3.0  # half of the patches tell the class
+    optimiser = torch.optim.AdamW(model.parameters(), lr=2e-3)
+    model.train()
+    for _ in range(60):
+        optimiser.zero_grad()
+        sum(model.loss(model(bags[:48]), labels[:48]).values()).backward()
+        optimiser.step()
+    predicted = model.eval()(bags[48:]).logits.argmax(dim=1)
+    assert (predicted == labels[48:]).float().mean() > 0.8
+
+
+def test_a_hundred_thousand_patches_are_a_bag(model: MILModel) -> None:
+    with torch.no_grad():
+        output = model(torch.randn(1, 100_000, 24, dtype=torch.float16))
+    assert output.logits.isfinite().all()
+    torch.testing.assert_close(output.attention.sum(), torch.tensor(1.0), atol=1e-4, rtol=0)
