@@ -1,0 +1,501 @@
+"""A cohort: the slides, patients and labels of a study, where their bags lie, and its folds."""
+
+import csv
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from io import StringIO
+from pathlib import Path, PurePosixPath
+from statistics import median
+from typing import Any, Literal
+
+from caprmil import bags, folds
+from caprmil.bags import BagInfo
+from caprmil.errors import BagError, CohortError, RecipeError, suggest
+from caprmil.folds import Findings, Fold, Listing, Split, SplitConfig, some
+
+__all__ = ["Cohort", "CohortConfig", "Entry", "Fold", "SplitConfig", "find_bags", "load"]
+
+# What a column may be called, in any case; the first that is there is taken.
+COLUMNS = {
+    "slide": ("slide", "slide_id", "slide_name", "image_id", "image", "filename"),
+    "patient": ("patient", "patient_id", "case_id", "case"),
+    "label": ("label", "target", "class", "y"),
+    "path": ("path", "bag", "features", "feature_path"),
+}
+IMAGES = (
+    *(".svs", ".tif", ".tiff", ".ndpi", ".mrxs", ".dcm", ".scn", ".bif", ".svslide", ".vms"),
+    *(".png", ".jpg", ".jpeg"),
+)
+UNKNOWN = ("", "na", "nan", "n/a")  # cells that say nothing, as pandas and R write them
+
+Row = dict[str, str]
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CohortConfig:
+    """How a table is read: the [data] table of a recipe."""
+
+    slide: str | None = None
+    """Column of the slide, where its name is not recognised; patient and label likewise."""
+    patient: str | None = None
+    label: str | None = None
+    classes: tuple[str, ...] = ()
+    """Order of the classes. By default sorted, as numbers if all of them are."""
+    missing: Literal["error", "skip"] = "error"
+    """What to do about slides without a bag."""
+    mixed_patients: bool = False
+    """Accept patients with two labels, where the label belongs to the slide (BRACS)."""
+    scan: bool = True
+    """Read every bag once before training, to find the broken ones before the long night."""
+
+    def __post_init__(self) -> None:
+        if self.missing not in ("error", "skip"):
+            raise RecipeError(f"[data] missing is {self.missing!r}, and must be error or skip.")
+        if len(set(self.classes)) < len(self.classes):
+            raise RecipeError(f"[data] classes names one twice: {', '.join(self.classes)}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One slide of a cohort."""
+
+    name: str
+    patient: str
+    label: int | None  # None only in a cohort that was loaded without splits
+    path: Path
+    row: Row  # the other columns: site, age, fold_0, ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cohort:
+    """Slides in the order of their table, each with a bag, and what their bags have in common."""
+
+    table: Path
+    classes: tuple[str, ...]
+    entries: tuple[Entry, ...]
+    bags: dict[str, BagInfo]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def patients(self) -> dict[str, str]:
+        """The patient of each slide."""
+        return {entry.name: entry.patient for entry in self.entries}
+
+    @property
+    def labels(self) -> dict[str, int]:
+        """The class of each slide that has one, as an index into `classes`."""
+        return {entry.name: entry.label for entry in self.entries if entry.label is not None}
+
+    @property
+    def in_dim(self) -> int:
+        """The width of all bags."""
+        return next(iter(self.bags.values())).width
+
+    @property
+    def encoder(self) -> str | None:
+        """The encoder of all bags that name one."""
+        return next((bag.encoder for bag in self.bags.values() if bag.encoder), None)
+
+    @property
+    def mpp(self) -> float | None:
+        """The microns per pixel in the middle of all bags that know theirs."""
+        known = [bag.mpp for bag in self.bags.values() if bag.mpp]
+        return median(known) if known else None
+
+    @cached_property
+    def _by_name(self) -> dict[str, Entry]:
+        return {entry.name: entry for entry in self.entries}
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def __getitem__(self, name: str) -> Entry:
+        return self._by_name[name]
+
+    def subset(self, names: Iterable[str]) -> list[Entry]:
+        """Return the entries of these slides, in this order."""
+        return [self[name] for name in names]
+
+
+def load(
+    table: str | Path,
+    features: str | Path | None,
+    config: CohortConfig | None = None,
+    splits: SplitConfig | None = None,
+    *,
+    progress: Progress | None = None,
+) -> tuple[Cohort, list[Fold]]:
+    """Read a table, find and check its bags, and make its folds.
+
+    Everything that is wrong is gathered and raised as one `CohortError`; what is only worth
+    knowing is left in `Cohort.notes`. Without `splits` (prediction, a cohort from elsewhere)
+    there are no folds, slides may lack a label, and one class will do.
+    """
+    table, config, found = Path(table), config or CohortConfig(), Findings()
+    cells = _read_table(table)
+    columns = _find_columns(list(cells[0]), config, found, required=splits is not None)
+    listed = _by_slide(cells, columns, found)
+    paths = _locate(listed, columns, table, features, config, found)
+    skip = config.missing == "skip" and paths
+    rows = {name: row for name, row in listed.items() if name in paths or not skip}
+
+    patients = _read_patients(rows, columns, found)
+    classes, labels = _read_labels(rows, columns, config, found, required=splits is not None)
+    if not config.mixed_patients:
+        _check_patients(patients, labels, classes, found)
+    infos = _survey(paths, config, found, progress)
+    _compare(infos, found)
+    made: list[Fold] = []
+    if splits is not None:
+        usable = {name: patients[name] for name in rows if name in patients and name in labels}
+        fixed = _read_fixed(listed, usable, table, splits, found)
+        if len(classes) > 1:
+            made = folds.make(usable, labels, classes, splits, found, fixed)
+    if found.problems:
+        raise CohortError("\n- ".join([f"{table} cannot be used as it stands.", *found.problems]))
+
+    roles = set(columns.values())
+    entries = tuple(
+        Entry(
+            name=name,
+            patient=patients[name],
+            label=labels.get(name),
+            path=paths[name],
+            row={column: cell for column, cell in row.items() if column not in roles},
+        )
+        for name, row in rows.items()
+    )
+    notes = tuple(found.notes)
+    return Cohort(table=table, classes=classes, entries=entries, bags=infos, notes=notes), made
+
+
+def find_bags(paths: Iterable[str | Path]) -> dict[str, Path]:
+    """Return the bags among files and under folders, by the name of their slide."""
+    files: dict[Path, Path] = {}  # a file that is given twice is one file
+    for path in map(Path, paths):
+        if not path.exists():
+            raise CohortError(f"There is no file or folder {path}.")
+        if path.is_file() and path.suffix.lower() not in bags.SUFFIXES:
+            raise CohortError(f"{path} is no bag. A bag ends in {', '.join(bags.SUFFIXES)}.")
+        own = [path] if path.is_file() else path.rglob("*")
+        files.update((file.resolve(), file) for file in own)
+    shelf = _shelve(files.values())
+    if twins := _twins(shelf):
+        raise CohortError(f"Slides with more than one bag: {some(twins)}. Name one of each.")
+    if not shelf:
+        raise CohortError(f"No bag was found. A bag ends in {', '.join(bags.SUFFIXES)}.")
+    return {name: own[0] for name, own in sorted(shelf.items())}
+
+
+def _read_table(path: Path) -> list[Row]:
+    """Return the rows of a table as strings, without index columns and blank lines."""
+    if path.suffix.lower() not in (".csv", ".tsv", ".txt"):
+        raise CohortError(f"{path} is no table. Save it as .csv (commas) or .tsv (tabs).")
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+        header = text.lstrip().partition("\n")[0]
+        separator = max(",;", key=header.count) if path.suffix.lower() == ".csv" else "\t"
+        reader = csv.reader(StringIO(text), delimiter=separator)
+        lines = [(reader.line_num, [cell.strip() for cell in line]) for line in reader]
+    except (OSError, UnicodeDecodeError, csv.Error) as problem:
+        raise CohortError(f"{path} cannot be read as a table in UTF-8: {problem}.") from problem
+    lines = [(number, line) for number, line in lines if any(line)]
+    if len(lines) < 2:
+        raise CohortError(f"{path} has no rows. It needs a line of column names, then the slides.")
+    _, names = lines.pop(0)
+    if twice := _repeated(filter(None, names)):
+        raise CohortError(f"{path} has columns of the same name: {some(twice)}. Rename one.")
+    if long := [str(number) for number, line in lines if any(line[len(names) :])]:
+        raise CohortError(
+            f"{path} has more cells than columns in line {some(long)}. "
+            "Put quotes around a cell that holds the separator."
+        )
+    named = [(at, name) for at, name in enumerate(names) if name and name[:8] != "Unnamed:"]
+    return [{name: line[at] if at < len(line) else "" for at, name in named} for _, line in lines]
+
+
+def _find_columns(
+    header: list[str], config: CohortConfig, found: Findings, *, required: bool
+) -> dict[str, str]:
+    """Return the column of each role that has one."""
+    told = {"slide": config.slide, "patient": config.patient, "label": config.label}
+    columns = {role: column for role, column in told.items() if column is not None}
+    for role, column in columns.items():
+        if column not in header:
+            raise CohortError(f"[data] {role}: no column is '{column}'.{suggest(column, header)}")
+    lower = {name.lower(): name for name in header if name not in columns.values()}
+    for role, words in COLUMNS.items():
+        known = [lower[word] for word in words if word in lower]
+        if known and role not in columns:
+            columns[role] = known[0]
+            if role == "label":
+                advice = f"It is taken from {known[0]}. Set [data] label to choose."
+                found.note("Other columns that could be the label", known[1:], advice)
+    everything = f"Columns: {', '.join(header)}."
+    if "slide" not in columns:
+        raise CohortError(f"No column is known to be the slide. {everything} Set [data] slide.")
+    if "label" not in columns:
+        left = [n for n in header if n not in columns.values() and not folds.is_split(n)]
+        if len(left) == 1:
+            columns["label"] = left[0]
+        elif required:
+            text = f"No column is known to be the label. {everything} Set [data] label."
+            found.problems.append(text)
+    return columns
+
+
+def _bare(cell: str) -> str:
+    """Return the name of a slide: without the folders and endings of a file, if it is one."""
+    path = PurePosixPath(cell.replace("\\", "/"))
+    return _bare(path.stem) if path.suffix.lower() in (*IMAGES, *bags.SUFFIXES) else cell
+
+
+def _repeated(names: Iterable[str]) -> list[str]:
+    return [name for name, times in Counter(names).items() if times > 1]
+
+
+def _is_known(cell: str) -> bool:
+    return cell.lower() not in UNKNOWN
+
+
+def _by_slide(cells: list[Row], columns: Mapping[str, str], found: Findings) -> dict[str, Row]:
+    """Return the row of each slide."""
+    names = [_bare(row[columns["slide"]]) for row in cells]
+    nameless = [str(at) for at, name in enumerate(names, 1) if not _is_known(name)]
+    found.problem("Rows without a slide", nameless, "Fill or remove them.")
+    twice = _repeated(filter(_is_known, names))
+    found.problem("Slides with more than one row", twice, "Leave one row of each.")
+    return {name: row for name, row in zip(names, cells, strict=True) if _is_known(name)}
+
+
+def _shelve(files: Iterable[Path]) -> dict[str, list[Path]]:
+    """Return the bags among files by the name of their slide, only those of its best ending."""
+    shelf: dict[str, list[Path]] = defaultdict(list)
+    for file in sorted(files):
+        if file.suffix.lower() in bags.SUFFIXES and not file.name.startswith("."):
+            shelf[_bare(file.name)].append(file)
+
+    def rank(file: Path) -> int:
+        return bags.SUFFIXES.index(file.suffix.lower())
+
+    return {
+        name: [file for file in own if rank(file) == min(map(rank, own))]
+        for name, own in shelf.items()
+    }
+
+
+def _twins(shelf: Mapping[str, list[Path]]) -> list[str]:
+    several = {name: own for name, own in shelf.items() if len(own) > 1}
+    return [f"{name} ({' and '.join(map(str, own))})" for name, own in several.items()]
+
+
+def _locate(
+    rows: Mapping[str, Row],
+    columns: Mapping[str, str],
+    table: Path,
+    features: str | Path | None,
+    config: CohortConfig,
+    found: Findings,
+) -> dict[str, Path]:
+    """Return the bag of each slide that has one: where its row says, or by name in `features`."""
+    places = [table.parent] if features is None else [Path(features), table.parent]
+    if not places[0].is_dir():
+        found.problems.append(f"There is no folder {features} to look for bags in.")
+        return {}
+    shelf = {} if features is None else _shelve(places[0].rglob("*"))
+    chosen: dict[str, list[Path]] = {}
+    missing: list[str] = []
+    for name, row in rows.items():
+        told, slide = row.get(columns.get("path", ""), ""), row[columns["slide"]]
+        own = told or (slide if slide.lower().endswith(bags.SUFFIXES) else "")
+        here = [place / own for place in places if own and (place / own).is_file()]
+        chosen[name] = here[:1] or ([] if told else shelf.get(name, []))
+        if not chosen[name]:
+            missing.append(f"{name} ({told})" if told else name)
+
+    advice = "Choose a folder that has one of each, or add a path column."
+    found.problem("Slides with more than one bag", _twins(chosen), advice)
+    headline = "Slides without a bag" if features is None else f"Slides without a bag in {features}"
+    if config.missing == "skip" and len(missing) < len(rows):
+        found.note(headline, missing, "They were skipped.")
+    else:
+        advice = "Pass a folder of features" if features is None else "Extract their features"
+        found.problem(headline, missing, f'{advice}, or set [data] missing = "skip".')
+    return {name: own[0] for name, own in chosen.items() if own}
+
+
+def _read_patients(
+    rows: Mapping[str, Row], columns: Mapping[str, str], found: Findings
+) -> dict[str, str]:
+    """Return the patient of each slide that has one."""
+    if "patient" not in columns:
+        found.notes.append("No patient column: every slide counts as its own patient.")
+        return {name: name for name in rows}
+    patients = {name: row[columns["patient"]] for name, row in rows.items()}
+    nobody = [name for name, patient in patients.items() if not _is_known(patient)]
+    advice = f"Fill column {columns['patient']}, or remove their rows."
+    found.problem("Slides without a patient", nobody, advice)
+    return {name: patient for name, patient in patients.items() if _is_known(patient)}
+
+
+def _read_labels(
+    rows: Mapping[str, Row],
+    columns: Mapping[str, str],
+    config: CohortConfig,
+    found: Findings,
+    *,
+    required: bool,
+) -> tuple[tuple[str, ...], dict[str, int]]:
+    """Return the classes, and the class of each slide that has one."""
+    column = columns.get("label")
+    if column is None:
+        if not required:
+            found.notes.append("No label column: there is nothing to score against.")
+        return config.classes, {}
+    cells = {name: row[column] for name, row in rows.items()}
+    words = {
+        name: cell for name, cell in cells.items() if cell in config.classes or _is_known(cell)
+    }
+    classes = config.classes or _in_order(set(words.values()))
+
+    tell = found.problem if required else found.note
+    blank = [name for name in rows if name not in words]
+    tell("Slides without a label", blank, f"Fill column {column}, or remove their rows.")
+    odd = [f"{name} ({word})" for name, word in words.items() if word not in classes]
+    advice = f"[data] classes are {', '.join(classes)}."
+    found.problem("Slides with a label that is no class", odd, advice)
+    if required and len(classes) < 2:
+        text = f"Column {column} has fewer than two classes: {some(classes) or 'none'}."
+        found.problems.append(f"{text} Set [data] label if the label is in another column.")
+    spellings = defaultdict(list)
+    for word in classes:
+        spellings[float(word) if _is_number(word) else word.casefold()].append(word)
+    alike = [" and ".join(group) for group in spellings.values() if len(group) > 1]
+    found.problem("Classes that differ in spelling alone", alike, "Use one spelling.")
+    return classes, {name: classes.index(word) for name, word in words.items() if word in classes}
+
+
+def _in_order(words: Collection[str]) -> tuple[str, ...]:
+    return tuple(sorted(sorted(words), key=float if all(map(_is_number, words)) else str))
+
+
+def _is_number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
+
+
+def _check_patients(
+    patients: Mapping[str, str],
+    labels: Mapping[str, int],
+    classes: tuple[str, ...],
+    found: Findings,
+) -> None:
+    """Ask for one label per patient."""
+    seen: dict[str, set[int]] = defaultdict(set)
+    for name in patients.keys() & labels.keys():
+        seen[patients[name]].add(labels[name])
+    mixed = {who: [classes[label] for label in sorted(own)] for who, own in sorted(seen.items())}
+    found.problem(
+        "Patients with more than one label",
+        [f"{who} ({', '.join(own)})" for who, own in mixed.items() if len(own) > 1],
+        "Correct them, or set [data] mixed_patients = true if the label belongs to the slide.",
+    )
+
+
+def _survey(
+    paths: Mapping[str, Path], config: CohortConfig, found: Findings, progress: Progress | None
+) -> dict[str, BagInfo]:
+    """Return what each bag says of itself; with `scan`, only after all of it was read.
+
+    One after the other: h5py reads one file at a time, and loading .pt files in threads is unsafe.
+    """
+    infos: dict[str, BagInfo] = {}
+    broken: list[str] = []
+    for done, (name, path) in enumerate(paths.items(), 1):
+        try:
+            infos[name] = bags.read(path).info if config.scan else bags.inspect(path)
+        except BagError as problem:
+            broken.append(str(problem))
+        if progress is not None:
+            progress(done, len(paths))
+    if broken:
+        each = some(broken, between="\n    ")
+        found.problems.append(f"Bags that cannot be used ({len(broken)}):\n    {each}")
+    return infos
+
+
+def _compare(infos: Mapping[str, BagInfo], found: Findings) -> None:
+    """Ask that all bags have one width, one encoder and one scale."""
+
+    def group(field: str) -> dict[Any, list[str]]:
+        groups: dict[Any, list[str]] = defaultdict(list)
+        for name, info in infos.items():
+            groups[getattr(info, field)].append(name)
+        return groups
+
+    widths, encoders, scales = group("width"), group("encoder"), group("mpp")
+    nameless = encoders.pop(None, [])
+    scales.pop(None, [])
+    if scales and max(scales) <= 1.1 * min(scales):
+        scales = {}
+    for what, groups in ("width", widths), ("encoder", encoders), ("microns per pixel", scales):
+        apart = [f"{value} ({some(own)})" for value, own in groups.items() if len(groups) > 1]
+        found.problem(f"Bags that differ in {what}", apart, "Extract all in the same way.")
+    if len(encoders) == 1:
+        advice = f"They are taken to be of {next(iter(encoders))}, as the others."
+        found.note("Bags that do not name their encoder", nameless, advice)
+
+
+def _read_fixed(
+    listed: Mapping[str, Row],
+    usable: Collection[str],
+    table: Path,
+    config: SplitConfig,
+    found: Findings,
+) -> list[Split]:
+    """Return the splits in `files` or the table, if they are asked for."""
+    listings = folds.from_columns(listed)
+    if config.kind != "fixed":
+        advice = 'Set [splits] kind = "fixed" to use them.'
+        found.note("Columns with a split, not used", listings, advice)
+        return []
+    try:
+        if config.files is not None:
+            listings = _read_files(config.files, table)
+    except CohortError as problem:
+        found.problems.append(str(problem))
+        return []
+    if not listings:
+        found.problems.append(
+            '[splits] kind is "fixed", but the table has no split. Add a column split (train, val, '
+            "test) or columns fold_0, fold_1, ..., or set [splits] files."
+        )
+    return folds.read(listings, listed, usable, found)
+
+
+def _read_files(files: str, table: Path) -> dict[str, Listing]:
+    """Return what CLAM's split files list, in order of their number."""
+    place = Path(files) if Path(files).exists() else table.parent / files
+    numbered = {
+        int(match[1]): file
+        for file in place.glob("*.csv")
+        if (match := re.fullmatch(r"splits_(\d+)\.csv", file.name))
+    }
+    chosen = [place] if place.is_file() else [numbered[number] for number in sorted(numbered)]
+    if not chosen:
+        raise CohortError(
+            f"[splits] files: there is no splits_0.csv, splits_1.csv, ... in {place}."
+        )
+    return {
+        file.name: [
+            (_bare(cell), part) for row in _read_table(file) for part, cell in row.items() if cell
+        ]
+        for file in chosen
+    }

@@ -1,0 +1,341 @@
+"""Folds that keep patients whole: a partition, random draws, or a split that somebody else fixed.
+
+Patients are drawn class by class, with numpy alone: scikit-learn's splitters may leave a small
+class out of a part. Here every class is in every part, or the cohort is refused.
+"""
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Literal
+
+import numpy as np
+
+from caprmil.errors import RecipeError
+
+PARTS = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("val", "valid", "validation"), "validation"),
+    **dict.fromkeys(("test", "testing"), "test"),
+}
+
+Listing = list[tuple[str, str]]  # a slide, and the word for its part
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitConfig:
+    """How a cohort is divided: the [splits] table of a recipe."""
+
+    kind: Literal["kfold", "random", "fixed"] = "kfold"
+    """kfold: test parts that partition the cohort. random: test parts that may overlap.
+    fixed: the table's column `split`, or its columns `fold_0`, `fold_1`, ..., or `files`."""
+    folds: int = 5
+    """Parts of a kfold, or number of random draws. A fixed split brings its own number."""
+    validation: float = 0.2
+    """Share of the training part, by patient. 0 makes no validation part."""
+    test: float = 0.2
+    """Share of the cohort, by patient, of a random draw."""
+    repeats: int = 1
+    """Do it all again with the seeds seed + 1, seed + 2, ... A fixed split keeps its test part."""
+    seed: int = 2025
+    files: str | None = None
+    """A folder with CLAM's splits_0.csv, splits_1.csv, ..., or one such file."""
+    allow_shared_patients: bool = False
+    """Accept a fixed split whose test part shares patients with the rest. Its scores flatter."""
+
+    def __post_init__(self) -> None:
+        fewest = 2 if self.kind == "kfold" else 1
+        rules = {
+            "kind": (self.kind in ("kfold", "random", "fixed"), "kfold, random or fixed"),
+            "folds": (self.folds >= fewest, f"{fewest} or more for kind = '{self.kind}'"),
+            "validation": (0 <= self.validation < 1, "from 0 to less than 1"),
+            "test": (0 < self.test < 1, "between 0 and 1"),
+            "repeats": (self.repeats >= 1, "1 or more"),
+            "seed": (self.seed >= 0, "0 or more"),
+            "files": (self.files is None or self.kind == "fixed", "left out unless kind = 'fixed'"),
+        }
+        for name, (holds, allowed) in rules.items():
+            if not holds:
+                raise RecipeError(
+                    f"[splits] {name} is {getattr(self, name)!r}, and must be {allowed}."
+                )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fold:
+    """The slides of each part by name, in order of name, and the seed to train with."""
+
+    name: str
+    seed: int
+    train: tuple[str, ...]
+    validation: tuple[str, ...]
+    test: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Split:
+    """A division before it is a fold: the validation part may still have to be drawn."""
+
+    source: str  # the column or file it stands in
+    train: tuple[str, ...]
+    validation: tuple[str, ...] = ()
+    test: tuple[str, ...]
+
+
+@dataclass
+class Findings:
+    """What must be put right, and what is only worth knowing."""
+
+    problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def problem(self, headline: str, names: Iterable[str], advice: str) -> None:
+        """Add a problem with all that have it, if any has."""
+        if names := list(names):
+            self.problems.append(f"{headline} ({len(names)}): {some(names)}. {advice}")
+
+    def note(self, headline: str, names: Iterable[str], advice: str) -> None:
+        """Add a note on all whom it concerns, if there are any."""
+        if names := list(names):
+            self.notes.append(f"{headline} ({len(names)}): {some(names)}. {advice}")
+
+
+def some(names: Iterable[str], *, between: str = ", ") -> str:
+    """Return the first ten names, and how many more there are."""
+    names = list(names)
+    rest = f" and {len(names) - 10} more" if len(names) > 10 else ""
+    return between.join(names[:10]) + rest
+
+
+def is_split(column: str) -> bool:
+    """Tell whether a column of a table says which part a slide is in."""
+    return re.fullmatch(r"split|fold_\d+", column.lower()) is not None
+
+
+def from_columns(rows: Mapping[str, Mapping[str, str]]) -> dict[str, Listing]:
+    """Return what a table says of its slides: in `split`, or else in `fold_0`, `fold_1`, ..."""
+    columns = [column for column in next(iter(rows.values()), {}) if is_split(column)]
+    named = [column for column in columns if column.lower() == "split"]
+    numbered = sorted(set(columns) - set(named), key=lambda column: int(column[5:]))
+    return {
+        column: [(name, row[column]) for name, row in rows.items() if row[column]]
+        for column in named or numbered
+    }
+
+
+def read(
+    listings: Mapping[str, Listing],
+    known: Collection[str],
+    usable: Collection[str],
+    found: Findings,
+) -> list[Split]:
+    """Turn lists of slides into splits of the usable ones."""
+    listed = [(source, *pair) for source, listing in listings.items() for pair in listing]
+    found.problem(
+        "Slides of a split that are not in the table",
+        [f"{slide} ({source})" for source, slide, _ in listed if slide not in known],
+        "Add them to the table, or take them out of the split.",
+    )
+    found.problem(
+        "Parts of a split that are none of train, val and test",
+        sorted({f"{word} ({source})" for source, _, word in listed if word.lower() not in PARTS}),
+        "Rename them, or leave the cell empty.",
+    )
+    splits = []
+    for source, listing in listings.items():
+        parts: dict[str, list[str]] = {"train": [], "validation": [], "test": []}
+        for slide, word in listing:
+            if slide in usable and word.lower() in PARTS:
+                parts[PARTS[word.lower()]].append(slide)
+        splits.append(Split(source=source, **{part: tuple(own) for part, own in parts.items()}))
+    return splits
+
+
+def make(
+    patients: Mapping[str, str],
+    labels: Mapping[str, int],
+    classes: Sequence[str],
+    config: SplitConfig,
+    found: Findings,
+    fixed: Sequence[Split] = (),
+) -> list[Fold]:
+    """Return the folds of the slides in `patients`, or none and add to `found` why."""
+    patients = dict(sorted(patients.items()))  # the order of the table must not matter
+    before = len(found.problems)
+    if config.kind == "fixed":
+        _check_fixed(fixed, patients, labels, classes, config, found)
+    else:
+        _check_sizes(_stratify(patients, patients, labels), classes, config, found)
+    if len(found.problems) > before:
+        return []
+
+    folds: list[Fold] = []
+    for repeat in range(config.repeats):
+        splits = fixed if config.kind == "fixed" else _draw_tests(patients, labels, config, repeat)
+        for index, split in enumerate(splits):
+            train, validation = set(split.train), set(split.validation)
+            if not validation and config.validation:
+                strata = _stratify(train, patients, labels)
+                drawn = _draw(strata, config.validation, _generator(config, repeat, index, 1))
+                validation = {slide for slide in train if patients[slide] in drawn}
+                train -= validation
+            fold = Fold(
+                name=f"repeat-{repeat}-fold-{index}" if config.repeats > 1 else f"fold-{index}",
+                seed=config.seed + len(folds),
+                train=tuple(sorted(train)),
+                validation=tuple(sorted(validation)),
+                test=tuple(sorted(set(split.test))),
+            )
+            folds.append(fold)
+    return folds
+
+
+def _generator(config: SplitConfig, repeat: int, index: int, purpose: int) -> np.random.Generator:
+    """Return the generator of one draw, so that no draw depends on how many came before it."""
+    return np.random.default_rng([config.seed + repeat, index, purpose])
+
+
+def _stratify(
+    slides: Iterable[str], patients: Mapping[str, str], labels: Mapping[str, int]
+) -> dict[str, int]:
+    """Return each patient's most frequent label; of two as frequent, the rarer in the cohort."""
+    rarity = Counter(labels.values())
+    counts: dict[str, Counter[int]] = defaultdict(Counter)
+    for slide in slides:
+        counts[patients[slide]][labels[slide]] += 1
+    return {
+        patient: min(own, key=lambda label: (-own[label], rarity[label], label))
+        for patient, own in sorted(counts.items())
+    }
+
+
+def _members(strata: Mapping[str, int]) -> list[list[str]]:
+    """Return the patients of each class."""
+    groups: dict[int, list[str]] = defaultdict(list)
+    for patient, label in strata.items():
+        groups[label].append(patient)
+    return [groups[label] for label in sorted(groups)]
+
+
+def _deal(strata: Mapping[str, int], parts: int, rng: np.random.Generator) -> list[set[str]]:
+    """Deal patients like cards, class after class: parts differ by one, overall and in a class."""
+    dealt = [patient for group in _members(strata) for patient in rng.permutation(group).tolist()]
+    return [set(dealt[part::parts]) for part in range(parts)]
+
+
+def _draw(
+    strata: Mapping[str, int], share: float, rng: np.random.Generator, *, spare: int = 1
+) -> set[str]:
+    """Draw a share of the patients of each class: one at least, and never the last `spare`."""
+    drawn: set[str] = set()
+    for group in _members(strata):
+        size = max(1, min(int(share * len(group) + 0.5), len(group) - spare))
+        drawn.update(rng.permutation(group)[:size].tolist())
+    return drawn
+
+
+def _draw_tests(
+    patients: Mapping[str, str], labels: Mapping[str, int], config: SplitConfig, repeat: int
+) -> Iterator[Split]:
+    """Yield the train and test parts of one repeat."""
+    strata = _stratify(patients, patients, labels)
+    if config.kind == "kfold":
+        tests = _deal(strata, config.folds, _generator(config, repeat, 0, 0))
+    else:
+        spare = 2 if config.validation else 1
+        rngs = [_generator(config, repeat, index, 0) for index in range(config.folds)]
+        tests = [_draw(strata, config.test, rng, spare=spare) for rng in rngs]
+    for test in tests:
+        yield Split(
+            source=config.kind,
+            train=tuple(slide for slide, patient in patients.items() if patient not in test),
+            test=tuple(slide for slide, patient in patients.items() if patient in test),
+        )
+
+
+def _check_sizes(
+    strata: Mapping[str, int], classes: Sequence[str], config: SplitConfig, found: Findings
+) -> None:
+    """Ask that every class has a patient for every part."""
+    beside_test = 2 if config.validation else 1
+    need, purpose, remedy = 1 + beside_test, "A random draw", "Add patients"
+    if config.kind == "kfold":
+        k, purpose = config.folds, f"folds = {config.folds}"
+        remedy = "Lower [splits] folds" if k > 3 else remedy
+        need = next(n for n in count(k) if n - -(-n // k) >= beside_test)
+    sizes = Counter(strata.values())
+    found.problem(
+        "Classes with too few patients",
+        [f"{name}: {sizes[label]}" for label, name in enumerate(classes) if sizes[label] < need],
+        f"{purpose} with validation = {config.validation:g} needs {need} patients of each class, "
+        f"so that every part has one. {remedy}, or leave the class out of the table.",
+    )
+
+
+def _check_fixed(
+    splits: Sequence[Split],
+    patients: Mapping[str, str],
+    labels: Mapping[str, int],
+    classes: Sequence[str],
+    config: SplitConfig,
+    found: Findings,
+) -> None:
+    """Look for leaks and gaps in splits that others made; a finding gathers all the splits."""
+    gathered: dict[tuple[bool, str, str], list[str]] = defaultdict(list)
+    for split in splits:
+        for harmful, headline, advice, concerned in _examine(
+            split, patients, labels, classes, config
+        ):
+            names = [f"{name} ({split.source})" for name in sorted(concerned)]
+            gathered[harmful, headline, advice] += names
+    for (harmful, headline, advice), names in gathered.items():
+        (found.problem if harmful else found.note)(headline, names, advice)
+
+
+def _examine(
+    split: Split,
+    patients: Mapping[str, str],
+    labels: Mapping[str, int],
+    classes: Sequence[str],
+    config: SplitConfig,
+) -> Iterator[tuple[bool, str, str, set[str]]]:
+    """Yield what may be wrong with a split: harmful or not, headline, advice, who is concerned."""
+    train, validation, test = set(split.train), set(split.validation), set(split.test)
+
+    def owners(slides: set[str]) -> set[str]:
+        return {patients[slide] for slide in slides}
+
+    def absent(slides: set[str]) -> set[str]:
+        return set(classes) - {classes[labels[slide]] for slide in slides} if slides else set()
+
+    twice = (train & validation) | (train & test) | (validation & test)
+    yield True, "Slides in two parts of a split", "Leave each in one part.", twice
+
+    empty = {part for part in ("train", "test") if not getattr(split, part)}
+    yield True, "Empty parts", "Train and test need slides of the table.", empty
+
+    shared = owners(test) & owners(train | validation)
+    advice = "Move them to one side, or set allow_shared_patients = true and mistrust the scores."
+    yield not config.allow_shared_patients, "Patients in test and elsewhere", advice, shared
+
+    shared = owners(train) & owners(validation)
+    advice = "The epoch that is chosen may be one that knows them by heart."
+    yield False, "Patients in train and validation", advice, shared
+
+    advice = "Add slides, or leave the class out of the table."
+    yield True, "Classes missing from train", advice, absent(train)
+
+    gaps = absent(validation) | absent(test)
+    advice = "Scores that need every class are undefined there."
+    yield False, "Classes missing from validation or test", advice, gaps
+
+    sizes = Counter(_stratify(train, patients, labels).values())
+    to_draw = not validation and config.validation > 0
+    lonely = {classes[label] for label, size in sizes.items() if size == 1 and to_draw}
+    advice = "Add patients, name the validation part, or set [splits] validation = 0."
+    yield True, "Classes with one patient in train, none to spare for validation", advice, lonely
+
+    unused = set(patients) - train - validation - test
+    yield False, "Slides in no part of a split", "They are not used there.", unused
