@@ -297,6 +297,7 @@ def test_a_thousand_draws_take_seconds() -> None:
         ([0, 1], [[0.5, 0.5]], "labels.shape"),
         ([0], [[1.0]], "classes >= 2"),
         ([0], [0.5, 0.5], "classes >= 2"),
+        ([0.0], [[0.5, 0.5]], "float64"),
         ([2], [[0.5, 0.5]], "Label 2 is out of range: with 2 classes, labels are 0 to 1"),
         ([-1], [[0.5, 0.5]], "Label -1"),
         ([0, 1], [[0.5, 0.5], [np.nan, 0.5]], "Row 1: nan, 0.5"),

@@ -7,7 +7,8 @@ CaprmilError
 ├── RunError       a run folder that is missing, unfinished or of another recipe
 └── UnknownName    a model, pool or metric nobody has heard of
 
-The command line prints them as one line and leaves with 2; anything else is a bug and shows its traceback.
+The command line prints them as one line and leaves with 2; anything else is a bug and shows its
+traceback.
 """
 
 from collections.abc import Iterable
@@ -34,7 +35,7 @@ class RunError(CaprmilError):
     """A run folder that is missing, unfinished or of another recipe."""
 
 
-class UnknownName(CaprmilError):
+class UnknownName(CaprmilError):  # noqa: N818  reads as it is said
     """A name that nobody has heard of, with the nearest one that somebody has."""
 
     def __init__(self, what: str, name: str, known: Iterable[str]) -> None:

@@ -313,6 +313,7 @@ def _notes(
                 f"A perfectly calibrated model with these probabilities would read an ACE of "
                 f"{_show(floor[0])} ± {_show(floor[1])} {where}."
             )
+    yield "ACE and ECE have no interval: drawing slides again looks like miscalibration."
     if len(part) < len(whole):
         yield f"{len(whole) - len(part)} of {len(whole)} rows have no label and are not scored."
     if len(set(part.slides)) < len(part):

@@ -1,0 +1,316 @@
+"""Learner: one model learns from some bags. Lightning does the loop; what is in it is here."""
+
+import csv
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from io import StringIO
+from math import cos, nan, pi
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import lightning.pytorch as pl
+import numpy as np
+import torch
+from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint
+from lightning.pytorch.loggers import Logger
+from torch import Tensor
+
+from caprmil import batches, metrics
+from caprmil.batches import Batch, Cache, EpochSampler, Sample
+from caprmil.errors import RecipeError
+from caprmil.files import write_text
+from caprmil.models import MILModel
+from caprmil.runs import pick_device
+
+Row = dict[str, float]
+PRECISIONS = {"fp32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """The [train] table of a recipe. The defaults are the paper's."""
+
+    epochs: int = 30
+    lr: float = 2e-4
+    weight_decay: float = 1e-5
+    warmup_epochs: int = 6
+    """0 for a plain cosine, which is what the authors' code does."""
+    warmup_lr: float = 1e-5
+    min_lr: float = 1e-7
+    patience: int = 20
+    """Stop when the validation loss has not fallen by `min_delta` for so many epochs."""
+    min_delta: float = 1e-4
+    weights: Literal["best", "last"] = "best"
+    """Which epoch's weights to keep: the best on the validation loss, or the last."""
+    batch_size: int = 1
+    sampling: Literal["shuffle", "balanced"] = "shuffle"
+    """balanced: draw bags with replacement, each class as often as the others."""
+    class_weights: Literal["none", "balanced"] = "none"
+    """balanced: weigh the loss of a bag by the rarity of its class."""
+    clip: float = 0.0
+    """Clip the norm of the gradient at this. 0 does not."""
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    cache_gb: float = 4.0
+    """Keep bags in memory up to so many gigabytes."""
+    workers: int = 0
+    """Processes that read ahead. They share no cache."""
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch_size", "patience"):
+            if getattr(self, name) < 1:
+                raise RecipeError(f"{name} must be 1 or more, not {getattr(self, name)}.")
+        positive = ("lr", "warmup_lr", "min_lr")
+        for name in (*positive, "weight_decay", "clip", "min_delta", "cache_gb", "workers"):
+            value = getattr(self, name)
+            if value < 0 or (value == 0 and name in positive):
+                raise RecipeError(f"{name} cannot be {value}.")
+        if not 0 <= self.warmup_epochs < self.epochs:
+            raise RecipeError(
+                f"warmup_epochs must be less than epochs ({self.epochs}), not {self.warmup_epochs}."
+            )
+
+
+def learning_rate(epoch: int, train: TrainConfig) -> float:
+    """Return the rate of an epoch: a straight warm-up, then a cosine down to the floor."""
+    warmup = train.warmup_epochs
+    if epoch < warmup:
+        return train.warmup_lr + epoch * (train.lr - train.warmup_lr) / max(warmup - 1, 1)
+    done = (epoch - warmup) / (train.epochs - warmup)
+    return train.min_lr + (train.lr - train.min_lr) * (1 + cos(pi * done)) / 2
+
+
+class Learner(pl.LightningModule):
+    """Asks a model for its loss terms, sums and logs them."""
+
+    def __init__(self, model: MILModel, train: TrainConfig, seed: int) -> None:
+        super().__init__()
+        self.model, self.settings, self.seed = model, train, seed
+        self.losses: list[tuple[float, int]] = []
+        self.answers: list[tuple[Tensor, Tensor, dict[str, Tensor]]] = []
+        self.validated: Row = {}
+
+    def terms(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        output = self.model(batch.features, mask=batch.mask, grid=batch.grid)
+        return output.logits, self.model.loss(output, batch.labels)
+
+    def on_train_epoch_start(self) -> None:
+        """Seed anew, by epoch: a run that was interrupted draws what it would have drawn."""
+        state = np.random.SeedSequence([self.seed, self.current_epoch]).generate_state(1)
+        torch.manual_seed(int(state[0]))
+        self.losses.clear()
+
+    def training_step(self, batch: Batch, _: int) -> Tensor:
+        terms = self.terms(batch)[1]
+        loss = torch.stack(list(terms.values())).sum()
+        if not loss.isfinite():
+            raise FloatingPointError(
+                f"The loss became {loss.item()} in epoch {self.current_epoch} at slide "
+                f"{', '.join(batch.slides)}. Lower train.lr, or set train.clip = 1.0."
+            )
+        self.losses.append((float(loss.detach()), len(batch.slides)))
+        return loss
+
+    def on_validation_epoch_start(self) -> None:
+        self.answers.clear()
+
+    def validation_step(self, batch: Batch, _: int) -> None:
+        logits, terms = self.terms(batch)
+        self.answers.append((logits.float().cpu(), batch.labels.cpu(), terms))
+
+    def on_validation_epoch_end(self) -> None:
+        """Score the validation part as a whole. What is watched is the loss of the bags alone."""
+        logits, labels, terms = zip(*self.answers, strict=True)
+        probabilities = torch.cat(logits).double().softmax(dim=-1).numpy()
+        truth, sizes = torch.cat(labels).numpy(), [len(each) for each in labels]
+        row = {
+            f"val_{name}" if name != "bag" else "val_loss": float(
+                np.average([float(t[name]) for t in terms], weights=sizes)
+            )
+            for name in terms[0]
+        }
+        present = len(set(truth.tolist())) > 1
+        row["val_auc"] = metrics.auc(truth, probabilities) if present else nan
+        self.validated = row
+        self.log("val_loss", row["val_loss"])  # for early stopping and the choice of the best
+
+    def row(self) -> Row:
+        """Return the numbers of the epoch that has just ended."""
+        losses, sizes = zip(*self.losses, strict=True)
+        return {
+            "epoch": self.current_epoch,
+            "lr": learning_rate(self.current_epoch, self.settings),
+            "weight_decay": self.settings.weight_decay,
+            "train_loss": float(np.average(losses, weights=sizes)),
+            **self.validated,
+        }
+
+    def configure_optimizers(self) -> Any:
+        spared = self.model.undecayed()
+        groups: list[dict[str, Any]] = [{"params": []}, {"params": [], "weight_decay": 0.0}]
+        for name, parameter in self.model.named_parameters():
+            groups[name in spared]["params"].append(parameter)
+        settings = self.settings
+        optimizer = torch.optim.AdamW(
+            [group for group in groups if group["params"]],
+            lr=settings.lr,
+            weight_decay=settings.weight_decay,
+        )
+        schedule = torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda epoch: learning_rate(epoch, settings) / settings.lr
+        )
+        return [optimizer], [schedule]
+
+
+class History(Callback):
+    """Keeps a row of numbers for each epoch, writes them as CSV, and tells whoever listens."""
+
+    def __init__(self, path: Path, listen: Callable[[Row], None] | None) -> None:
+        self.path, self.listen = path, listen
+        self.rows: list[Row] = []
+
+    def on_train_start(self, trainer: pl.Trainer, _: pl.LightningModule) -> None:
+        """Stop at once if the run that is resumed had come to its early end already."""
+        early = trainer.early_stopping_callback
+        if early is not None and early.wait_count >= early.patience:
+            trainer.should_stop = True
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, learner: pl.LightningModule) -> None:
+        row = cast(Learner, learner).row()
+        self.rows.append(row)
+        write_text(self.path, self.as_csv(), replace=True)
+        for logger in trainer.loggers:
+            logger.log_metrics(row, step=int(row["epoch"]))
+        if self.listen:
+            self.listen(row)
+
+    def as_csv(self) -> str:
+        text = StringIO()
+        writer = csv.DictWriter(text, list(self.rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(self.rows)
+        return text.getvalue()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"rows": self.rows}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.rows = state["rows"]
+
+
+def fit(
+    model: MILModel,
+    train: Sequence[Sample],
+    validation: Sequence[Sample] = (),
+    *,
+    folder: Path,
+    settings: TrainConfig | None = None,
+    seed: int = 0,
+    cache: Cache | None = None,
+    device: str = "auto",
+    loggers: Sequence[Logger] = (),
+    listen: Callable[[Row], None] | None = None,
+) -> list[Row]:
+    """Train a model in place, and return its history, a row an epoch.
+
+    Every epoch is kept in the folder, and training goes on from the last one found there.
+    Without validation bags there is no early stopping, and the last weights are kept.
+    """
+    settings, place = settings or TrainConfig(), pick_device(device)
+    reading: dict[str, Any] = {
+        "cache": cache or Cache(settings.cache_gb),
+        "workers": settings.workers,
+    }
+    sampler = EpochSampler(train, seed=seed, balanced=settings.sampling == "balanced")
+    weigh_classes(model, train, settings)
+
+    history = History(folder / "history.csv", listen)
+    callbacks: list[Callback] = [history]
+    callbacks += [ModelCheckpoint(folder, "last", save_on_train_epoch_end=True, **NO_VERSIONS)]
+    if validation:
+        early = EarlyStopping("val_loss", settings.min_delta, settings.patience)
+        best = ModelCheckpoint(
+            folder, "best", "val_loss", save_on_train_epoch_end=True, **NO_VERSIONS
+        )
+        callbacks += [early, best]
+    last = folder / "last.ckpt"
+    with quiet():
+        trainer = pl.Trainer(
+            max_epochs=settings.epochs,
+            accelerator="gpu" if place.type == "cuda" else place.type,
+            devices=[place.index] if place.index is not None else 1,
+            precision=usable_precision(settings.precision, place),
+            gradient_clip_val=settings.clip or None,
+            callbacks=callbacks,
+            logger=list(loggers),
+            deterministic="warn" if place.type == "cuda" else None,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            num_sanity_val_steps=0,
+            use_distributed_sampler=False,
+        )
+        trainer.fit(
+            Learner(model, settings, seed),
+            batches.load(train, batch_size=settings.batch_size, sampler=sampler, **reading),
+            batches.load(validation, **reading) if validation else None,
+            ckpt_path=last if last.exists() else None,
+            weights_only=True,
+        )
+    if trainer.interrupted:
+        raise KeyboardInterrupt
+    if validation and settings.weights == "best":
+        load_weights(model, folder / "best.ckpt")
+    model.weigh_classes(None)
+    model.cpu().eval()
+    return history.rows
+
+
+NO_VERSIONS: dict[str, Any] = {"enable_version_counter": False, "auto_insert_metric_name": False}
+
+
+def kept_epoch(history: Sequence[Row], settings: TrainConfig) -> int:
+    """Return the epoch whose weights were kept."""
+    losses = [row.get("val_loss", nan) for row in history]
+    if settings.weights == "last" or np.isnan(losses).all():
+        return len(history) - 1
+    return int(np.nanargmin(losses))
+
+
+def weigh_classes(model: MILModel, train: Sequence[Sample], settings: TrainConfig) -> None:
+    """Let rare classes count more in the loss, if the settings say so."""
+    if settings.class_weights == "balanced":
+        counts = np.bincount([sample.label for sample in train], minlength=model.n_classes)
+        weights = len(train) / model.n_classes / np.maximum(counts, 1)
+        model.weigh_classes(torch.tensor(weights, dtype=torch.float32))
+
+
+def load_weights(model: MILModel, checkpoint: Path) -> None:
+    state = torch.load(checkpoint, map_location="cpu", weights_only=True)["state_dict"]
+    model.load_state_dict({name.removeprefix("model."): value for name, value in state.items()})
+
+
+def usable_precision(name: str, device: torch.device) -> Any:
+    """Return Lightning's word for a precision, or that of fp32 where half is no help."""
+    capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+    fast = name == "bf16" and (capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
+    slow = device.type == "cpu" and name != "fp32" and not fast
+    if slow:
+        warnings.warn(f"This CPU has no {name} arithmetic: training in fp32 instead.", stacklevel=3)
+    return PRECISIONS["fp32" if slow else name]
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep Lightning's advice and announcements off the screen; its errors stay."""
+    loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module="lightning")
+        warnings.filterwarnings("ignore", message=".*(num_workers|LeafSpec|Checkpoint directory).*")
+        yield
+    for logger, level in zip(loggers, levels, strict=True):
+        logger.setLevel(level)

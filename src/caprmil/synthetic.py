@@ -1,0 +1,88 @@
+"""Synthetic cohorts: bags with a known secret, for the demo and for tests."""
+
+import csv
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from caprmil import bags
+from caprmil.files import write_text
+
+
+@dataclass(frozen=True, kw_only=True)
+class RareSignal:
+    """Slides of which half hold a few tumour patches, as in CAMELYON16.
+
+    A patch is one of several kinds of tissue, plus what its slide does to all of its patches
+    (stain, scanner: a shift in a subspace), plus noise. Tumour patches are shifted along one
+    direction of that subspace: the mean of a slide says more about its stain than about them.
+    """
+
+    slides: int = 120
+    width: int = 256
+    patches: tuple[int, int] = (1000, 3000)  # at least, and less than
+    signal: float = 0.03  # share of tumour patches in a positive slide
+    strength: float = 10.0  # how far a tumour patch stands out, in units of the noise
+    stain: float = 1.5  # how far slides differ, likewise, along each of 16 directions
+    tissues: int = 8
+    seed: int = 0
+
+    def bag(self, number: int) -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.bool_]]:
+        """Return features and coordinates of a slide, and which patches are tumour."""
+        world = np.random.default_rng([self.seed, 0])
+        directions = np.linalg.qr(world.normal(size=(self.width, min(16, self.width))))[0]
+        tissues = 0.5 * world.normal(size=(self.tissues, self.width))
+        tumour_direction = directions @ _unit(world.normal(size=(directions.shape[1],)))
+
+        rng = np.random.default_rng([self.seed, 1, number])
+        n = int(rng.integers(*self.patches))
+        kinds = rng.choice(self.tissues, n, p=rng.dirichlet(np.full(self.tissues, 0.7)))
+        shift = directions @ rng.normal(scale=self.stain, size=directions.shape[1])
+        features = rng.normal(size=(n, self.width)) + tissues[kinds] + shift
+
+        side = int(np.ceil(np.sqrt(n)))
+        coords = 224 * np.stack([np.arange(n) % side, np.arange(n) // side], axis=1)
+        tumour = np.zeros(n, dtype=bool)
+        if number % 2:  # a nest of neighbours, not patches here and there
+            nest = rng.integers(0, side, size=2)
+            distance = np.abs(coords / 224 - nest).max(axis=1) + rng.random(n)
+            tumour[np.argsort(distance)[: max(1, round(self.signal * n))]] = True
+        features[tumour] += self.strength * tumour_direction
+        return features.astype(np.float32), coords, tumour
+
+    def write(self, folder: str | Path, *, progress: Any = None) -> Path:
+        """Write the bags and the table of a cohort into a folder, and return the table.
+
+        What is there already is left as it is.
+        """
+        folder = Path(folder)
+        text = StringIO()
+        table = csv.writer(text, lineterminator="\n")
+        table.writerow(["slide", "patient", "label"])
+        for number in range(self.slides):
+            name = f"slide_{number:03d}"
+            table.writerow([name, f"patient_{number:03d}", "tumour" if number % 2 else "normal"])
+            path = folder / "features" / f"{name}.h5"
+            if not path.exists():
+                features, coords, _ = self.bag(number)
+                sizes: dict[str, Any] = {"patch_px": 224, "patch_level0": 224.0, "step": 224.0}
+                bags.write(
+                    path,
+                    features,
+                    coords,
+                    encoder="synthetic",
+                    mpp=1.0,
+                    scale_rule="exact",
+                    **sizes,
+                )
+            if progress:
+                progress(number + 1, self.slides)
+        return write_text(folder / "labels.csv", text.getvalue(), replace=True)
+
+
+def _unit(vector: NDArray[np.float64]) -> NDArray[np.float64]:
+    return vector / np.linalg.norm(vector)

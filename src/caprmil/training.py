@@ -1,0 +1,249 @@
+"""Training: a recipe and a cohort become a run, fold by fold."""
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.pytorch import loggers as lightning_loggers
+from lightning.pytorch.loggers import Logger
+
+from caprmil import __version__, config, figures, predictions, runs
+from caprmil.batches import Cache, Sample
+from caprmil.cohort import Cohort, CohortConfig, Fold, SplitConfig
+from caprmil.cohort import load as load_cohort
+from caprmil.errors import RecipeError, RunError
+from caprmil.files import write_text
+from caprmil.learner import Row, TrainConfig, fit, kept_epoch
+from caprmil.models import MILModel, create
+from caprmil.predictions import Predictions
+from caprmil.progress import bar
+from caprmil.runs import Facts, Run
+
+__all__ = ["ModelConfig", "Recipe", "TrainConfig", "cross_validate", "read_recipe"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """The [model] table of a recipe: a name, and any settings of that model."""
+
+    name: str = "caprmil"
+    settings: dict[str, Any] = field(default_factory=dict, metadata=config.REST)
+
+    def build(self, in_dim: int, n_classes: int) -> MILModel:
+        return create(self.name, in_dim, n_classes, **self.settings)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """All that makes a run. Paths are as seen from the working directory."""
+
+    cohort: str
+    """A table of slides, patients and labels."""
+    features: str | None = None
+    """The folder with the bags, if the table has no column for their paths."""
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: CohortConfig = field(default_factory=CohortConfig)
+    splits: SplitConfig = field(default_factory=SplitConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    loggers: dict[str, Any] = field(default_factory=lambda: {"TensorBoardLogger": {}})
+    """Lightning's loggers by name, each with its settings; history.csv is always written."""
+
+
+def read_recipe(
+    source: str | Path, *, features: str | Path | None = None, changes: Sequence[str] = ()
+) -> Recipe:
+    """Return the recipe of a TOML file, or the paper's recipe for a table of slides."""
+    changes = [*changes, *([f"features={str(features)!r}"] if features is not None else [])]
+    if Path(source).suffix.lower() == ".toml":
+        return config.load(source, into=Recipe, changes=changes)
+    return config.parse({"cohort": str(source)}, into=Recipe, changes=changes)
+
+
+def cross_validate(
+    recipe: Recipe, out: str | Path, *, device: str = "auto", progress: bool = True
+) -> Run:
+    """Train and score a model on every fold of a cohort. Each is scored on its own test part.
+
+    `out` must be new, or hold a run of the same recipe that was interrupted: that one goes on,
+    and ends with the numbers it would have had. Nothing in it is overwritten.
+    """
+    out = Path(out)
+    _check_folder(out, recipe)
+    with bar("Checking bags", shown=progress) as step:
+        cohort, folds = load_cohort(
+            recipe.cohort, recipe.features, recipe.data, recipe.splits, progress=step
+        )
+    recipe.model.build(cohort.in_dim, len(cohort.classes))  # a wrong setting is found now
+    run = _open(out, recipe, cohort, folds)
+    cache = Cache(recipe.train.cache_gb)
+    total = len(folds) * recipe.train.epochs
+    with bar(f"Training {recipe.model.name}", shown=progress) as step:
+        for number, fold in enumerate(folds):
+            if not run.fold_folder(fold.name).exists():
+                listen = _listener(step, number, fold, recipe.train.epochs, total)
+                _train_fold(run, recipe, cohort, fold, cache=cache, device=device, listen=listen)
+    _finish(run)
+    return Run(out)
+
+
+def _listener(
+    step: Callable[..., None], number: int, fold: Fold, epochs: int, total: int
+) -> Callable[[Row], None]:
+    def listen(row: Row) -> None:
+        shown = [f"{name} {row[name]:.3f}" for name in ("val_loss", "val_auc") if name in row]
+        step(number * epochs + row["epoch"] + 1, total, f"{fold.name} {' '.join(shown)}")
+
+    return listen
+
+
+def _check_folder(out: Path, recipe: Recipe) -> None:
+    """Refuse a folder that holds anything but an unfinished run of this recipe."""
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return
+    advice = "Choose another folder for the new run."
+    if not (out / runs.RECIPE).exists():
+        raise RunError(f"{out} exists and is not a run. {advice}")
+    if (out / runs.SCORES).exists():
+        raise RunError(f"{out} holds a finished run. {advice}")
+    before = config.load(out / runs.RECIPE, into=Recipe)
+    if changed := config.differences(before, recipe):
+        raise RunError(f"{out} holds a run of another recipe ({'; '.join(changed)}). {advice}")
+
+
+def _open(out: Path, recipe: Recipe, cohort: Cohort, folds: Sequence[Fold]) -> Run:
+    """Write what a run knows before it starts, or see that nothing of it has changed."""
+    splits = {"patients": cohort.patients, "folds": [asdict(fold) for fold in folds]}
+    facts = Facts(
+        version=__version__,
+        digest=config.digest(recipe),
+        model=recipe.model.name,
+        classes=cohort.classes,
+        in_dim=cohort.in_dim,
+        encoder=cohort.encoder,
+        mpp=cohort.mpp,
+        seed=recipe.splits.seed,
+        weights=recipe.train.weights,
+        versions={name: version(name) for name in ("torch", "lightning", "numpy")},
+        notes=cohort.notes,
+    )
+    texts = {
+        runs.RECIPE: config.dump(recipe),
+        runs.SPLITS: runs.as_json(splits),
+        runs.FACTS: runs.as_json(asdict(facts)),
+    }
+    for name, text in texts.items():
+        path = out / name
+        if not path.exists():
+            write_text(path, text)
+        elif path.read_text(encoding="utf-8") != text:
+            raise RunError(
+                f"{path} is not what this recipe gives now: the cohort, its bags or the "
+                "installed versions have changed since the run began. Start a new one elsewhere."
+            )
+    return Run(out)
+
+
+def _samples(cohort: Cohort, slides: Sequence[str]) -> list[Sample]:
+    return [
+        Sample(e.name, e.path, -1 if e.label is None else e.label) for e in cohort.subset(slides)
+    ]
+
+
+def _train_fold(
+    run: Run,
+    recipe: Recipe,
+    cohort: Cohort,
+    fold: Fold,
+    *,
+    cache: Cache,
+    device: str,
+    listen: Callable[[Row], None],
+) -> None:
+    """Train on a fold in a folder of its own, which gets its name when all is in it."""
+    work = run.folder / "folds" / f".{fold.name}.part"
+    work.mkdir(parents=True, exist_ok=True)
+    torch.manual_seed(fold.seed)
+    model = recipe.model.build(cohort.in_dim, len(cohort.classes))
+    history = fit(
+        model,
+        _samples(cohort, fold.train),
+        _samples(cohort, fold.validation),
+        settings=recipe.train,
+        seed=fold.seed,
+        cache=cache,
+        folder=work,
+        device=device,
+        loggers=make_loggers(recipe.loggers, work),
+        listen=listen,
+    )
+    model.save_pretrained(work / "model")
+    place = runs.pick_device(device)
+    for part, slides in (("validation", fold.validation), ("test", fold.test)):
+        path = work / f"{part}.csv"
+        path.unlink(missing_ok=True)  # ours, from a fold that was stopped at this very point
+        if slides:
+            answers = runs.answer(model, _samples(cohort, slides), cache=cache, device=place)
+            _table(cohort, fold, slides, answers).write(path)
+    for checkpoint in work.glob("*.ckpt"):
+        checkpoint.unlink()
+    kept = {"kept_epoch": kept_epoch(history, recipe.train), "epochs": len(history)}
+    write_text(work / "fold.json", runs.as_json(kept), replace=True)
+    work.rename(run.fold_folder(fold.name))
+
+
+def _table(
+    cohort: Cohort, fold: Fold, slides: Sequence[str], answers: np.ndarray[Any, Any]
+) -> Predictions:
+    return Predictions(
+        slides=tuple(slides),
+        classes=cohort.classes,
+        probabilities=answers,
+        labels=np.array([cohort.labels[slide] for slide in slides]),
+        patients=tuple(cohort.patients[slide] for slide in slides),
+        folds=(fold.name,) * len(slides),
+    )
+
+
+def _finish(run: Run) -> None:
+    """Put the folds together: predictions, pictures and, last of all, the scores."""
+    folders = {fold.name: run.fold_folder(fold.name) for fold in run.splits}
+    tables = {name: Predictions.read(folder / "test.csv") for name, folder in folders.items()}
+    everything = Predictions.concatenate(list(tables.values()))
+    (run.folder / runs.PREDICTIONS).unlink(missing_ok=True)  # without scores it is unfinished
+    everything.write(run.folder / runs.PREDICTIONS)
+    histories = {name: read_history(folder / "history.csv") for name, folder in folders.items()}
+    kept = {
+        name: runs.read_json(folder / "fold.json")["kept_epoch"] for name, folder in folders.items()
+    }
+    curves = figures.learning_curves(histories, kept=kept)
+    figures.save(curves, run.folder / "curves.png", overwrite=True)
+    truth = {name: (np.asarray(t.labels), t.probabilities) for name, t in tables.items()}
+    figures.save(figures.roc_curves(truth, run.classes), run.folder / "roc.png", overwrite=True)
+    summary = predictions.summary(everything)
+    write_text(run.folder / "scores.md", summary.as_markdown(), replace=True)
+    write_text(run.folder / runs.SCORES, runs.as_json(summary.as_dict()))
+
+
+def read_history(path: Path) -> dict[str, list[float]]:
+    """Return the columns of a history."""
+    names, *rows = [line.split(",") for line in path.read_text().splitlines()]
+    return {name: [float(row[at]) for row in rows] for at, name in enumerate(names)}
+
+
+def make_loggers(settings: Mapping[str, Mapping[str, Any]], folder: Path) -> list[Logger]:
+    """Return Lightning's loggers of these names: its own, or package.module.Class."""
+    made = []
+    for name, keywords in settings.items():
+        module, _, kind = name.rpartition(".")
+        place = importlib.import_module(module) if module else lightning_loggers
+        if not hasattr(place, kind or name):
+            known = ", ".join(lightning_loggers.__all__)
+            raise RecipeError(f"loggers: there is no logger '{name}'. Lightning has: {known}.")
+        keywords = {"save_dir": str(folder), "name": "", "version": "log", **keywords}
+        made.append(getattr(place, kind or name)(**keywords))
+    return made
