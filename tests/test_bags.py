@@ -4,6 +4,7 @@ import os
 import pickle
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -162,7 +163,8 @@ def test_a_killed_write_leaves_no_file_of_that_name(path: Path) -> None:
     )
     assert subprocess.run([sys.executable, "-c", script, path], check=False).returncode == 9
     assert not path.exists()
-    assert [left.suffix for left in path.parent.iterdir()] == [".part"]
+    assert [left.name[0] for left in path.parent.iterdir()] == ["."]
+    assert bags.shelve(path.parent.iterdir()) == {}
 
 
 def test_a_folder_is_made_for_a_file(tmp_path: Path) -> None:
@@ -374,6 +376,14 @@ def test_the_allowed_pickles_are_allowed_here_alone(tmp_path: Path) -> None:
     assert np.ndarray not in torch.serialization.get_safe_globals()
 
 
+def test_pt_files_can_be_read_in_threads(tmp_path: Path) -> None:
+    paths = [pt(tmp_path / f"{number}.pt", FEATURES + number) for number in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        read = list(pool.map(bags.read, paths * 10))
+    for number, bag in enumerate(read):
+        np.testing.assert_array_equal(bag.features, FEATURES + number % 8)
+
+
 # Arrays
 
 
@@ -531,6 +541,16 @@ def test_patches_that_are_not_numbers_are_counted(path: Path, bad: float, dtype:
     features[[2, 4], 3] = bad
     with pytest.raises(BagError, match=r"2 of 5 patches have NaN or infinite.*first in row 2"):
         bags.read(h5(path, features=features))
+
+
+@pytest.mark.parametrize("negative", [False, True])
+def test_each_number_of_half_precision_is_told_from_those_that_are_none(negative: bool) -> None:
+    bits = np.arange(2**15, dtype=np.uint16) | np.uint16(0x8000 * negative)
+    features = bits.view(np.float16)[:, None]
+    finite = np.isfinite(features[:, 0])
+    assert bags.from_arrays(features[finite]).info.n_patches == finite.sum() == 31 * 2**10
+    with pytest.raises(BagError, match=r"1024 of 32768 patches .* in row 31744"):
+        bags.from_arrays(features)
 
 
 @pytest.mark.parametrize(

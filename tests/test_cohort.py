@@ -80,6 +80,7 @@ def test_a_cohort_knows_slides_patients_labels_and_bags(tmp_path: Path) -> None:
         "PATIENT,FILENAME,target",
         "Patient_ID,Image_ID,Class",
         "case,slide,y",
+        "Case ID,WSI,Truth",
     ],
 )
 def test_usual_columns_are_recognised_in_any_case(tmp_path: Path, header: str) -> None:
@@ -163,8 +164,8 @@ def test_without_splits_labels_may_be_missing(tmp_path: Path) -> None:
     ("content", "told"),
     [
         (b"slide,label\n", "no rows"),
-        (b"slide,label\ns0,a,b\n", "more cells than columns in line 2"),
-        (b"slide,slide\ns0,a\n", "same name: slide"),
+        (b"slide,label\ns0,a,b\n", "cohort.csv, line 2: 3 cells, but 2 columns"),
+        (b"slide,slide\ns0,a\n", "2 columns called 'slide'"),
         (b"slide,label\ns0,\xe9\n", "UTF-8"),
     ],
 )
@@ -175,7 +176,8 @@ def test_a_malformed_table_says_so(tmp_path: Path, content: bytes, told: str) ->
 
 
 def test_a_table_that_is_missing_or_none_says_so(tmp_path: Path) -> None:
-    assert "No such file" in problems(tmp_path / "nowhere.csv")
+    assert "There is no file" in problems(tmp_path / "nowhere.csv")
+    (tmp_path / "cohort.xlsx").write_bytes(b"PK\x03\x04\xff")
     assert "Save it as .csv" in problems(tmp_path / "cohort.xlsx")
 
 

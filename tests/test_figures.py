@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 from sklearn.metrics import roc_auc_score, roc_curve
 
 from caprmil import figures
-from caprmil.errors import CohortError
+from caprmil.errors import CaprmilError, CohortError
 
 Slides = tuple[np.ndarray, np.ndarray]
 
@@ -137,9 +137,9 @@ def test_saving_overwrites_only_when_told(tmp_path: Path) -> None:
     path = tmp_path / "new" / "figure.svg"
     figure = figures.model_bars({"a": {"auc": [0.5]}}, metrics=["auc"])
     figures.save(figure, path)
-    with pytest.raises(CohortError, match="there already"):
+    with pytest.raises(CaprmilError, match="there already"):
         figures.save(figure, path)
-    figures.save(figure, path, overwrite=True)
+    figures.save(figure, path, replace=True)
     assert [found.name for found in path.parent.iterdir()] == ["figure.svg"]
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from caprmil import metrics
-from caprmil.errors import CohortError
+from caprmil.errors import CaprmilError, CohortError
 from caprmil.predictions import Predictions, summary
 
 
@@ -109,7 +109,7 @@ def test_a_table_without_labels_patients_or_folds_survives(tmp_path: Path) -> No
 
 def test_writing_never_overwrites(tmp_path: Path) -> None:
     path = table(tmp_path, "mine")
-    with pytest.raises(CohortError, match="there already"):
+    with pytest.raises(CaprmilError, match="there already"):
         cohort().write(path)
     assert path.read_text() == "mine"
 
@@ -166,8 +166,8 @@ def test_the_label_column_can_be_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "is empty"),
-        ("slide,label,score\n", "is empty"),
+        ("", "has no rows"),
+        ("slide,label,score\n", "has no rows"),
         ("slide,label\na,1\n", "needs a column prob_<class> .* Its columns are slide, label"),
         ("name,label,score\na,1,0.5\n", "needs a column slide or patient.* name, label, score"),
         ("slide,slide,score\na,1,0.5\n", "2 columns called 'slide'"),
@@ -192,11 +192,16 @@ def test_what_is_wrong_with_a_table_is_said_with_its_place(
     assert "preds.csv" in str(caught.value)
 
 
+def test_a_class_beside_probabilities_may_be_the_predicted_one(tmp_path: Path) -> None:
+    read = Predictions.read(table(tmp_path, "slide,class,prob_a,prob_b\ns,b,0.5,0.5\n"))
+    assert (read.labels, read.extra) == (None, {"class": ("b",)})
+
+
 def test_a_missing_file_and_one_that_is_no_text_are_named(tmp_path: Path) -> None:
     with pytest.raises(CohortError, match="no file"):
         Predictions.read(tmp_path / "a.csv")
     (tmp_path / "b.csv").write_bytes(b"slide,label\n\xff\xfe")
-    with pytest.raises(CohortError, match=r"b\.csv is no CSV in UTF-8"):
+    with pytest.raises(CohortError, match=r"b\.csv is no table in UTF-8"):
         Predictions.read(tmp_path / "b.csv")
 
 

@@ -1,1 +1,63 @@
+"""Slide-level learning in computational pathology: context-aware patches for MIL.
+
+The names below are loaded when they are first used, so that `import caprmil` is quick.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from caprmil.bags import Bag
+    from caprmil.cohort import Cohort
+    from caprmil.errors import CaprmilError
+    from caprmil.estimator import MILClassifier
+    from caprmil.models import CAPRMIL, MILModel, Output, create, list_models
+    from caprmil.predictions import Predictions
+    from caprmil.runs import Run
+    from caprmil.training import Recipe, cross_validate, read_recipe
+
+_HOMES = {
+    "Bag": "bags",
+    "CAPRMIL": "models",
+    "CaprmilError": "errors",
+    "Cohort": "cohort",
+    "MILClassifier": "estimator",
+    "MILModel": "models",
+    "Output": "models",
+    "Predictions": "predictions",
+    "Recipe": "training",
+    "Run": "runs",
+    "create": "models",
+    "cross_validate": "training",
+    "list_models": "models",
+    "read_recipe": "training",
+}
+
+__all__ = [
+    "CAPRMIL",
+    "Bag",
+    "CaprmilError",
+    "Cohort",
+    "MILClassifier",
+    "MILModel",
+    "Output",
+    "Predictions",
+    "Recipe",
+    "Run",
+    "create",
+    "cross_validate",
+    "list_models",
+    "read_recipe",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"caprmil has no attribute '{name}'")
+    return getattr(import_module(f"caprmil.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

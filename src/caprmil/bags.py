@@ -4,34 +4,28 @@ One layout is written (HDF5). Those of TRIDENT, CLAM and STAMP are read as well,
 which of them a file is, its content says.
 """
 
-import os
-import pickle
-import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from math import isfinite
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Literal, TypeAlias
-from uuid import uuid4
 
 import h5py
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from caprmil import layouts
 from caprmil.errors import BagError
+from caprmil.files import beside
+from caprmil.layouts import Found
 
-SUFFIXES = (".h5", ".hdf5", ".npz", ".npy", ".pt")
-"""What a bag's file may end in. Where a slide has several, the first is the one to take: HDF5 has
-coordinates, `.pt` hardly ever."""
-
-SCHEMA = 1
-"""The version of our own layout. A file of a later one is refused."""
+SUFFIXES = layouts.SUFFIXES
+IMAGES = (
+    *(".svs", ".tif", ".tiff", ".ndpi", ".mrxs", ".dcm", ".scn", ".bif", ".svslide", ".vms"),
+    *(".png", ".jpg", ".jpeg"),
+)
+"""What a slide's own file may end in."""
 
 ScaleRule: TypeAlias = Literal["exact", "nominal"]
-
-_FEATURES = ("features", "feats", "patch_embeddings", "embeddings")
-_COORDS = ("coords", "coordinates")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,19 +74,19 @@ class Bag:
 
 def inspect(path: str | Path) -> BagInfo:
     """Describe a feature file. The features of HDF5 and `.npy` files are not read."""
-    with _opened(Path(path)) as found:
+    with layouts.opened(Path(path)) as found:
         return _describe(found)
 
 
 def read(path: str | Path) -> Bag:
     """Read a feature file whole, and check every value in it."""
-    with _opened(Path(path)) as found:
+    with layouts.opened(Path(path)) as found:
         return _load(found)
 
 
 def from_arrays(features: ArrayLike, coords: ArrayLike | None = None, **said: Any) -> Bag:
     """Make a bag in memory, checked like a file. `said` are fields of `BagInfo`."""
-    return _load(_in_memory(None, features, coords, said))
+    return _load(layouts.in_memory(None, features, coords, said))
 
 
 def write(
@@ -129,22 +123,56 @@ def write(
         raise BagError(f"{path} cannot be written as '{path.suffix}'. Name it .h5.")
     if path.exists():
         raise BagError(f"{path} is there already. Remove it first, or write elsewhere.")
-    bag = _load(_in_memory(path, features, coords, said))
+    bag = _load(layouts.in_memory(path, features, coords, said))
     datasets = {"features": _as_stored(path, bag.features, dtype)}
     if bag.coords is not None:
         datasets["coords"] = _as_pixels(path, bag.coords)
     width, height = slide_size or (None, None)
-    ours = {"caprmil_schema": SCHEMA, **said, "slide_width": width, "slide_height": height}
+    ours = {"caprmil_schema": layouts.SCHEMA, **said, "slide_width": width, "slide_height": height}
     if taken := {*ours, "feat_type"} & set(attributes or ()):
         raise ValueError(f"{sorted(taken)} cannot be extra attributes: the layout has them.")
-    _write_beside(path, datasets, {**ours, **(attributes or {})})
+    _store(path, datasets, {**ours, **(attributes or {})})
     return path
+
+
+def slide_name(file: str) -> str:
+    """Return the name of the slide: without the folders and endings of a file, if it is one."""
+    path = PurePosixPath(file.replace("\\", "/"))
+    return slide_name(path.stem) if path.suffix.lower() in (*IMAGES, *SUFFIXES) else file
+
+
+def shelve(files: Iterable[Path]) -> dict[str, list[Path]]:
+    """Return the bags among files by the name of their slide, only those of its best ending."""
+    shelf: dict[str, list[Path]] = {}
+    for file in sorted(files):
+        if file.suffix.lower() in SUFFIXES and not file.name.startswith("."):
+            shelf.setdefault(slide_name(file.name), []).append(file)
+
+    def rank(file: Path) -> int:
+        return SUFFIXES.index(file.suffix.lower())
+
+    return {
+        name: [file for file in own if rank(file) == min(map(rank, own))]
+        for name, own in shelf.items()
+    }
+
+
+def _store(path: Path, datasets: Mapping[str, Any], attributes: Mapping[str, Any]) -> None:
+    try:
+        with beside(path) as passing, h5py.File(passing, "x") as file:
+            for name, data in datasets.items():
+                file.create_dataset(name, data=data)  # contiguous and uncompressed: read fastest
+            file.attrs.update({name: v for name, v in attributes.items() if v is not None})
+    except OSError as problem:
+        raise BagError(
+            f"{path} cannot be written ({problem}). Check space and rights in its folder."
+        ) from problem
 
 
 def _as_stored(path: Path, features: NDArray[Any], dtype: str) -> NDArray[Any]:
     with np.errstate(over="ignore"):
         stored = features.astype(dtype, copy=False)
-    if not np.isfinite(stored).all():
+    if _not_finite(stored).any():
         raise BagError(
             f"{path}: values up to {np.abs(features).max():.4g} do not fit into float16. "
             'Pass dtype="float32".'
@@ -161,182 +189,15 @@ def _as_pixels(path: Path, coords: NDArray[Any]) -> NDArray[np.int64]:
     return coords.astype(np.int64)
 
 
-def _write_beside(path: Path, datasets: Mapping[str, Any], attributes: Mapping[str, Any]) -> None:
-    """Write under a passing name and rename, so that `path` is never half a file."""
-    passing = path.with_name(f".{path.name}.{uuid4().hex[:8]}.part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with h5py.File(passing, "x") as file:
-            for name, data in datasets.items():
-                file.create_dataset(name, data=data)  # contiguous and uncompressed: read fastest
-            file.attrs.update({name: v for name, v in attributes.items() if v is not None})
-        with passing.open("rb+") as stream:
-            os.fsync(stream.fileno())
-        passing.rename(path)
-    except OSError as problem:
-        raise BagError(
-            f"{path} cannot be written ({problem}). Check space and rights in its folder."
-        ) from problem
-    finally:
-        passing.unlink(missing_ok=True)
-
-
-@dataclass(kw_only=True)
-class _Found:
-    """What lies in a file, unchecked. HDF5 datasets and `.npy` files are not read yet."""
-
-    path: Path | None
-    kind: str
-    features: Any
-    coords: Any
-    dtype: str
-    attributes: Mapping[str, Any]
-
-    def __str__(self) -> str:
-        return str(self.path or "The bag in memory")
-
-
-def _in_memory(path: Path | None, features: Any, coords: Any, said: Mapping[str, Any]) -> _Found:
-    arrays = {"features": np.asarray(features)}
-    if coords is not None:
-        arrays["coords"] = np.asarray(coords)
-    return _find(path, "memory", arrays, said)
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[_Found]:
-    """Open a file of any kind for as long as its arrays are looked at."""
-    try:
-        _check_file(path)
-        match path.suffix.lower():
-            case ".npy":
-                array = np.load(path, mmap_mode="r", allow_pickle=False)
-                yield _find(path, "npy", {"features": array})
-            case ".npz":
-                with path.open("rb") as stream, np.load(stream, allow_pickle=False) as arrays:
-                    yield _find(path, "npz", arrays)
-            case ".pt":
-                yield _find(path, "pt", _load_pt(path))
-            case _:
-                with h5py.File(path, "r") as file:
-                    yield _find_h5(path, file)
-    except (BagError, MemoryError):
-        raise
-    except BlockingIOError as problem:
-        raise BagError(f"{path} is still being written. Wait for the other program.") from problem
-    except Exception as problem:  # the libraries raise a dozen kinds at damaged files
-        reason = " ".join(str(problem).split()).split(". ")[0].rstrip(".")
-        raise BagError(
-            f"{path} cannot be read ({reason}). It is cut short, damaged or not what its suffix "
-            "says. Copy it again, or extract the features again."
-        ) from problem
-
-
-def _check_file(path: Path) -> None:
-    lock = path.with_name(path.name + ".lock")
-    if lock.exists():
-        raise BagError(
-            f"{path} is still being written, as {lock.name} beside it says. "
-            "Wait, or remove the lock if no TRIDENT is running."
-        )
-    if not path.exists():
-        raise BagError(f"There is no file {path}. Check its name and folder.")
-    if path.is_dir():
-        raise BagError(f"{path} is a folder. Pass one feature file of it.")
-    if path.suffix.lower() not in SUFFIXES:
-        raise BagError(f"{path} is no feature file by its suffix. Known: {', '.join(SUFFIXES)}.")
-    if path.stat().st_size == 0:
-        raise BagError(f"{path} has 0 bytes: its writer was stopped. Extract the features again.")
-    if path.suffix.lower() in (".h5", ".hdf5") and not h5py.is_hdf5(path):
-        raise BagError(f"{path} is not an HDF5 file. Copy it again; the download may have failed.")
-
-
-def _find(
-    path: Path | None, kind: str, arrays: Mapping[str, Any], said: Mapping[str, Any] | None = None
-) -> _Found:
-    """Tell features and coordinates apart. Outside HDF5, a lone array is taken for the features."""
-    coords = next((name for name in _COORDS if name in arrays), None)
-    others = [name for name in arrays if name not in _COORDS]
-    known = [name for name in _FEATURES if name in arrays]
-    if not known and len(others) == 1 and kind != "h5":
-        known = others
-    if not known:
-        raise BagError(
-            f"{path} has no features; it has: {', '.join(arrays) or 'nothing'}. Pass the encoder's "
-            f"file, or name the features one of {', '.join(_FEATURES)}."
-        )
-    features = arrays[known[0]]
-    late = kind in ("h5", "npy")  # these are read when they are needed
-    return _Found(
-        path=path,
-        kind=_h5_kind(known[0], coords, said or {}) if kind == "h5" else kind,
-        features=features if late else _array(features),
-        coords=None if coords is None else arrays[coords] if late else _array(arrays[coords]),
-        dtype=str(features.dtype).removeprefix("torch."),
-        attributes=said or {},
-    )
-
-
-def _find_h5(path: Path, file: Any) -> _Found:
-    arrays = {name: item for name, item in file.items() if isinstance(item, h5py.Dataset)}
-    said: dict[str, Any] = {}
-    for holder in (*arrays.values(), file):
-        said |= holder.attrs
-    return _find(path, "h5", arrays, said)
-
-
-def _h5_kind(features: str, coords: str | None, said: Mapping[str, Any]) -> str:
-    if "caprmil_schema" in said:
-        return "caprmil"
-    if features == "feats" or "stamp_version" in said:
-        return "stamp"
-    if {"patch_size_level0", "target_magnification", "savetodir"} & said.keys():
-        return "trident"
-    return "clam" if features == "features" and coords and not said else "h5"
-
-
-def _load_pt(path: Path) -> dict[str, Any]:
-    """Load tensors and NumPy arrays, and nothing that could run code."""
-    import torch  # only here, so that everything else works without it
-
-    # TRIDENT saves arrays. NumPy 1 and 2 call the same function by two names.
-    rebuild: Any = np.empty(0).__reduce__()[0]
-    names = ("numpy.core.multiarray._reconstruct", "numpy._core.multiarray._reconstruct")
-    dtypes = [type(np.dtype(name)) for name in ("f2", "f4", "f8", "i4", "i8")]
-    allowed: list[Any] = [np.ndarray, np.dtype, *dtypes, *((rebuild, name) for name in names)]
-    try:
-        # The warnings are of old pickle protocols.
-        with torch.serialization.safe_globals(allowed), warnings.catch_warnings(action="ignore"):
-            content = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as problem:
-        raise BagError(
-            f"{path} holds more than tensors and arrays, or is damaged. It was not unpickled, as "
-            "that can run any code. Save the features alone: torch.save(features, path)."
-        ) from problem
-    if isinstance(content, list | tuple) and content:  # vectors, or pieces of several rows
-        rows = [_array(item) for item in content]
-        content = np.stack(rows) if rows[0].ndim == 1 else np.concatenate(rows)
-    arrays = content if isinstance(content, dict) else {"features": content}
-    return {str(name): item for name, item in arrays.items() if hasattr(item, "dtype")}
-
-
-def _array(stored: Any) -> NDArray[Any]:
-    """Return an array, from an HDF5 dataset or a tensor too. NumPy has no bfloat16."""
-    if hasattr(stored, "detach"):
-        tensor = stored.detach()
-        return np.asarray(tensor.float() if "bfloat16" in str(tensor.dtype) else tensor)
-    return np.asarray(stored[()])
-
-
-def _load(found: _Found) -> Bag:
+def _load(found: Found) -> Bag:
     """Read what was found, and check each value."""
     info = _describe(found)
     # Two bytes stay two bytes, to be cast at the last moment; all else becomes float32.
     dtype = np.float16 if found.features.dtype.itemsize == 2 else np.float32
     with np.errstate(over="ignore"):
-        features = np.require(_array(found.features), dtype, ["C", "O", "W"])
+        features = np.require(layouts.array(found.features), dtype, ["C", "O", "W"])
     features = features.reshape(info.n_patches, info.width)
-    bad = np.flatnonzero(~np.isfinite(features).all(axis=1))
+    bad = np.flatnonzero(_not_finite(features))
     if len(bad):
         raise BagError(
             f"{found}: {len(bad)} of {info.n_patches} patches have NaN or infinite features, the "
@@ -344,28 +205,39 @@ def _load(found: _Found) -> Bag:
         )
     coords = None
     if found.coords is not None:
-        coords = _array(found.coords).reshape(info.n_patches, 2)
+        coords = layouts.array(found.coords).reshape(info.n_patches, 2)
         coords = coords.astype(np.float64 if coords.dtype.kind == "f" else np.int64)
         if not np.isfinite(coords).all():
             raise BagError(f"{found} has NaN or infinite coordinates. Extract it again.")
     return Bag(features=features, coords=coords, info=info)
 
 
-def _describe(found: _Found) -> BagInfo:
+def _not_finite(features: NDArray[Any]) -> NDArray[np.bool_]:
+    """Tell of each row whether it holds NaN or infinity.
+
+    The exponent of these is all ones, so in float16 their bits are the largest integers: with a
+    plus, read as signed; with a minus, as unsigned. NumPy's isfinite takes about thrice as long.
+    """
+    if features.dtype != np.float16:
+        return ~np.isfinite(features).all(axis=1)
+    plus = features.view(np.int16).max(axis=1) >= 0x7C00
+    return plus | (features.view(np.uint16).max(axis=1) >= 0xFC00)
+
+
+def _describe(found: Found) -> BagInfo:
     n, width = _check(found)
-    say = {"caprmil": _said_by_us, "trident": _said_by_trident, "stamp": _said_by_stamp}
-    said = say.get(found.kind, _said_by_others)(found)
+    said = layouts.say(found)
     if found.coords is None:
         said["unit"] = None
     elif said.get("step") is None:
-        found.coords = _array(found.coords)  # kept, since rows as chunks are slow to read
-        said["step"] = _infer_step(found.coords.reshape(n, 2))
+        found.coords = layouts.array(found.coords)  # kept, since rows as chunks are slow to read
+        said["step"] = layouts.infer_step(found.coords.reshape(n, 2))
     return BagInfo(
         path=found.path, kind=found.kind, n_patches=n, width=width, dtype=found.dtype, **said
     )
 
 
-def _check(found: _Found) -> tuple[int, int]:
+def _check(found: Found) -> tuple[int, int]:
     """Check shapes and types, and return how many patches there are and how wide they are."""
     shape = tuple(found.features.shape)
     points = None if found.coords is None else tuple(found.coords.shape)
@@ -373,8 +245,7 @@ def _check(found: _Found) -> tuple[int, int]:
         shape = shape[1:]
     if 0 in shape:
         raise BagError(f"{found} holds no patches. Leave the slide out, or look for tissue again.")
-    of_slide = _text(found.attributes.get("feat_type")) in ("slide", "patient")
-    if of_slide or len(shape) == 1 or (shape[:1] == (1,) and points and points[0] > 1):
+    if found.of_slide or len(shape) == 1 or (shape[:1] == (1,) and points and points[0] > 1):
         raise BagError(
             f"{found} holds one vector, not one per patch: it looks like a slide-level file. "
             "Pass the patch features it was made from."
@@ -391,110 +262,3 @@ def _check(found: _Found) -> tuple[int, int]:
     if points is not None and found.coords.dtype.kind not in "iuf":
         raise BagError(f"{found} has coordinates of type {found.coords.dtype}. Save them as int64.")
     return shape[0], shape[1]
-
-
-def _said_by_us(found: _Found) -> dict[str, Any]:
-    said = found.attributes
-    if said["caprmil_schema"] > SCHEMA:
-        raise BagError(
-            f"{found} is of schema {said['caprmil_schema']}, and this version of caprmil reads up "
-            f"to {SCHEMA}. Upgrade caprmil."
-        )
-    return {
-        "encoder": _text(said.get("encoder")),
-        "mpp": _number(said.get("mpp")),
-        "scale_rule": _text(said.get("scale_rule")),
-        "patch_px": _whole(said.get("patch_px")),
-        "patch_level0": _number(said.get("patch_level0")),
-        "step": _number(said.get("step")),
-        "unit": "px",
-        "slide_size": _size(said.get("slide_width"), said.get("slide_height")),
-    }
-
-
-def _said_by_trident(found: _Found) -> dict[str, Any]:
-    said = found.attributes
-    side, level0 = _number(said.get("patch_size")), _number(said.get("patch_size_level0"))
-    magnification = _number(said.get("target_magnification"))
-    overlap = _number(said.get("overlap")) or 0.0  # in pixels of the patch, not of level 0
-    return {
-        "encoder": _text(said.get("encoder")),
-        "mpp": 10 / magnification if magnification else None,
-        "scale_rule": "nominal" if magnification else None,
-        "patch_px": _whole(side),
-        "patch_level0": level0,
-        "step": _number(level0 * (1 - overlap / side)) if side and level0 else None,
-        "unit": "px",
-        "slide_size": _size(said.get("level0_width"), said.get("level0_height")),
-    }
-
-
-def _said_by_stamp(found: _Found) -> dict[str, Any]:
-    said = found.attributes
-    in_um = _text(said.get("unit")) == "um"
-    um = _number(said.get("tile_size_um")) or (_number(said.get("tile_size")) if in_um else None)
-    px = _number(said.get("tile_size_px"))
-    if not in_um and um is None and found.coords is not None:
-        coords = _array(found.coords)
-        if round(_infer_step(coords.reshape(-1, 2)) or 0) == 224:
-            # Historic files count in pixels, and 224 of them are 256 micrometres.
-            um, px, found.coords = 256.0, 224.0, coords * (256 / 224)
-    return {
-        "encoder": _text(said.get("extractor")),
-        "mpp": um / px if um and px else None,
-        "scale_rule": "exact" if um and px else None,
-        "patch_px": _whole(px),
-        "step": um,
-        "unit": "um" if in_um or um else None,
-    }
-
-
-def _said_by_others(found: _Found) -> dict[str, Any]:
-    if found.kind == "memory":
-        return {"unit": "px", **found.attributes}
-    unit = "px" if found.kind == "clam" else None
-    return {"encoder": _text(found.attributes.get("encoder")), "unit": unit}
-
-
-def _infer_step(coords: NDArray[Any]) -> float | None:
-    """Return the commonest gap between neighbours, or None where none stands out.
-
-    Gaps are taken along each row and column, since CLAM's contours have grids of their own.
-    """
-    gaps = []
-    for along, across in ((0, 1), (1, 0)):
-        line = coords[np.lexsort((coords[:, along], coords[:, across]))].astype(np.float64)
-        same = np.diff(line[:, across]) == 0
-        gaps.append(np.diff(line[:, along])[same])
-    gap = np.round(np.concatenate(gaps), 1)  # micrometres in float32 are not quite even
-    gap = gap[gap > 0]
-    values, counts = np.unique(gap, return_counts=True)
-    if not len(gap) or counts.max() < 2:
-        return None
-    step = float(values[counts.argmax()])
-    off_grid = np.abs(gap / step - np.rint(gap / step)) > 0.1
-    return None if off_grid.mean() > 0.5 else step
-
-
-def _number(value: Any) -> float | None:
-    """Return a positive number from an attribute: int, float, text, or TRIDENT's 'None'."""
-    try:
-        number = float(np.ravel(value)[0])
-    except (TypeError, ValueError, IndexError):
-        return None
-    return number if number > 0 and isfinite(number) else None
-
-
-def _whole(value: Any) -> int | None:
-    number = _number(value)
-    return None if number is None else round(number)
-
-
-def _size(width: Any, height: Any) -> tuple[int, int] | None:
-    wide, high = _whole(width), _whole(height)
-    return None if wide is None or high is None else (wide, high)
-
-
-def _text(value: Any) -> str | None:
-    text = value.decode() if isinstance(value, bytes) else value
-    return text if isinstance(text, str) and text not in ("", "None") else None

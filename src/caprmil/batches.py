@@ -108,9 +108,12 @@ def load(
     sampler: EpochSampler | None = None,
     workers: int = 0,
 ) -> DataLoader[tuple[Sample, Bag]]:
-    """Return batches of the samples: in their own order, or in the sampler's."""
+    """Return batches of the samples: in their own order, or in the sampler's.
+
+    With workers nothing is kept: each would fill a cache of its own, as large as this one.
+    """
     return DataLoader(
-        BagDataset(samples, cache or Cache(0)),
+        BagDataset(samples, Cache(0) if workers or cache is None else cache),
         batch_size=batch_size,
         sampler=sampler,
         num_workers=workers,

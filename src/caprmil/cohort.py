@@ -1,37 +1,22 @@
 """A cohort: the slides, patients and labels of a study, where their bags lie, and its folds."""
 
-import csv
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from io import StringIO
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
-from caprmil import bags, folds
+from caprmil import bags, folds, tables
 from caprmil.bags import BagInfo
 from caprmil.errors import BagError, CohortError, RecipeError, suggest
 from caprmil.folds import Findings, Fold, Listing, Split, SplitConfig, some
+from caprmil.tables import Row, is_known, is_number
 
 __all__ = ["Cohort", "CohortConfig", "Entry", "Fold", "SplitConfig", "find_bags", "load"]
 
-# What a column may be called, in any case; the first that is there is taken.
-COLUMNS = {
-    "slide": ("slide", "slide_id", "slide_name", "image_id", "image", "filename"),
-    "patient": ("patient", "patient_id", "case_id", "case"),
-    "label": ("label", "target", "class", "y"),
-    "path": ("path", "bag", "features", "feature_path"),
-}
-IMAGES = (
-    *(".svs", ".tif", ".tiff", ".ndpi", ".mrxs", ".dcm", ".scn", ".bif", ".svslide", ".vms"),
-    *(".png", ".jpg", ".jpeg"),
-)
-UNKNOWN = ("", "na", "nan", "n/a")  # cells that say nothing, as pandas and R write them
-
-Row = dict[str, str]
 Progress = Callable[[int, int], None]
 
 
@@ -136,9 +121,9 @@ def load(
     there are no folds, slides may lack a label, and one class will do.
     """
     table, config, found = Path(table), config or CohortConfig(), Findings()
-    cells = _read_table(table)
-    columns = _find_columns(list(cells[0]), config, found, required=splits is not None)
-    listed = _by_slide(cells, columns, found)
+    read = tables.read(table, pad=True)
+    columns = _find_columns(list(read.columns), config, found, required=splits is not None)
+    listed = _by_slide(read.rows(), columns, found)
     paths = _locate(listed, columns, table, features, config, found)
     skip = config.missing == "skip" and paths
     rows = {name: row for name, row in listed.items() if name in paths or not skip}
@@ -183,39 +168,12 @@ def find_bags(paths: Iterable[str | Path]) -> dict[str, Path]:
             raise CohortError(f"{path} is no bag. A bag ends in {', '.join(bags.SUFFIXES)}.")
         own = [path] if path.is_file() else path.rglob("*")
         files.update((file.resolve(), file) for file in own)
-    shelf = _shelve(files.values())
+    shelf = bags.shelve(files.values())
     if twins := _twins(shelf):
         raise CohortError(f"Slides with more than one bag: {some(twins)}. Name one of each.")
     if not shelf:
         raise CohortError(f"No bag was found. A bag ends in {', '.join(bags.SUFFIXES)}.")
     return {name: own[0] for name, own in sorted(shelf.items())}
-
-
-def _read_table(path: Path) -> list[Row]:
-    """Return the rows of a table as strings, without index columns and blank lines."""
-    if path.suffix.lower() not in (".csv", ".tsv", ".txt"):
-        raise CohortError(f"{path} is no table. Save it as .csv (commas) or .tsv (tabs).")
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-        header = text.lstrip().partition("\n")[0]
-        separator = max(",;", key=header.count) if path.suffix.lower() == ".csv" else "\t"
-        reader = csv.reader(StringIO(text), delimiter=separator)
-        lines = [(reader.line_num, [cell.strip() for cell in line]) for line in reader]
-    except (OSError, UnicodeDecodeError, csv.Error) as problem:
-        raise CohortError(f"{path} cannot be read as a table in UTF-8: {problem}.") from problem
-    lines = [(number, line) for number, line in lines if any(line)]
-    if len(lines) < 2:
-        raise CohortError(f"{path} has no rows. It needs a line of column names, then the slides.")
-    _, names = lines.pop(0)
-    if twice := _repeated(filter(None, names)):
-        raise CohortError(f"{path} has columns of the same name: {some(twice)}. Rename one.")
-    if long := [str(number) for number, line in lines if any(line[len(names) :])]:
-        raise CohortError(
-            f"{path} has more cells than columns in line {some(long)}. "
-            "Put quotes around a cell that holds the separator."
-        )
-    named = [(at, name) for at, name in enumerate(names) if name and name[:8] != "Unnamed:"]
-    return [{name: line[at] if at < len(line) else "" for at, name in named} for _, line in lines]
 
 
 def _find_columns(
@@ -227,9 +185,9 @@ def _find_columns(
     for role, column in columns.items():
         if column not in header:
             raise CohortError(f"[data] {role}: no column is '{column}'.{suggest(column, header)}")
-    lower = {name.lower(): name for name in header if name not in columns.values()}
-    for role, words in COLUMNS.items():
-        known = [lower[word] for word in words if word in lower]
+    free = [name for name in header if name not in columns.values()]
+    for role in ("slide", "patient", "label", "path"):
+        known = tables.called(free, tables.COLUMNS[role])
         if known and role not in columns:
             columns[role] = known[0]
             if role == "label":
@@ -248,44 +206,18 @@ def _find_columns(
     return columns
 
 
-def _bare(cell: str) -> str:
-    """Return the name of a slide: without the folders and endings of a file, if it is one."""
-    path = PurePosixPath(cell.replace("\\", "/"))
-    return _bare(path.stem) if path.suffix.lower() in (*IMAGES, *bags.SUFFIXES) else cell
-
-
 def _repeated(names: Iterable[str]) -> list[str]:
     return [name for name, times in Counter(names).items() if times > 1]
 
 
-def _is_known(cell: str) -> bool:
-    return cell.lower() not in UNKNOWN
-
-
 def _by_slide(cells: list[Row], columns: Mapping[str, str], found: Findings) -> dict[str, Row]:
     """Return the row of each slide."""
-    names = [_bare(row[columns["slide"]]) for row in cells]
-    nameless = [str(at) for at, name in enumerate(names, 1) if not _is_known(name)]
+    names = [bags.slide_name(row[columns["slide"]]) for row in cells]
+    nameless = [str(at) for at, name in enumerate(names, 1) if not is_known(name)]
     found.problem("Rows without a slide", nameless, "Fill or remove them.")
-    twice = _repeated(filter(_is_known, names))
+    twice = _repeated(filter(is_known, names))
     found.problem("Slides with more than one row", twice, "Leave one row of each.")
-    return {name: row for name, row in zip(names, cells, strict=True) if _is_known(name)}
-
-
-def _shelve(files: Iterable[Path]) -> dict[str, list[Path]]:
-    """Return the bags among files by the name of their slide, only those of its best ending."""
-    shelf: dict[str, list[Path]] = defaultdict(list)
-    for file in sorted(files):
-        if file.suffix.lower() in bags.SUFFIXES and not file.name.startswith("."):
-            shelf[_bare(file.name)].append(file)
-
-    def rank(file: Path) -> int:
-        return bags.SUFFIXES.index(file.suffix.lower())
-
-    return {
-        name: [file for file in own if rank(file) == min(map(rank, own))]
-        for name, own in shelf.items()
-    }
+    return {name: row for name, row in zip(names, cells, strict=True) if is_known(name)}
 
 
 def _twins(shelf: Mapping[str, list[Path]]) -> list[str]:
@@ -306,7 +238,7 @@ def _locate(
     if not places[0].is_dir():
         found.problems.append(f"There is no folder {features} to look for bags in.")
         return {}
-    shelf = {} if features is None else _shelve(places[0].rglob("*"))
+    shelf = {} if features is None else bags.shelve(places[0].rglob("*"))
     chosen: dict[str, list[Path]] = {}
     missing: list[str] = []
     for name, row in rows.items():
@@ -336,10 +268,10 @@ def _read_patients(
         found.notes.append("No patient column: every slide counts as its own patient.")
         return {name: name for name in rows}
     patients = {name: row[columns["patient"]] for name, row in rows.items()}
-    nobody = [name for name, patient in patients.items() if not _is_known(patient)]
+    nobody = [name for name, patient in patients.items() if not is_known(patient)]
     advice = f"Fill column {columns['patient']}, or remove their rows."
     found.problem("Slides without a patient", nobody, advice)
-    return {name: patient for name, patient in patients.items() if _is_known(patient)}
+    return {name: patient for name, patient in patients.items() if is_known(patient)}
 
 
 def _read_labels(
@@ -357,9 +289,7 @@ def _read_labels(
             found.notes.append("No label column: there is nothing to score against.")
         return config.classes, {}
     cells = {name: row[column] for name, row in rows.items()}
-    words = {
-        name: cell for name, cell in cells.items() if cell in config.classes or _is_known(cell)
-    }
+    words = {name: cell for name, cell in cells.items() if cell in config.classes or is_known(cell)}
     classes = config.classes or _in_order(set(words.values()))
 
     tell = found.problem if required else found.note
@@ -373,22 +303,14 @@ def _read_labels(
         found.problems.append(f"{text} Set [data] label if the label is in another column.")
     spellings = defaultdict(list)
     for word in classes:
-        spellings[float(word) if _is_number(word) else word.casefold()].append(word)
+        spellings[float(word) if is_number(word) else word.casefold()].append(word)
     alike = [" and ".join(group) for group in spellings.values() if len(group) > 1]
     found.problem("Classes that differ in spelling alone", alike, "Use one spelling.")
     return classes, {name: classes.index(word) for name, word in words.items() if word in classes}
 
 
 def _in_order(words: Collection[str]) -> tuple[str, ...]:
-    return tuple(sorted(sorted(words), key=float if all(map(_is_number, words)) else str))
-
-
-def _is_number(word: str) -> bool:
-    try:
-        float(word)
-    except ValueError:
-        return False
-    return True
+    return tuple(sorted(sorted(words), key=float if all(map(is_number, words)) else str))
 
 
 def _check_patients(
@@ -414,7 +336,7 @@ def _survey(
 ) -> dict[str, BagInfo]:
     """Return what each bag says of itself; with `scan`, only after all of it was read.
 
-    One after the other: h5py reads one file at a time, and loading .pt files in threads is unsafe.
+    One after the other: h5py reads one file at a time, and so does our reader of .pt files.
     """
     infos: dict[str, BagInfo] = {}
     broken: list[str] = []
@@ -495,7 +417,10 @@ def _read_files(files: str, table: Path) -> dict[str, Listing]:
         )
     return {
         file.name: [
-            (_bare(cell), part) for row in _read_table(file) for part, cell in row.items() if cell
+            (bags.slide_name(cell), part)
+            for part, cells in tables.read(file, pad=True).columns.items()
+            for cell in cells
+            if cell
         ]
         for file in chosen
     }

@@ -5,7 +5,6 @@ without a display. Matplotlib loads inside the functions. Colours are those of O
 people with any colour vision can tell apart.
 """
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from caprmil import files
 from caprmil.errors import CohortError
 
 if TYPE_CHECKING:
@@ -229,19 +229,11 @@ def _draw_model(axes: "Axes", place: int, values: NDArray[np.float64]) -> None:
     axes.text(1.02, place, f"{mean:.3f}{spread}", transform=beside, va="center", fontsize=9)
 
 
-def save(figure: "Figure", path: Path | str, dpi: int = 150, *, overwrite: bool = False) -> Path:
+def save(figure: "Figure", path: Path | str, dpi: int = 150, *, replace: bool = False) -> Path:
     """Write the figure; the ending of the name says the format (png, pdf, svg)."""
-    path = Path(path)
-    if path.exists() and not overwrite:
-        raise CohortError(f"{path} is there already. Move it away, or choose another name.")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{os.getpid()}.{path.name}")
-    try:
-        figure.savefig(beside, dpi=dpi)
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
-    return path
+    with files.beside(path, replace=replace) as passing:
+        figure.savefig(passing, dpi=dpi)
+    return Path(path)
 
 
 def _figure(width: float, height: float) -> "Figure":

@@ -2,6 +2,7 @@
 
 import csv
 import logging
+import signal
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,14 +15,14 @@ from typing import Any, Literal, cast
 import lightning.pytorch as pl
 import numpy as np
 import torch
-from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint
+from lightning.pytorch.callbacks import Callback, Checkpoint, EarlyStopping
 from lightning.pytorch.loggers import Logger
 from torch import Tensor
 
 from caprmil import batches, metrics
 from caprmil.batches import Batch, Cache, EpochSampler, Sample
-from caprmil.errors import RecipeError
-from caprmil.files import write_text
+from caprmil.errors import RecipeError, RunError
+from caprmil.files import beside, write_text
 from caprmil.models import MILModel
 from caprmil.runs import pick_device
 
@@ -56,7 +57,7 @@ class TrainConfig:
     cache_gb: float = 4.0
     """Keep bags in memory up to so many gigabytes."""
     workers: int = 0
-    """Processes that read ahead. They share no cache."""
+    """Processes that read ahead. Bags are then not kept in memory: each would keep its own."""
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch_size", "patience"):
@@ -96,8 +97,13 @@ class Learner(pl.LightningModule):
         output = self.model(batch.features, mask=batch.mask, grid=batch.grid)
         return output.logits, self.model.loss(output, batch.labels)
 
-    def on_train_epoch_start(self) -> None:
-        """Seed anew, by epoch: a run that was interrupted draws what it would have drawn."""
+    def on_train_batch_start(self, _: Batch, number: int) -> None:
+        """Seed anew, by epoch: a run that was interrupted draws what it would have drawn.
+
+        Not in `on_train_epoch_start`: Lightning leaves that out in the first epoch it resumes.
+        """
+        if number > 0:
+            return
         state = np.random.SeedSequence([self.seed, self.current_epoch]).generate_state(1)
         torch.manual_seed(int(state[0]))
         self.losses.clear()
@@ -105,19 +111,24 @@ class Learner(pl.LightningModule):
     def training_step(self, batch: Batch, _: int) -> Tensor:
         terms = self.terms(batch)[1]
         loss = torch.stack(list(terms.values())).sum()
+        self.check(loss, batch)
+        self.losses.append((float(loss.detach()), len(batch.slides)))
+        return loss
+
+    def check(self, loss: Tensor, batch: Batch) -> None:
+        """Stop a training that has gone astray, before its weights are kept."""
         if not loss.isfinite():
-            raise FloatingPointError(
+            raise RunError(
                 f"The loss became {loss.item()} in epoch {self.current_epoch} at slide "
                 f"{', '.join(batch.slides)}. Lower train.lr, or set train.clip = 1.0."
             )
-        self.losses.append((float(loss.detach()), len(batch.slides)))
-        return loss
 
     def on_validation_epoch_start(self) -> None:
         self.answers.clear()
 
     def validation_step(self, batch: Batch, _: int) -> None:
         logits, terms = self.terms(batch)
+        self.check(torch.stack(list(terms.values())).sum(), batch)
         self.answers.append((logits.float().cpu(), batch.labels.cpu(), terms))
 
     def on_validation_epoch_end(self) -> None:
@@ -134,7 +145,7 @@ class Learner(pl.LightningModule):
         present = len(set(truth.tolist())) > 1
         row["val_auc"] = metrics.auc(truth, probabilities) if present else nan
         self.validated = row
-        self.log("val_loss", row["val_loss"])  # for early stopping and the choice of the best
+        self.log("val_loss", row["val_loss"], logger=False)  # for early stopping alone
 
     def row(self) -> Row:
         """Return the numbers of the epoch that has just ended."""
@@ -200,6 +211,28 @@ class History(Callback):
         self.rows = state["rows"]
 
 
+class Keeper(Checkpoint):
+    """Keeps each epoch, to go on from it, and beside it the one whose weights are to be used.
+
+    Not Lightning's ModelCheckpoint: its memory of the best lags behind what it writes, and is lost
+    when the folder has moved. Here the history says which epoch that is, and nothing else.
+    """
+
+    def __init__(self, folder: Path, history: History, settings: TrainConfig) -> None:
+        self.last, self.kept = folder / "last.ckpt", folder / "kept.ckpt"
+        self.history, self.settings = history, settings
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, _: pl.LightningModule) -> None:
+        """Write what is kept before the last: who goes on from the last can rely on it."""
+        if kept_epoch(self.history.rows, self.settings) == trainer.current_epoch:
+            self.save(trainer, self.kept)
+        self.save(trainer, self.last)
+
+    def save(self, trainer: pl.Trainer, path: Path) -> None:
+        with beside(path, replace=True) as passing:
+            trainer.save_checkpoint(passing)
+
+
 def fit(
     model: MILModel,
     train: Sequence[Sample],
@@ -224,19 +257,13 @@ def fit(
         "workers": settings.workers,
     }
     sampler = EpochSampler(train, seed=seed, balanced=settings.sampling == "balanced")
-    weigh_classes(model, train, settings)
+    weigh_classes(model.train(), train, settings)  # Lightning does not switch dropout on
 
     history = History(folder / "history.csv", listen)
-    callbacks: list[Callback] = [history]
-    callbacks += [ModelCheckpoint(folder, "last", save_on_train_epoch_end=True, **NO_VERSIONS)]
-    if validation:
-        early = EarlyStopping("val_loss", settings.min_delta, settings.patience)
-        best = ModelCheckpoint(
-            folder, "best", "val_loss", save_on_train_epoch_end=True, **NO_VERSIONS
-        )
-        callbacks += [early, best]
-    last = folder / "last.ckpt"
-    with quiet():
+    keeper = Keeper(folder, history, settings)
+    early = EarlyStopping("val_loss", settings.min_delta, settings.patience)
+    callbacks: list[Callback] = [history, *([early] if validation else []), keeper]
+    with quiet(), interruptible():
         trainer = pl.Trainer(
             max_epochs=settings.epochs,
             accelerator="gpu" if place.type == "cuda" else place.type,
@@ -255,19 +282,13 @@ def fit(
             Learner(model, settings, seed),
             batches.load(train, batch_size=settings.batch_size, sampler=sampler, **reading),
             batches.load(validation, **reading) if validation else None,
-            ckpt_path=last if last.exists() else None,
+            ckpt_path=keeper.last if keeper.last.exists() else None,
             weights_only=True,
         )
-    if trainer.interrupted:
-        raise KeyboardInterrupt
-    if validation and settings.weights == "best":
-        load_weights(model, folder / "best.ckpt")
+    load_weights(model, keeper.kept)
     model.weigh_classes(None)
     model.cpu().eval()
     return history.rows
-
-
-NO_VERSIONS: dict[str, Any] = {"enable_version_counter": False, "auto_insert_metric_name": False}
 
 
 def kept_epoch(history: Sequence[Row], settings: TrainConfig) -> int:
@@ -308,9 +329,24 @@ def quiet() -> Iterator[None]:
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.ERROR)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module="lightning")
-        warnings.filterwarnings("ignore", message=".*(num_workers|LeafSpec|Checkpoint directory).*")
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module="lightning")
+            warnings.filterwarnings("ignore", message=".*(num_workers|LeafSpec).*")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Let Ctrl-C be what it is in Python: Lightning exits on it, and then ignores the next ones."""
+    handler = signal.getsignal(signal.SIGINT)
+    try:
         yield
-    for logger, level in zip(loggers, levels, strict=True):
-        logger.setLevel(level)
+    except SystemExit as leaving:
+        if not isinstance(leaving.__context__, KeyboardInterrupt):
+            raise
+        signal.signal(signal.SIGINT, handler)
+        raise KeyboardInterrupt from None

@@ -6,7 +6,6 @@ Our columns are slide, patient, fold, label, predicted, prob_<class> for each cl
 
 import csv
 import math
-import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -17,15 +16,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from caprmil import metrics
+from caprmil import files, metrics, tables
 from caprmil.errors import CohortError, suggest
 from caprmil.metrics import Interval
+from caprmil.tables import Table
 
-# What a column may be called, in any case; the first of a row that is there is taken.
-SLIDE = ("slide", "slide_id", "slide_name", "image", "image_id", "filename", "file", "wsi")
-PATIENT = ("patient", "patient_id", "case", "case_id")
-FOLD = ("fold", "split")
-LABEL = ("label", "target", "y", "y_true", "truth", "true_label")
+# What the columns of predictions alone may be called; `tables` knows the others.
 PREDICTED = ("predicted", "pred", "prediction", "y_pred", "y_hat")
 SCORE = ("probability", "prob", "score")
 PREFIXES = ("prob_", "probability_", "p_")
@@ -87,21 +83,21 @@ class Predictions:
         are prob_<class>, probability_<class>, p_<class>, <label column>_<class> (STAMP), or, for
         the labels 0 and 1, a single column probability, prob or score.
         """
-        table = _Table.read(Path(path))
-        patient, fold, predicted = (table.find(names) for names in (PATIENT, FOLD, PREDICTED))
-        slide = table.find(SLIDE) or patient  # STAMP's tables have one row per patient
+        table = tables.read(path)
+        patient, fold = (_find(table, tables.COLUMNS[role]) for role in ("patient", "fold"))
+        slide = _find(table, tables.COLUMNS["slide"]) or patient  # STAMP has a row per patient
         if slide is None:
-            raise table.lacks("a column slide or patient")
-        truth, columns = table.truth_and_classes(label)
-        used = {slide, patient, fold, truth, predicted, *columns.values()}
-        rest = {name: cells for name, cells in table.cells.items() if name not in used}
+            raise _lacks(table, "a column slide or patient")
+        truth, columns = _truth_and_classes(table, label)
+        used = {slide, patient, fold, truth, _find(table, PREDICTED), *columns.values()}
+        rest = {name: cells for name, cells in table.columns.items() if name not in used}
         fields: dict[str, Any] = {
             "slides": table.names(slide),
             "classes": tuple(columns),
-            "probabilities": table.numbers(columns),
-            "labels": table.codes(truth, tuple(columns), allow_unlabelled=allow_unlabelled),
-            "patients": table.names(patient, optional=True),
-            "folds": table.names(fold, optional=True),
+            "probabilities": _read_probabilities(table, columns),
+            "labels": _read_labels(table, truth, tuple(columns), allow_blank=allow_unlabelled),
+            "patients": _names_if_any(table, patient),
+            "folds": _names_if_any(table, fold),
             "extra": {f"original_{n}" if _is_ours(n) else n: cells for n, cells in rest.items()},
         }
         try:
@@ -111,20 +107,14 @@ class Predictions:
 
     def write(self, path: Path | str) -> Path:
         """Write a CSV that reads back to the same numbers. The file must be new."""
-        path = Path(path)
-        if path.exists():
-            raise CohortError(f"{path} is there already. Move it away, or choose another name.")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        beside = path.with_name(f".{path.name}.{os.getpid()}")
-        try:
-            with beside.open("w", newline="", encoding="utf-8") as file:
-                writer = csv.writer(file, lineterminator="\n")
-                writer.writerow([*OWN_COLUMNS, *(f"prob_{c}" for c in self.classes), *self.extra])
-                writer.writerows(self._rows())
-            beside.rename(path)
-        finally:
-            beside.unlink(missing_ok=True)
-        return path
+        with (
+            files.beside(path) as passing,
+            passing.open("w", newline="", encoding="utf-8") as file,
+        ):
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow([*OWN_COLUMNS, *(f"prob_{c}" for c in self.classes), *self.extra])
+            writer.writerows(self._rows())
+        return Path(path)
 
     def _rows(self) -> Iterator[tuple[str, ...]]:
         nothing = ("",) * len(self)
@@ -329,116 +319,70 @@ def _notes(
             yield f"Fold {fold} has no slide of {', '.join(absent)}: {left}."
 
 
-@dataclass(frozen=True)
-class _Table:
-    """A CSV as columns of text, with the place of each row for errors."""
+def _find(table: Table, words: Iterable[str]) -> str | None:
+    return next(iter(tables.called(table.columns, words)), None)
 
-    path: Path
-    cells: dict[str, tuple[str, ...]]
-    places: tuple[str, ...]
 
-    @classmethod
-    def read(cls, path: Path) -> "_Table":
-        if not path.is_file():
-            raise CohortError(f"There is no file {path}.")
-        try:
-            with path.open(encoding="utf-8-sig", newline="") as file:
-                first = file.readline()
-                delimiter = next((mark for mark in ",;\t" if mark in first), ",")
-                file.seek(0)
-                reader = csv.reader(file, delimiter=delimiter)
-                lines = [([cell.strip() for cell in row], reader.line_num) for row in reader]
-        except (UnicodeDecodeError, csv.Error) as problem:
-            raise CohortError(f"{path} is no CSV in UTF-8 ({problem}). Save it as one.") from None
-        header, rows, places = lines[0][0] if lines else [], [], []
-        for row, line in lines[1:]:
-            if any(row):
-                rows.append(row)
-                places.append(f"{path}, line {line}")
-                if len(row) != len(header):
-                    raise CohortError(f"{places[-1]}: {len(row)} cells, but {len(header)} columns.")
-        if not rows:
-            raise CohortError(
-                f"{path} is empty. It needs a line of column names, then predictions."
-            )
-        name, times = Counter(header).most_common(1)[0]
-        if times > 1:
-            raise CohortError(f"{path} has {times} columns called '{name}'. Rename or remove one.")
-        return cls(path, dict(zip(header, zip(*rows, strict=True), strict=True)), tuple(places))
+def _lacks(table: Table, what: str) -> CohortError:
+    return CohortError(f"{table.path} needs {what}. Its columns are {', '.join(table.columns)}.")
 
-    def find(self, names: Iterable[str]) -> str | None:
-        """Return the first of these columns that is there, in whatever case."""
-        spelt = {name.lower().replace(" ", "_"): name for name in self.cells}
-        return next((spelt[name] for name in names if name in spelt), None)
 
-    def lacks(self, what: str) -> CohortError:
-        return CohortError(f"{self.path} needs {what}. Its columns are {', '.join(self.cells)}.")
+def _truth_and_classes(table: Table, label: str | None) -> tuple[str | None, dict[str, str]]:
+    """Return the column of labels, if any, and the column of each class's probability."""
+    if label is not None and label not in table.columns:
+        raise CohortError(f"{table.path} has no column '{label}'.{suggest(label, table.columns)}")
+    # Beside probabilities, `class` may as well be the predicted one.
+    truth = label or _find(table, (word for word in tables.COLUMNS["label"] if word != "class"))
+    for prefix in PREFIXES:
+        if len(columns := _starting_with(table, prefix)) > 1:
+            return truth, columns
+    # STAMP: the column of the truth has any name, and <its name>_<class> are the probabilities.
+    for name in [truth] if truth else table.columns:
+        columns = _starting_with(table, f"{name}_")
+        if len(columns) > 1 and not columns.keys().isdisjoint(table.columns[name]):
+            return name, columns
+    if score := _find(table, SCORE):
+        return truth, {"0": "", "1": score}
+    raise _lacks(
+        table,
+        "a column prob_<class> for each class, or for the labels 0 and 1 a column probability",
+    )
 
-    def truth_and_classes(self, label: str | None) -> tuple[str | None, dict[str, str]]:
-        """Return the column of labels, if any, and the column of each class's probability."""
-        if label is not None and label not in self.cells:
-            raise CohortError(f"{self.path} has no column '{label}'.{suggest(label, self.cells)}")
-        truth = label or self.find(LABEL)
-        for prefix in PREFIXES:
-            if len(columns := self._starting_with(prefix)) > 1:
-                return truth, columns
-        # STAMP: the column of the truth has any name, and <its name>_<class> are the probabilities.
-        for name in [truth] if truth else self.cells:
-            columns = self._starting_with(f"{name}_")
-            if len(columns) > 1 and not columns.keys().isdisjoint(self.cells[name]):
-                return name, columns
-        if score := self.find(SCORE):
-            return truth, {"0": "", "1": score}
-        raise self.lacks(
-            "a column prob_<class> for each class, or for the labels 0 and 1 a column probability"
-        )
 
-    def _starting_with(self, prefix: str) -> dict[str, str]:
-        size = len(prefix)
-        same = (n for n in self.cells if n[:size].lower() == prefix.lower() and n[size:])
-        return {name[size:]: name for name in same}
+def _starting_with(table: Table, prefix: str) -> dict[str, str]:
+    size = len(prefix)
+    same = (n for n in table.columns if n[:size].lower() == prefix.lower() and n[size:])
+    return {name[size:]: name for name in same}
 
-    def names(self, column: str | None, *, optional: bool = False) -> tuple[str, ...] | None:
-        """Return a column of names, which is whole or, if it is optional, may be empty."""
-        if column is None or (optional and not any(self.cells[column])):
-            return None
-        for cell, place in zip(self.cells[column], self.places, strict=True):
-            if not cell:
-                raise CohortError(f"{place}: the {column} is missing.")
-        return self.cells[column]
 
-    def numbers(self, columns: Mapping[str, str]) -> NDArray[np.float64]:
-        """Return the probabilities; of two classes the first may have no column of its own."""
-        last = [self._number(column) for column in columns.values() if column]
-        table = np.array([[1 - p for p in last[0]], *last] if len(last) == 1 else last).T
-        metrics.check_probabilities(table, self.places)
-        return table
+def _names_if_any(table: Table, column: str | None) -> tuple[str, ...] | None:
+    return table.names(column) if column and any(table.columns[column]) else None
 
-    def _number(self, column: str) -> list[float]:
-        numbers = []
-        for cell, place in zip(self.cells[column], self.places, strict=True):
-            try:
-                numbers.append(float(cell))
-            except ValueError:
-                raise CohortError(f"{place}: {column} is '{cell}', not a number.") from None
-        return numbers
 
-    def codes(
-        self, column: str | None, classes: tuple[str, ...], *, allow_unlabelled: bool
-    ) -> NDArray[np.int64] | None:
-        """Return labels as class numbers; None if there are none at all."""
-        if column is None or not any(self.cells[column]):
-            return None
-        codes = []
-        for cell, place in zip(self.cells[column], self.places, strict=True):
-            name = cell.removesuffix(".0")  # numbers that went through a column of floats
-            if not cell and not allow_unlabelled:
-                raise CohortError(f"{place}: the label is missing. Add it, or remove the row.")
-            if cell and cell not in classes and name not in classes:
-                known = ", ".join(classes)
-                raise CohortError(f"{place}: label '{cell}' is none of the classes {known}.")
-            codes.append(-1 if not cell else classes.index(cell if cell in classes else name))
-        return np.array(codes)
+def _read_probabilities(table: Table, columns: Mapping[str, str]) -> NDArray[np.float64]:
+    """Return the probabilities; of two classes the first may have no column of its own."""
+    last = [table.numbers(column) for column in columns.values() if column]
+    numbers = np.array([[1 - p for p in last[0]], *last] if len(last) == 1 else last).T
+    metrics.check_probabilities(numbers, table.places)
+    return numbers
+
+
+def _read_labels(
+    table: Table, column: str | None, classes: tuple[str, ...], *, allow_blank: bool
+) -> NDArray[np.int64] | None:
+    """Return labels as class numbers; None if there are none at all."""
+    if column is None or not any(table.columns[column]):
+        return None
+    codes = []
+    for cell, place in table.placed(column):
+        name = cell.removesuffix(".0")  # numbers that went through a column of floats
+        if not cell and not allow_blank:
+            raise CohortError(f"{place}: the label is missing. Add it, or remove the row.")
+        if cell and cell not in classes and name not in classes:
+            known = ", ".join(classes)
+            raise CohortError(f"{place}: label '{cell}' is none of the classes {known}.")
+        codes.append(-1 if not cell else classes.index(cell if cell in classes else name))
+    return np.array(codes)
 
 
 def _assemble(

@@ -9,6 +9,7 @@ scores.json, scores.md, curves.png, roc.png
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,6 +23,8 @@ from numpy.typing import NDArray
 from caprmil import bags, batches
 from caprmil.bags import BagInfo
 from caprmil.batches import Cache, Sample
+from caprmil.cohort import CohortConfig
+from caprmil.cohort import load as load_cohort
 from caprmil.errors import BagError, RunError, UnknownName
 from caprmil.folds import Fold, some
 from caprmil.models import MILModel
@@ -57,19 +60,23 @@ class Run:
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
         try:
-            facts = json.loads((self.folder / FACTS).read_text())
+            facts = read_json(self.folder / FACTS)
             self.facts = Facts(**{**facts, **{k: tuple(facts[k]) for k in ("classes", "notes")}})
-            splits = json.loads((self.folder / SPLITS).read_text())
+            splits = read_json(self.folder / SPLITS)
             self.patients: dict[str, str] = splits["patients"]
+            self.paths: dict[str, str] = splits["paths"]
             self.splits = [
                 Fold(**{**fold, **{part: tuple(fold[part]) for part in PARTS}})
                 for fold in splits["folds"]
             ]
-        except FileNotFoundError as problem:
+        except (FileNotFoundError, NotADirectoryError) as problem:
             name = Path(problem.filename).name
             raise RunError(f"{self.folder} is not a run: there is no {name} in it.") from None
-        except (ValueError, KeyError, TypeError) as problem:
-            raise RunError(f"{self.folder} holds a damaged run: {problem}") from problem
+        except (ValueError, KeyError, TypeError, AttributeError) as problem:
+            raise RunError(
+                f"{self.folder} holds a damaged run, or one of another version: {FACTS} or "
+                f"{SPLITS} cannot be understood ({type(problem).__name__}: {problem})."
+            ) from problem
 
     def __repr__(self) -> str:
         state = "" if self.finished else ", unfinished"
@@ -100,8 +107,7 @@ class Run:
     @cached_property
     def scores(self) -> dict[str, Any]:
         """The scores over folds and pooled, as in scores.json."""
-        scores: dict[str, Any] = json.loads(self._finished(SCORES).read_text())
-        return scores
+        return read_json(self._finished(SCORES))
 
     def _finished(self, name: str) -> Path:
         if not self.finished:
@@ -112,10 +118,21 @@ class Run:
             )
         return self.folder / name
 
+    def _answering(self, name: str | None) -> list[Fold]:
+        """Return the fold of that name, or all, as far as their models are there."""
+        known = [fold.name for fold in self.done]
+        if not known:
+            raise RunError(
+                f"{self.folder} has no trained model yet. "
+                "Give the same train command again, and it goes on."
+            )
+        if name is not None and name not in known:
+            raise UnknownName(f"fold in {self.folder}", name, known)
+        return [fold for fold in self.done if name in (None, fold.name)]
+
     def model(self, fold: str) -> MILModel:
         """Load the model of a fold."""
-        if fold not in [done.name for done in self.done]:
-            raise UnknownName(f"fold in {self.folder}", fold, [done.name for done in self.done])
+        self._answering(fold)
         return MILModel.from_pretrained(self.fold_folder(fold) / "model")
 
     def check_bag(self, slide: str, info: BagInfo, *, force: bool = False) -> None:
@@ -150,11 +167,7 @@ class Run:
         A slide of the training cohort is answered only by models that have not seen it, if there
         are any. The column `models` says how many answered, `spread` how far they disagree.
         """
-        chosen = [done for done in self.done if fold in (None, done.name)]
-        if not chosen:
-            raise UnknownName(
-                f"fold in {self.folder}", str(fold), [done.name for done in self.done]
-            )
+        chosen = self._answering(fold)
         for slide, path in paths.items():
             self.check_bag(slide, bags.inspect(path), force=force)
         place = pick_device(device)
@@ -177,6 +190,47 @@ class Run:
             probabilities=np.stack(rows),
             extra={"models": tuple(answering), "spread": tuple(spreads)},
         )
+
+    def evaluate(
+        self,
+        table: str | Path,
+        features: str | Path | None = None,
+        *,
+        label: str | None = None,
+        force: bool = False,
+        device: str = "auto",
+        progress: Step | None = None,
+    ) -> Predictions:
+        """Answer the slides of another cohort with each fold's model, beside their labels."""
+        settings = CohortConfig(label=label, classes=self.classes, scan=False, mixed_patients=True)
+        cohort, _ = load_cohort(table, features, settings)
+        self.check_unseen(cohort.patients)
+        for slide, info in cohort.bags.items():
+            self.check_bag(slide, info, force=force)
+        samples = [Sample(e.name, e.path) for e in cohort.entries]
+        cache, place, tables = Cache(4.0), pick_device(device), []
+        for number, fold in enumerate(self._answering(None), 1):
+            answers = answer(self.model(fold.name), samples, cache=cache, device=place)
+            tables.append(
+                Predictions(
+                    slides=tuple(sample.slide for sample in samples),
+                    classes=self.classes,
+                    probabilities=answers,
+                    labels=np.array([cohort.labels.get(sample.slide, -1) for sample in samples]),
+                    patients=tuple(entry.patient for entry in cohort.entries),
+                    folds=(fold.name,) * len(samples),
+                )
+            )
+            if progress:
+                progress(number, len(self.done))
+        return Predictions.concatenate(tables)
+
+    def bag_paths(self) -> list[Path]:
+        """Return the run's own bags, as far as they are still where they were."""
+        found = [path for path in map(Path, self.paths.values()) if path.exists()]
+        if not found:
+            raise RunError(f"The bags of {self.folder} are no longer where they were. Name some.")
+        return found
 
     def check_unseen(self, patients: Mapping[str, str]) -> None:
         """Refuse to score slides or patients that a model was trained or validated on."""
@@ -203,13 +257,13 @@ def pick_device(name: str) -> torch.device:
     """Return the device of that name; `auto` is the first GPU, or else the CPU."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
+    if not re.fullmatch(r"cpu|mps|cuda(:\d+)?", name):
+        raise RunError(f"A device is auto, cpu, cuda, cuda:1, ... or mps, not '{name}'.")
     try:
-        device = torch.device(name)
-        torch.empty(1, device=device)
+        return torch.empty(1, device=name).device
     except (RuntimeError, AssertionError) as problem:
-        reason = str(problem).splitlines()[0]
+        reason = str(problem).partition(".")[0].partition("\n")[0]
         raise RunError(f"There is no device '{name}' here ({reason}). Use auto or cpu.") from None
-    return device
 
 
 @torch.no_grad()
@@ -217,7 +271,7 @@ def ask(model: MILModel, batch: batches.Batch, device: torch.device) -> NDArray[
     """Return the class probabilities of a batch of bags."""
     mask, grid = (None if t is None else t.to(device) for t in (batch.mask, batch.grid))
     output = model.eval()(batch.features.to(device), mask=mask, grid=grid)
-    probabilities: NDArray[np.float64] = output.logits.double().softmax(dim=-1).cpu().numpy()
+    probabilities: NDArray[np.float64] = output.logits.cpu().double().softmax(dim=-1).numpy()
     return probabilities
 
 

@@ -1,8 +1,10 @@
 """Training: a recipe and a cohort become a run, fold by fold."""
 
 import importlib
+import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -10,13 +12,13 @@ from typing import Any
 import numpy as np
 import torch
 from lightning.pytorch import loggers as lightning_loggers
-from lightning.pytorch.loggers import Logger
+from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 
-from caprmil import __version__, config, figures, predictions, runs
+from caprmil import config, figures, predictions, runs
 from caprmil.batches import Cache, Sample
 from caprmil.cohort import Cohort, CohortConfig, Fold, SplitConfig
 from caprmil.cohort import load as load_cohort
-from caprmil.errors import RecipeError, RunError
+from caprmil.errors import CaprmilError, CohortError, RecipeError, RunError
 from caprmil.files import write_text
 from caprmil.learner import Row, TrainConfig, fit, kept_epoch
 from caprmil.models import MILModel, create
@@ -35,7 +37,13 @@ class ModelConfig:
     settings: dict[str, Any] = field(default_factory=dict, metadata=config.REST)
 
     def build(self, in_dim: int, n_classes: int) -> MILModel:
-        return create(self.name, in_dim, n_classes, **self.settings)
+        """Make the model; a value that it cannot take is an error of the recipe."""
+        try:
+            return create(self.name, in_dim, n_classes, **self.settings)
+        except CaprmilError:
+            raise
+        except (TypeError, ValueError, RuntimeError) as problem:
+            raise RecipeError(f"[model] {self.name} cannot be built: {problem}") from problem
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,10 +66,11 @@ def read_recipe(
     source: str | Path, *, features: str | Path | None = None, changes: Sequence[str] = ()
 ) -> Recipe:
     """Return the recipe of a TOML file, or the paper's recipe for a table of slides."""
-    changes = [*changes, *([f"features={str(features)!r}"] if features is not None else [])]
     if Path(source).suffix.lower() == ".toml":
-        return config.load(source, into=Recipe, changes=changes)
-    return config.parse({"cohort": str(source)}, into=Recipe, changes=changes)
+        recipe = config.load(source, into=Recipe, changes=changes)
+    else:
+        recipe = config.parse({"cohort": str(source)}, into=Recipe, changes=changes)
+    return recipe if features is None else replace(recipe, features=str(features))
 
 
 def cross_validate(
@@ -74,11 +83,13 @@ def cross_validate(
     """
     out = Path(out)
     _check_folder(out, recipe)
+    runs.pick_device(device)  # here and below: what is wrong is found before anything is written
+    make_loggers(recipe.loggers, out)
     with bar("Checking bags", shown=progress) as step:
         cohort, folds = load_cohort(
             recipe.cohort, recipe.features, recipe.data, recipe.splits, progress=step
         )
-    recipe.model.build(cohort.in_dim, len(cohort.classes))  # a wrong setting is found now
+    recipe.model.build(cohort.in_dim, len(cohort.classes))
     run = _open(out, recipe, cohort, folds)
     cache = Cache(recipe.train.cache_gb)
     total = len(folds) * recipe.train.epochs
@@ -87,6 +98,8 @@ def cross_validate(
             if not run.fold_folder(fold.name).exists():
                 listen = _listener(step, number, fold, recipe.train.epochs, total)
                 _train_fold(run, recipe, cohort, fold, cache=cache, device=device, listen=listen)
+            for checkpoint in run.fold_folder(fold.name).glob("*.ckpt"):
+                checkpoint.unlink()  # only now: a fold has its name, or all it needs to go on
     _finish(run)
     return Run(out)
 
@@ -117,9 +130,15 @@ def _check_folder(out: Path, recipe: Recipe) -> None:
 
 def _open(out: Path, recipe: Recipe, cohort: Cohort, folds: Sequence[Fold]) -> Run:
     """Write what a run knows before it starts, or see that nothing of it has changed."""
-    splits = {"patients": cohort.patients, "folds": [asdict(fold) for fold in folds]}
+    splits = {
+        "patients": cohort.patients,
+        "labels": {name: cohort.classes[label] for name, label in cohort.labels.items()},
+        "patches": {name: bag.n_patches for name, bag in cohort.bags.items()},
+        "paths": {entry.name: str(entry.path) for entry in cohort.entries},
+        "folds": [asdict(fold) for fold in folds],
+    }
     facts = Facts(
-        version=__version__,
+        version=version("caprmil"),
         digest=config.digest(recipe),
         model=recipe.model.name,
         classes=cohort.classes,
@@ -189,8 +208,6 @@ def _train_fold(
         if slides:
             answers = runs.answer(model, _samples(cohort, slides), cache=cache, device=place)
             _table(cohort, fold, slides, answers).write(path)
-    for checkpoint in work.glob("*.ckpt"):
-        checkpoint.unlink()
     kept = {"kept_epoch": kept_epoch(history, recipe.train), "epochs": len(history)}
     write_text(work / "fold.json", runs.as_json(kept), replace=True)
     work.rename(run.fold_folder(fold.name))
@@ -221,9 +238,10 @@ def _finish(run: Run) -> None:
         name: runs.read_json(folder / "fold.json")["kept_epoch"] for name, folder in folders.items()
     }
     curves = figures.learning_curves(histories, kept=kept)
-    figures.save(curves, run.folder / "curves.png", overwrite=True)
+    figures.save(curves, run.folder / "curves.png", replace=True)
     truth = {name: (np.asarray(t.labels), t.probabilities) for name, t in tables.items()}
-    figures.save(figures.roc_curves(truth, run.classes), run.folder / "roc.png", overwrite=True)
+    with suppress(CohortError):  # no fold has slides of two classes: there is nothing to draw
+        figures.save(figures.roc_curves(truth, run.classes), run.folder / "roc.png", replace=True)
     summary = predictions.summary(everything)
     write_text(run.folder / "scores.md", summary.as_markdown(), replace=True)
     write_text(run.folder / runs.SCORES, runs.as_json(summary.as_dict()))
@@ -235,15 +253,31 @@ def read_history(path: Path) -> dict[str, list[float]]:
     return {name: [float(row[at]) for row in rows] for at, name in enumerate(names)}
 
 
-def make_loggers(settings: Mapping[str, Mapping[str, Any]], folder: Path) -> list[Logger]:
+def make_loggers(settings: Mapping[str, Any], folder: Path) -> list[Logger]:
     """Return Lightning's loggers of these names: its own, or package.module.Class."""
     made = []
     for name, keywords in settings.items():
-        module, _, kind = name.rpartition(".")
-        place = importlib.import_module(module) if module else lightning_loggers
-        if not hasattr(place, kind or name):
-            known = ", ".join(lightning_loggers.__all__)
-            raise RecipeError(f"loggers: there is no logger '{name}'. Lightning has: {known}.")
-        keywords = {"save_dir": str(folder), "name": "", "version": "log", **keywords}
-        made.append(getattr(place, kind or name)(**keywords))
+        kind = _find_logger(name)
+        if not isinstance(keywords, Mapping):
+            raise RecipeError(f"loggers: {name} takes a table of settings, not {keywords!r}.")
+        ours = {"save_dir": str(folder)} if "save_dir" in inspect.signature(kind).parameters else {}
+        if issubclass(kind, (CSVLogger, TensorBoardLogger)):  # to others these are no folders
+            ours |= {"name": "", "version": "log"}
+        try:
+            made.append(kind(**ours | dict(keywords)))
+        except (ImportError, TypeError, ValueError) as problem:
+            raise RecipeError(f"loggers: {name} cannot be made: {problem}") from problem
     return made
+
+
+def _find_logger(name: str) -> type[Logger]:
+    module, _, word = name.rpartition(".")
+    try:
+        place = importlib.import_module(module) if module else lightning_loggers
+        kind = getattr(place, word)
+        if issubclass(kind, Logger):
+            return kind
+    except (ImportError, AttributeError, TypeError):
+        pass
+    known = ", ".join(lightning_loggers.__all__)
+    raise RecipeError(f"loggers: there is no logger '{name}'. Lightning has: {known}.")

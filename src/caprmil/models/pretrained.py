@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from caprmil.errors import CaprmilError, RecipeError, RunError
+from caprmil.files import beside, write_text
 from caprmil.models.base import MILModel
 from caprmil.models.registry import MODELS, create
 
@@ -17,16 +18,12 @@ CONFIG, WEIGHTS = "config.json", "model.safetensors"
 
 
 def save(model: MILModel, folder: str | PathLike[str]) -> None:
-    """Write a model into a folder. Each file is written beside its place and then renamed."""
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    """Write a model into a folder, over another that is there. Each file is whole at any time."""
+    config = json.dumps(describe(model), indent=2) + "\n"
     weights = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
-    part = folder / f".{WEIGHTS}.part"
-    save_file(weights, part, metadata={"format": "pt"})
-    part.replace(folder / WEIGHTS)
-    part = folder / f".{CONFIG}.part"
-    part.write_text(json.dumps(describe(model), indent=2) + "\n")
-    part.replace(folder / CONFIG)
+    with beside(Path(folder) / WEIGHTS, replace=True) as passing:
+        save_file(weights, passing, metadata={"format": "pt"})
+    write_text(Path(folder) / CONFIG, config, replace=True)
 
 
 def describe(model: MILModel) -> dict[str, Any]:

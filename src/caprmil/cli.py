@@ -1,0 +1,242 @@
+"""The command line: parse, call, print. Imports of weight sit inside: --help stays quick."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Optional
+
+import typer
+
+from caprmil import __version__
+from caprmil.errors import CaprmilError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+app = typer.Typer(
+    name="caprmil",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+Changes = Annotated[
+    Optional[list[str]],  # noqa: UP045  typer reads it so on every Python
+    typer.Option("--set", help="One setting to change, e.g. train.epochs=5. May be repeated."),
+]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 or mps.")]
+Features = Annotated[Optional[Path], typer.Option(help="Folder with the bags.")]  # noqa: UP045
+RunFolder = Annotated[Path, typer.Argument(help="A run that `caprmil train` made.")]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")
+    ] = False,
+) -> None:
+    """Slide-level learning in computational pathology."""
+
+
+@app.command()
+def train(
+    recipe: Annotated[Path, typer.Argument(help="A recipe (.toml), or a table of slides (.csv).")],
+    out: Annotated[Path, typer.Option(help="Folder for the run: a new one, or one to resume.")],
+    features: Features = None,
+    change: Changes = None,
+    device: Device = "auto",
+) -> None:
+    """Train a model on every fold of a cohort, and score each on its own test part."""
+    from caprmil import training
+
+    settings = training.read_recipe(recipe, features=features, changes=change or [])
+    run = training.cross_validate(settings, out, device=device)
+    _say_notes(run.facts.notes)
+    typer.echo((run.folder / "scores.md").read_text())
+    typer.echo(f"Written to {out}: scores.md, predictions.csv, curves.png, roc.png, folds/.")
+    typer.echo(f"Predict new bags with: caprmil predict {out} BAGS --out predictions.csv")
+
+
+@app.command()
+def predict(
+    run: RunFolder,
+    bags: Annotated[list[Path], typer.Argument(help="Bags, or folders of them.")],
+    out: Annotated[Path, typer.Option(help="The CSV to write. It must not exist yet.")],
+    fold: Annotated[str, typer.Option(help="Ask the model of one fold; default: all.")] = "",
+    force: Annotated[bool, typer.Option(help="Accept another encoder or scale.")] = False,
+    device: Device = "auto",
+) -> None:
+    """Answer bags without labels: a CSV of class probabilities, the mean over the folds' models."""
+    from caprmil.cohort import find_bags
+    from caprmil.files import refuse_existing
+    from caprmil.progress import bar
+    from caprmil.runs import Run
+
+    refuse_existing(out)
+    trained = Run(run)
+    with bar("Predicting") as step:
+        options: dict[str, Any] = {"fold": fold or None, "force": force, "device": device}
+        answers = trained.predict(find_bags(bags), **options, progress=step)
+    answers.write(out)
+    typer.echo(f"{len(answers)} slides answered by {trained}.")
+    typer.echo(f"Written to {out}. With labels in it, score it with: caprmil evaluate {out}")
+
+
+@app.command()
+def evaluate(
+    target: Annotated[Path, typer.Argument(help="A run, or any CSV of predictions.")],
+    cohort: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="Another table of slides, to score a run's models on."),
+    ] = None,
+    features: Features = None,
+    label: Annotated[str, typer.Option(help="Column of the labels, if not recognised.")] = "",
+    out: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="Write the predictions on the other table to this CSV."),
+    ] = None,
+    force: Annotated[bool, typer.Option(help="Accept another encoder or scale.")] = False,
+    device: Device = "auto",
+) -> None:
+    """Score predictions: of a run, of a run's models on another cohort, or in any CSV."""
+    from caprmil import predictions, runs
+    from caprmil.errors import CohortError
+    from caprmil.files import refuse_existing
+    from caprmil.progress import bar
+
+    if out is not None:
+        refuse_existing(out)
+    if not target.is_dir():
+        table = predictions.Predictions.read(target, label=label or None)
+    elif cohort is None:
+        if features is not None or out is not None:
+            raise CohortError("To score other slides, pass their table too: --cohort TABLE.csv")
+        table = runs.Run(target).predictions
+    else:
+        with bar("Scoring") as step:
+            options: dict[str, Any] = {"label": label or None, "force": force, "device": device}
+            table = runs.Run(target).evaluate(cohort, features, **options, progress=step)
+        if out is not None:
+            table.write(out)
+    typer.echo(predictions.summary(table).as_markdown())
+
+
+@app.command()
+def check(
+    run: RunFolder,
+    bags: Annotated[
+        Optional[list[Path]],  # noqa: UP045
+        typer.Argument(help="Bags to measure on; default: some of the run's own."),
+    ] = None,
+    most: Annotated[int, typer.Option(help="Bags to measure on, at most.", min=1)] = 8,
+) -> None:
+    """Measure a model's promises on your own bags: the largest deviation of each."""
+    from caprmil.checks import check as measure
+    from caprmil.cohort import find_bags
+    from caprmil.runs import Run
+
+    trained = Run(run)
+    paths = list(find_bags(bags).values()) if bags else trained.bag_paths()
+    findings = measure(trained.model(trained.done[0].name), paths[:most])
+    rows = [
+        [
+            f.promise,
+            "not offered" if f.deviation != f.deviation else f"{f.deviation:.1e}",
+            f"{f.allowed:.0e}",
+            "yes" if f.holds else "NO",
+        ]
+        for f in findings
+    ]
+    _table(["promise", "largest deviation of a probability", "allowed", "holds"], rows)
+    typer.echo(f"Measured on {len(paths[:most])} bags with the model of {trained.done[0].name}.")
+    if not all(finding.holds for finding in findings):
+        raise typer.Exit(1)
+
+
+@app.command()
+def models(
+    in_dim: Annotated[int, typer.Option(help="Features of a patch.", min=1)] = 1024,
+    n_classes: Annotated[int, typer.Option(help="Classes.", min=2)] = 2,
+) -> None:
+    """List the models, with their size and what 1,000 patches cost."""
+    from caprmil import cost
+    from caprmil.models import POOLS, create, list_models
+
+    pools = [f"caprmil+{name}" for name in POOLS if name != "mean"]
+    rows = []
+    for name in [*list_models(), *pools]:
+        model = create(name, in_dim, n_classes)
+        gigaflops = cost.flops(model, 1000) / 1e9
+        rows.append([name, type(model).__name__, f"{cost.parameters(model):,}", f"{gigaflops:.3f}"])
+    _table(["name", "class", "parameters", "GFLOP, 1,000 patches"], rows)
+    typer.echo("caprmil+NAME puts the context stack before any of these pools or models.")
+
+
+@app.command()
+def doctor() -> None:
+    """Look at this machine before a long night: versions, devices, memory and disk."""
+    from caprmil.doctor import examine
+
+    findings = examine()
+    _table(["what", "found", "remark"], [[f.what, f.found, f.remark] for f in findings])
+    if not all(finding.good for finding in findings):
+        raise typer.Exit(1)
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for the cohort and the runs.")] = Path("demo"),
+    device: Device = "auto",
+) -> None:
+    """Generate a cohort with a rare signal, and cross-validate three models on it."""
+    from caprmil import demo as show
+    from caprmil.metrics import mean_and_spread
+
+    cohort = show.COHORT
+    typer.echo(
+        f"{cohort.slides} generated slides of {cohort.patches[0]:,} to {cohort.patches[1]:,} "
+        f"patches, {cohort.signal:.0%} of them tumour in every second slide; the stain of a slide "
+        "shifts its mean more than its tumour does. A few minutes on two cores."
+    )
+    rows = []
+    for result in show.demo(out, device=device):
+        scores = [mean_and_spread(result.folds(name)) for name in ("auc", "ace", "accuracy")]
+        cells = [f"{score.mean:.3f} ± {score.std:.3f}" for score in scores]
+        rows.append([result.name, f"{result.parameters:,}", *cells])
+    _table(["model", "parameters", "AUC", "ACE", "accuracy"], rows)
+    typer.echo("Mean and standard deviation over folds, each model scored on its own test part.")
+    typer.echo(f"Written to {out}: demo.png, and a run for each model.")
+    typer.echo("Your own data: caprmil train LABELS.csv --features FOLDER --out runs/first")
+
+
+def _table(header: "Sequence[str]", rows: "Iterable[Sequence[str]]") -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(*header)
+    for row in rows:
+        table.add_row(*row)
+    Console().print(table)
+
+
+def _say_notes(notes: "Iterable[str]") -> None:
+    for note in notes:
+        typer.secho(f"note: {note}", err=True, fg="yellow")
+
+
+def run() -> None:
+    """Entry point: an error that a user can put right is one line, not a traceback."""
+    try:
+        app()
+    except CaprmilError as problem:
+        notes = "".join(f" ({note})" for note in getattr(problem, "__notes__", ()))
+        typer.secho(f"error: {problem}{notes}", err=True, fg="red")
+        raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        typer.secho("Stopped. The same command goes on from here.", err=True, fg="yellow")
+        raise SystemExit(130) from None

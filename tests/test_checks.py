@@ -1,0 +1,67 @@
+"""The check of a user's own model: it must be able to fail."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from caprmil import bags
+from caprmil.checks import check
+from caprmil.models import ABMIL, CAPRMIL, MODELS, MILModel, Output
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> list[Path]:
+    generator = torch.Generator().manual_seed(0)
+    sizes = {"small": 1, "middle": 40, "large": 301}
+    return [
+        bags.write(tmp_path / f"{name}.h5", torch.randn(n, 24, generator=generator).numpy())
+        for name, n in sizes.items()
+    ]
+
+
+@pytest.mark.parametrize("model", [CAPRMIL(24, 2), ABMIL(24, 3)])
+def test_our_models_keep_their_promises(model: MILModel, paths: list[Path]) -> None:
+    findings = check(model, paths)
+    assert len(findings) == 6
+    assert all(finding.holds and finding.deviation >= 0 for finding in findings)
+
+
+def test_a_model_that_counts_its_padding_is_caught(
+    paths: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Careless(ABMIL):
+        def forward_bags(self, features: Tensor, mask: Tensor, grid: Tensor | None) -> Output:
+            return super().forward_bags(features, torch.ones_like(mask), grid)
+
+    monkeypatch.setitem(MODELS, "mine", Careless)
+    broken = [f.promise for f in check(Careless(24, 2), paths) if not f.holds]
+    assert "padding" in broken
+
+
+def test_a_model_that_looks_at_the_order_is_caught(
+    paths: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class FirstOnly(ABMIL):
+        def patches(self, features: Tensor) -> Tensor:
+            first = super().patches(features)[:, :1]
+            return first.expand(-1, features.shape[1], -1)
+
+    monkeypatch.setitem(MODELS, "mine", FirstOnly)
+    broken = [f.promise for f in check(FirstOnly(24, 2), paths) if not f.holds]
+    assert "order of patches" in broken
+
+
+def test_what_a_model_does_not_offer_is_said_so(
+    paths: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Whole(ABMIL):
+        order_matters = True
+
+        def stream_bag(self, chunks: object) -> Tensor:
+            raise NotImplementedError
+
+    monkeypatch.setitem(MODELS, "mine", Whole)
+    missing = {f.promise for f in check(Whole(24, 2), paths) if f.deviation != f.deviation}
+    assert missing == {"order of patches", "bag in pieces"}

@@ -1,0 +1,157 @@
+"""The command line as a user meets it: from a table to scores, to predictions, to errors."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from caprmil import bags
+from caprmil.cli import app
+from caprmil.errors import CaprmilError
+from caprmil.synthetic import RareSignal
+
+COHORT = RareSignal(slides=24, width=16, patches=(30, 60), signal=0.3, stain=0.3)
+QUICK = ["train.epochs=4", "train.warmup_epochs=1", "splits.folds=2", "model.dim=16"]
+
+
+def caprmil(*words: object) -> str:
+    """Run a command in this process and return what it printed."""
+    result = CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def shell(*words: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Run a command in a process of its own, as a user does."""
+    command = [sys.executable, "-m", "caprmil", *map(str, words)]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a cohort and a run in it."""
+    home = tmp_path_factory.mktemp("home")
+    table = COHORT.write(home)
+    changes = [word for change in QUICK for word in ("--set", change)]
+    said = caprmil("train", table, "--features", home / "features", "--out", home / "run", *changes)
+    assert "mean over folds" in said
+    return home
+
+
+def test_help_takes_less_than_a_second() -> None:
+    times = []
+    for _ in range(3):
+        start = time.perf_counter()
+        shell("--help", cwd=Path())
+        times.append(time.perf_counter() - start)
+    assert min(times) < 1
+
+
+def test_training_leaves_everything_in_the_run(home: Path) -> None:
+    names = {path.name for path in (home / "run").iterdir()}
+    told = {"recipe.toml", "run.json", "splits.json", "predictions.csv", "scores.json"}
+    assert names == told | {"scores.md", "curves.png", "roc.png", "folds"}
+
+
+def test_training_again_into_the_same_folder_is_refused(home: Path) -> None:
+    with pytest.raises(CaprmilError, match="finished run"):
+        caprmil(
+            "train", home / "labels.csv", "--features", home / "features", "--out", home / "run"
+        )
+
+
+def test_bags_without_labels_get_probabilities(home: Path, tmp_path: Path) -> None:
+    bag = bags.write(tmp_path / "new.h5", np.ones((7, 16)), encoder="synthetic", mpp=1.0)
+    caprmil("predict", home / "run", bag, "--out", tmp_path / "answers.csv")
+    header, row = (tmp_path / "answers.csv").read_text().splitlines()
+    assert header == "slide,patient,fold,label,predicted,prob_normal,prob_tumour,models,spread"
+    assert row.startswith("new,,,,")
+    assert sum(map(float, row.split(",")[5:7])) == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "width", "message"),
+    [
+        ({"encoder": "uni_v1"}, 16, "encoder uni_v1; the models of .* were trained on synthetic"),
+        ({"mpp": 0.5}, 16, "0.5 um/px; the models of .* were trained on 1 um/px"),
+        ({}, 8, "8 features; the models of .* were trained on 16"),
+    ],
+)
+def test_bags_of_another_kind_are_refused(
+    settings: dict[str, object], width: int, message: str, home: Path, tmp_path: Path
+) -> None:
+    bag = bags.write(tmp_path / "new.h5", np.ones((7, width)), **settings)  # type: ignore[arg-type]
+    words = ("predict", home / "run", bag, "--out", tmp_path / "answers.csv")
+    with pytest.raises(CaprmilError, match=message):
+        caprmil(*words)
+    assert not (tmp_path / "answers.csv").exists()
+    if width == 16:
+        caprmil(*words, "--force")
+
+
+def test_a_file_of_answers_is_never_overwritten(home: Path, tmp_path: Path) -> None:
+    answers = tmp_path / "answers.csv"
+    answers.write_text("mine")
+    with pytest.raises(CaprmilError, match="there already"):
+        caprmil("predict", home / "run", home / "features", "--out", answers)
+    assert answers.read_text() == "mine"
+
+
+def test_a_run_and_any_table_of_predictions_can_be_scored(home: Path) -> None:
+    of_run = caprmil("evaluate", home / "run")
+    of_table = caprmil("evaluate", home / "run" / "predictions.csv")
+    assert of_run == of_table
+    assert "| auc |" in of_run
+
+
+def test_another_cohort_is_scored_by_every_folds_model(home: Path, tmp_path: Path) -> None:
+    table = RareSignal(slides=8, width=16, patches=(30, 60), seed=5).write(tmp_path)
+    text = table.read_text().replace("slide_", "other_").replace("patient_", "someone_")
+    table.write_text(text)
+    for path in (tmp_path / "features").iterdir():
+        path.rename(path.with_name(path.name.replace("slide_", "other_")))
+    words = ("--cohort", table, "--features", tmp_path / "features", "--out", tmp_path / "out.csv")
+    said = caprmil("evaluate", home / "run", *words)
+    assert said.startswith("8 slides, 8 patients, 2 folds.")
+    assert len((tmp_path / "out.csv").read_text().splitlines()) == 1 + 2 * 8
+
+
+def test_slides_that_the_models_know_are_not_scored_again(home: Path) -> None:
+    words = ("--cohort", home / "labels.csv", "--features", home / "features")
+    with pytest.raises(CaprmilError, match="know 24 of these slides"):
+        caprmil("evaluate", home / "run", *words)
+
+
+def test_the_promises_are_measured(home: Path) -> None:
+    said = caprmil("check", home / "run")
+    assert said.count("yes") == 6
+    assert "Measured on 8 bags" in said
+
+
+def test_models_and_doctor_tell_what_there_is() -> None:
+    assert "314,318" in caprmil("models")
+    assert "torch" in caprmil("doctor")
+    assert caprmil("--version").strip() == __import__("caprmil").__version__
+
+
+def test_a_users_mistake_is_one_line_and_leaves_with_2(tmp_path: Path) -> None:
+    result = shell("train", "nowhere.toml", "--out", "run", cwd=tmp_path)
+    assert result.returncode == 2
+    assert result.stderr.strip() == "error: There is no recipe nowhere.toml."
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_all_problems_of_a_cohort_are_told_before_anything_is_written(tmp_path: Path) -> None:
+    table = RareSignal(slides=12, width=16, patches=(5, 9)).write(tmp_path)
+    (tmp_path / "features" / "slide_003.h5").write_bytes(b"cut short")
+    (tmp_path / "features" / "slide_004.h5").unlink()
+    words = ("--features", tmp_path / "features", "--out", tmp_path / "run")
+    result = shell("train", table, *words, cwd=tmp_path)
+    assert result.returncode == 2
+    assert "slide_003.h5 is not an HDF5 file" in result.stderr
+    assert "Slides without a bag" in result.stderr
+    assert not (tmp_path / "run").exists()

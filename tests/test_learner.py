@@ -1,0 +1,392 @@
+"""What learning promises: the paper's recipe, the same numbers again, and also after a break."""
+
+import csv
+import shutil
+import signal
+from collections.abc import Callable
+from math import cos, pi
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from caprmil import bags, learner, runs
+from caprmil.batches import Batch, Sample, collate
+from caprmil.errors import RecipeError, RunError
+from caprmil.learner import Learner, Row, TrainConfig, fit, kept_epoch, learning_rate
+from caprmil.models import MILModel, create
+from caprmil.synthetic import RareSignal
+
+STUDY = RareSignal(slides=20, width=16, patches=(10, 30), signal=0.3, stain=0.5)
+SLIDES = [Sample(f"s{n}", bags.from_arrays(STUDY.bag(n)[0]), n % 2) for n in range(20)]
+TRAIN, VALIDATION = SLIDES[:12], SLIDES[12:]
+QUICK = {"epochs": 4, "warmup_epochs": 1, "lr": 5e-3, "patience": 100}
+HASTY = {**QUICK, "epochs": 30, "lr": 0.03, "patience": 2}  # overfits, and stops early
+
+
+def tiny(seed: int = 0, **settings: Any) -> MILModel:
+    torch.manual_seed(seed)
+    return create("caprmil", 16, 2, **{"dim": 16, "heads": 2, **settings})
+
+
+def learn(
+    folder: Path,
+    *,
+    train: list[Sample] = TRAIN,
+    validation: list[Sample] = VALIDATION,
+    seed: int = 0,
+    listen: Callable[[Row], None] | None = None,
+    model: MILModel | None = None,
+    **settings: Any,
+) -> tuple[dict[str, Tensor], list[Row]]:
+    model, config = model or tiny(), TrainConfig(**{**QUICK, **settings})
+    options: dict[str, Any] = {"seed": seed, "listen": listen, "device": "cpu"}
+    history = fit(model, train, validation, folder=folder, settings=config, **options)
+    return model.state_dict(), history
+
+
+def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    assert one.keys() == other.keys()
+    return all(torch.equal(one[name], other[name]) for name in one)
+
+
+def stop_after(epoch: int) -> Callable[[Row], None]:
+    def listen(row: Row) -> None:
+        if row["epoch"] == epoch:
+            raise KeyboardInterrupt
+
+    return listen
+
+
+def as_batch(slides: list[Sample]) -> Batch:
+    return collate([(slide, slide.bag) for slide in slides if isinstance(slide.bag, bags.Bag)])
+
+
+def bag_loss(model: MILModel, slides: list[Sample]) -> float:
+    """Return the mean cross-entropy, slide by slide."""
+    chances = runs.answer(model.eval(), slides)
+    return float(np.mean([-np.log(row[s.label]) for row, s in zip(chances, slides, strict=True)]))
+
+
+# The recipe
+
+
+def test_the_rate_is_the_papers() -> None:
+    warmup = [1e-5, 4.8e-5, 8.6e-5, 1.24e-4, 1.62e-4, 2e-4]
+    cosine = [1e-7 + (2e-4 - 1e-7) * (1 + cos(pi * e / 24)) / 2 for e in range(24)]
+    rates = [learning_rate(epoch, TrainConfig()) for epoch in range(30)]
+    assert rates == pytest.approx(warmup + cosine, rel=1e-12)
+
+
+def test_without_warmup_the_rate_is_a_plain_cosine() -> None:
+    plain = TrainConfig(warmup_epochs=0)
+    expected = [1e-7 + (2e-4 - 1e-7) * (1 + cos(pi * e / 30)) / 2 for e in range(30)]
+    assert [learning_rate(epoch, plain) for epoch in range(30)] == pytest.approx(expected)
+
+
+def test_the_optimizer_steps_at_these_rates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used, step = [], torch.optim.AdamW.step
+
+    def record(optimizer: torch.optim.AdamW, *args: Any, **options: Any) -> Any:
+        used.append(optimizer.param_groups[0]["lr"])
+        return step(optimizer, *args, **options)
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", record)
+    _, history = learn(tmp_path, warmup_epochs=2)
+    expected = [learning_rate(e, TrainConfig(**QUICK | {"warmup_epochs": 2})) for e in range(4)]
+    assert used == pytest.approx(np.repeat(expected, 12))
+    assert [row["lr"] for row in history] == expected
+
+
+def test_adamw_spares_the_temperature_from_decay() -> None:
+    model = tiny()
+    (optimizer,), _ = Learner(model, TrainConfig(), seed=0).configure_optimizers()
+    decays = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
+    assert type(optimizer) is torch.optim.AdamW
+    spared = [name for name, p in model.named_parameters() if decays[id(p)] == 0]
+    assert spared == ["context.blocks.0.attend.temperature.raw"]
+    assert len(decays) == len(list(model.parameters()))
+    assert set(decays.values()) == {0.0, 1e-5}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"epochs": 0}, {"lr": 0.0}, {"clip": -1.0}, {"warmup_epochs": 30}, {"patience": 0}],
+    ids=str,
+)
+def test_a_setting_that_makes_no_sense_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(RecipeError, match=next(iter(wrong))):
+        TrainConfig(**wrong)
+
+
+# Order, repetition
+
+
+def test_the_same_seed_gives_the_same_weights_and_history(tmp_path: Path) -> None:
+    one, first = learn(tmp_path / "a")
+    torch.rand(7)  # what was drawn before does not matter
+    other, second = learn(tmp_path / "b")
+    assert same(one, other)
+    assert first == second
+
+
+def test_another_seed_gives_other_weights(tmp_path: Path) -> None:
+    assert not same(learn(tmp_path / "a")[0], learn(tmp_path / "b", seed=1)[0])
+
+
+def test_every_epoch_has_an_order_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen, step = [], Learner.training_step
+
+    def record(self: Learner, batch: Batch, number: int) -> Tensor:
+        seen.extend(batch.slides)
+        return step(self, batch, number)
+
+    monkeypatch.setattr(Learner, "training_step", record)
+    learn(tmp_path)
+    epochs = [seen[start : start + 12] for start in range(0, 48, 12)]
+    assert len(set(map(tuple, epochs))) == 4
+    assert all(set(epoch) == {slide.slide for slide in TRAIN} for epoch in epochs)
+
+
+def test_a_model_that_was_in_use_learns_with_dropout_all_the_same(tmp_path: Path) -> None:
+    fresh, used = tiny(dropout=0.5), tiny(dropout=0.5).eval()
+    assert same(learn(tmp_path / "a", model=fresh)[0], learn(tmp_path / "b", model=used)[0])
+
+
+def test_labels_of_validation_reach_no_weight_but_through_early_stopping(tmp_path: Path) -> None:
+    swapped = [slide._replace(label=1 - slide.label) for slide in VALIDATION]
+    honest, true = learn(tmp_path / "a", weights="last")
+    fooled, false = learn(tmp_path / "b", weights="last", validation=swapped)
+    assert same(honest, fooled)
+    assert [row["val_loss"] for row in true] != [row["val_loss"] for row in false]
+
+
+def test_looking_at_validation_bags_changes_nothing(tmp_path: Path) -> None:
+    watched, unwatched = learn(tmp_path / "a", weights="last"), learn(tmp_path / "b", validation=[])
+    assert same(watched[0], unwatched[0])
+
+
+# The options
+
+
+def test_class_weights_count_in_batches_of_one(tmp_path: Path) -> None:
+    uneven = [slide for slide in TRAIN if slide.label == 0 or slide.slide in ("s1", "s3")]
+    options: dict[str, Any] = {"train": uneven, "validation": [], "epochs": 2}
+    plain = learn(tmp_path / "a", **options)
+    weighed = learn(tmp_path / "b", class_weights="balanced", **options)
+    assert not same(plain[0], weighed[0])
+
+
+def test_class_weights_are_the_rarity_of_the_classes() -> None:
+    model = tiny()
+    uneven = [slide for slide in TRAIN if slide.label == 0 or slide.slide in ("s1", "s3")]
+    learner.weigh_classes(model, uneven, TrainConfig(class_weights="balanced"))
+    assert model.class_weights is not None
+    assert model.class_weights.tolist() == pytest.approx([8 / 2 / 6, 8 / 2 / 2])
+
+
+def test_a_trained_model_has_no_class_weights_left(tmp_path: Path) -> None:
+    model = tiny()
+    learn(tmp_path, model=model, class_weights="balanced", epochs=2)
+    assert model.class_weights is None
+
+
+def test_balanced_sampling_shows_the_rare_class_as_often(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uneven = [slide for slide in TRAIN if slide.label == 0 or slide.slide == "s1"]
+    seen, terms = [], Learner.training_step
+    monkeypatch.setattr(
+        Learner,
+        "training_step",
+        lambda self, batch, n: (seen.extend(batch.labels.tolist()), terms(self, batch, n))[1],
+    )
+    learn(tmp_path, train=uneven, validation=[], sampling="balanced", epochs=20)
+    assert np.mean(seen) == pytest.approx(1 / 2, abs=0.15)  # without it: 1 / 7
+
+
+def test_clipping_bounds_the_gradient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    norms, step = [], torch.optim.AdamW.step
+
+    def record(optimizer: torch.optim.AdamW, closure: Any) -> Any:
+        def watched() -> Any:
+            loss = closure()
+            grads = [p.grad for g in optimizer.param_groups for p in g["params"]]
+            norms.append(float(torch.nn.utils.get_total_norm(grads)))
+            return loss
+
+        return step(optimizer, watched)
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", record)
+    learn(tmp_path / "a", validation=[], epochs=2)
+    loose = max(norms)
+    norms.clear()
+    learn(tmp_path / "b", validation=[], epochs=2, clip=0.01)
+    assert max(norms) <= 0.01 * 1.0001 < loose
+
+
+def test_a_batch_of_bags_counts_by_its_mean() -> None:
+    model = tiny().eval()
+    together = float(Learner(model, TrainConfig(), seed=0).terms(as_batch(TRAIN))[1]["bag"])
+    assert together == pytest.approx(bag_loss(model, TRAIN), rel=1e-5)
+
+
+def test_batches_of_several_bags_are_learnt_from(tmp_path: Path) -> None:
+    five = TRAIN[:5]  # a batch of four, and one of one
+    at_first = bag_loss(tiny(), five)
+    options: dict[str, Any] = {"train": five, "validation": [], "batch_size": 4}
+    frozen: dict[str, Any] = {"lr": 1e-30, "warmup_lr": 1e-30, "min_lr": 1e-30}
+    _, still = learn(tmp_path / "a", **options, model=tiny(dropout=0.0), **frozen)
+    _, moving = learn(tmp_path / "b", **options, epochs=15)
+    assert still[0]["train_loss"] == pytest.approx(at_first, rel=1e-5)  # each bag counts once
+    assert moving[-1]["train_loss"] < at_first / 2
+
+
+def test_half_precision_on_a_cpu_without_it_warns_and_trains_in_full(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="fp16"):
+        halved, _ = learn(tmp_path / "a", precision="fp16")
+    assert same(halved, learn(tmp_path / "b")[0])
+
+
+def test_bfloat_is_used_where_the_cpu_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu = torch.device("cpu")
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True}, raising=False)
+    assert learner.usable_precision("bf16", cpu) == "bf16-mixed"
+    monkeypatch.setattr(torch.cpu, "get_capabilities", dict, raising=False)
+    with pytest.warns(UserWarning, match="bf16"):
+        assert learner.usable_precision("bf16", cpu) == "32-true"
+
+
+@pytest.mark.parametrize("part", ["train", "validation"])
+def test_a_loss_that_is_no_number_says_what_to_do(tmp_path: Path, part: str) -> None:
+    model = tiny()
+    loss = model.bag_loss
+    odd = SLIDES[3 if part == "train" else 13]  # infinite for this slide alone
+    size = len(odd.bag.features) if isinstance(odd.bag, bags.Bag) else 0
+    train, validation = [SLIDES[0], SLIDES[3]], [SLIDES[12], SLIDES[13]]
+    assert len({len(s.bag.features) for s in (*train, *validation)}) == 4  # type: ignore[union-attr]
+
+    def broken(output: Any, labels: Tensor) -> dict[str, Tensor]:
+        found = loss(output.logits, labels)
+        return {"bag": found / 0 if output.attention.shape[1] == size else found}
+
+    model.loss = broken  # type: ignore[method-assign]
+    with pytest.raises(RunError, match=rf"inf in epoch 0 at slide {odd.slide}\. Lower train.lr"):
+        learn(tmp_path, model=model, train=train, validation=validation)
+    assert not (tmp_path / "last.ckpt").exists()
+
+
+# Which weights
+
+
+def test_training_stops_when_validation_has_not_improved_for_so_long(tmp_path: Path) -> None:
+    _, history = learn(tmp_path, **HASTY)
+    losses, best, waited = [row["val_loss"] for row in history], float("inf"), 0
+    for epoch, loss in enumerate(losses):
+        best, waited = (loss, 0) if loss < best - 1e-4 else (best, waited + 1)
+        assert (waited == 2) == (epoch == len(losses) - 1)
+    assert len(losses) < 30
+
+
+@pytest.mark.parametrize("weights", ["best", "last"])
+def test_the_weights_are_those_of_the_epoch_that_is_named(tmp_path: Path, weights: Any) -> None:
+    model = tiny()
+    _, history = learn(tmp_path, model=model, **HASTY, weights=weights)
+    epoch = kept_epoch(history, TrainConfig(weights=weights))
+    losses = [row["val_loss"] for row in history]
+    assert bag_loss(model, VALIDATION) == pytest.approx(losses[epoch], rel=1e-5)
+    assert losses[-1] > min(losses)
+    assert epoch == (losses.index(min(losses)) if weights == "best" else len(losses) - 1)
+
+
+def test_without_validation_the_last_weights_are_kept_after_all_epochs(tmp_path: Path) -> None:
+    state, history = learn(tmp_path, **HASTY | {"epochs": 6}, validation=[])
+    last = torch.load(tmp_path / "last.ckpt", weights_only=True)["state_dict"]
+    assert len(history) == 6
+    assert "val_loss" not in history[0]
+    assert same(state, {name.removeprefix("model."): value for name, value in last.items()})
+
+
+def test_a_plain_signal_is_learnt(tmp_path: Path) -> None:
+    _, history = learn(tmp_path, epochs=15)
+    assert max(row["val_auc"] for row in history) == 1.0
+    assert history[-1]["train_loss"] < 0.1 < history[0]["train_loss"]
+
+
+def test_the_history_is_a_table_too(tmp_path: Path) -> None:
+    _, history = learn(tmp_path)
+    with (tmp_path / "history.csv").open() as file:
+        rows = [{name: float(cell) for name, cell in row.items()} for row in csv.DictReader(file)]
+    assert rows == history
+
+
+# Interruptions
+
+
+@pytest.mark.parametrize(
+    ("settings", "epoch"),
+    [({}, 0), ({}, 1), ({}, 3), ({"weights": "last"}, 2), (HASTY, 1), (HASTY, 4)],
+    ids=str,
+)
+def test_an_interrupted_training_ends_as_if_it_had_not_been(
+    tmp_path: Path, settings: dict[str, Any], epoch: int
+) -> None:
+    whole = learn(tmp_path / "whole", **settings)
+    with pytest.raises(KeyboardInterrupt):
+        learn(tmp_path / "broken", **settings, listen=stop_after(epoch))
+    resumed = learn(tmp_path / "broken", **settings)
+    assert same(whole[0], resumed[0])
+    assert whole[1] == resumed[1]
+    table = (tmp_path / "whole" / "history.csv").read_bytes()
+    assert (tmp_path / "broken" / "history.csv").read_bytes() == table
+
+
+@pytest.mark.parametrize("name", ["kept.ckpt", "last.ckpt"])
+@pytest.mark.parametrize("epoch", [0, 2, 4])
+def test_a_break_while_an_epoch_is_written_harms_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, epoch: int
+) -> None:
+    whole = learn(tmp_path / "whole", **HASTY)
+    save = learner.Keeper.save
+
+    def broken(self: learner.Keeper, trainer: Any, path: Path) -> None:
+        if path.name == name and trainer.current_epoch >= epoch:
+            raise KeyboardInterrupt
+        save(self, trainer, path)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(learner.Keeper, "save", broken)
+        learn(tmp_path / "broken", **HASTY)
+    resumed = learn(tmp_path / "broken", **HASTY)
+    assert same(whole[0], resumed[0])
+    assert whole[1] == resumed[1]
+
+
+def test_a_training_that_has_ended_does_not_go_on(tmp_path: Path) -> None:
+    whole = learn(tmp_path, **HASTY)
+    again = learn(tmp_path, **HASTY, listen=stop_after(len(whole[1])))
+    assert same(whole[0], again[0])
+    assert whole[1] == again[1]
+
+
+def test_a_training_goes_on_in_a_folder_that_was_moved(tmp_path: Path) -> None:
+    whole = learn(tmp_path / "whole", **HASTY)
+    at = kept_epoch(whole[1], TrainConfig())
+    with pytest.raises(KeyboardInterrupt):
+        learn(tmp_path / "here", **HASTY, listen=stop_after(at + 1))
+    shutil.move(tmp_path / "here", tmp_path / "there")
+    assert same(whole[0], learn(tmp_path / "there", **HASTY)[0])
+
+
+def test_ctrl_c_works_again_after_ctrl_c(tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        learn(tmp_path, listen=stop_after(0))
+    assert signal.getsignal(signal.SIGINT) is before is not signal.SIG_IGN

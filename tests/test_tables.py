@@ -1,0 +1,99 @@
+"""What reading a table promises: text as it stands, whoever wrote it, or a line to look at."""
+
+from pathlib import Path
+
+import pytest
+
+from caprmil import tables
+from caprmil.errors import CohortError
+from caprmil.tables import COLUMNS, Table, called
+
+
+def read(folder: Path, content: str | bytes, **options: bool) -> Table:
+    path = folder / "table.csv"
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return tables.read(path, **options)
+
+
+@pytest.mark.parametrize("mark", [",", ";", "\t"])
+@pytest.mark.parametrize("start", ["", "\ufeff", "\n\n"])
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_marks_line_ends_and_bom_make_no_difference(
+    tmp_path: Path, mark: str, start: str, end: str
+) -> None:
+    lines = ["slide{0} age", "007{0}050", "{0}", "", '"a{0}b"{0}']
+    table = read(tmp_path, start + end.join(lines).format(mark) + end)
+    assert table.columns == {"slide": ("007", f"a{mark}b"), "age": ("050", "")}
+
+
+@pytest.mark.parametrize(
+    ("header", "names"),
+    [
+        ("slide;age, in years, rounded, or not;label", 3),
+        ("slide,label,prob_;;;;;;;;", 3),
+        ("who;what;why", 3),
+        ('"age; in years, rounded";slide', 2),
+        ("slide", 1),
+    ],
+)
+def test_the_separator_is_the_one_that_makes_sense(tmp_path: Path, header: str, names: int) -> None:
+    assert len(read(tmp_path, f"{header}\nx\n", pad=True).columns) == names
+
+
+def test_rows_are_given_by_column_and_with_their_place(tmp_path: Path) -> None:
+    table = read(tmp_path, 'slide,note\n\n\na,"two\nlines"\nb,\n')
+    assert table.rows() == [{"slide": "a", "note": "two\nlines"}, {"slide": "b", "note": ""}]
+    assert [place.rpartition("/")[2] for place in table.places] == [
+        "table.csv, line 5",  # where the row ends
+        "table.csv, line 6",
+    ]
+
+
+def test_columns_without_a_name_are_left_out(tmp_path: Path) -> None:
+    table = read(tmp_path, ",slide,,Unnamed: 3\n0,a,x,y\n")
+    assert table.columns == {"slide": ("a",)}
+
+
+def test_cells_missing_at_the_end_are_empty_only_when_told(tmp_path: Path) -> None:
+    assert read(tmp_path, "slide,site\na\n", pad=True).columns == {"slide": ("a",), "site": ("",)}
+    with pytest.raises(CohortError, match="line 2: 1 cells, but 2 columns"):
+        read(tmp_path, "slide,site\na\n")
+
+
+def test_empty_cells_too_many_are_forgiven(tmp_path: Path) -> None:
+    assert read(tmp_path, "slide,site\na,x,,\n").columns == {"slide": ("a",), "site": ("x",)}
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"", "no rows"),
+        (b"slide,label\n,\n", "no rows"),
+        (b"slide,label\na,x,y\n", "line 2: 3 cells, but 2 columns"),
+        (b"slide,slide\na,b\n", "2 columns called 'slide'"),
+        (b"slide\n\xe9\n", "no table in UTF-8"),
+        ("slide\na\n".encode("utf-16"), "no table in UTF-8"),
+    ],
+)
+def test_what_is_no_table_is_refused_by_name(tmp_path: Path, content: bytes, told: str) -> None:
+    with pytest.raises(CohortError, match=rf"table\.csv.*{told}"):
+        read(tmp_path, content)
+
+
+def test_a_cell_that_is_missing_or_no_number_is_placed(tmp_path: Path) -> None:
+    table = read(tmp_path, "slide,age\na,1e3\n,old\n")
+    with pytest.raises(CohortError, match="line 3: the slide is missing"):
+        table.names("slide")
+    with pytest.raises(CohortError, match="line 3: age is 'old', not a number"):
+        table.numbers("age")
+    assert read(tmp_path, "slide,age\na,1e3\n").numbers("age") == [1000.0]
+
+
+def test_columns_are_recognised_in_any_case_and_the_first_word_wins() -> None:
+    assert called(["WSI", "Slide ID", "age"], COLUMNS["slide"]) == ["Slide ID", "WSI"]
+    assert called(["Slide", "slide"], COLUMNS["slide"]) == ["Slide", "slide"]
+
+
+def test_no_name_belongs_to_two_columns() -> None:
+    words = [word for role in COLUMNS.values() for word in role]
+    assert len(set(words)) == len(words)
