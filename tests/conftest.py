@@ -1,6 +1,10 @@
 """Shape checks on: under pytest, every annotated tensor of the models is checked at run time."""
 
 import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # the test processes share the cores
 
@@ -8,9 +12,9 @@ from jaxtyping import install_import_hook
 
 install_import_hook("caprmil.models", "beartype.beartype")
 
-from pathlib import Path
-
-import pytest
+if TYPE_CHECKING:  # Lightning takes its time, and most tests have no need of it
+    from caprmil.runs import Run
+    from caprmil.training import Recipe
 
 
 @pytest.fixture(scope="session")
@@ -20,3 +24,26 @@ def tiny_cohort(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     study = RareSignal(slides=24, width=64, patches=(40, 80), signal=0.3, stain=0.5)
     return study.write(tmp_path_factory.mktemp("tiny_cohort"))
+
+
+@pytest.fixture(scope="session")
+def tiny_recipe(tiny_cohort: Path) -> "Recipe":
+    """Three folds of a tiny model, trained in a second or two."""
+    from caprmil.training import ModelConfig, Recipe, SplitConfig, TrainConfig
+
+    return Recipe(
+        cohort=str(tiny_cohort),
+        features=str(tiny_cohort.parent / "features"),
+        model=ModelConfig(settings={"dim": 16, "heads": 2}),
+        splits=SplitConfig(folds=3, validation=0.25),
+        train=TrainConfig(epochs=3, warmup_epochs=1, lr=3e-3),
+    )
+
+
+@pytest.fixture(scope="session")
+def tiny_run(tiny_recipe: "Recipe", tmp_path_factory: pytest.TempPathFactory) -> "Run":
+    """A finished run of that recipe. It is shared: copy its folder before changing anything."""
+    from caprmil.training import cross_validate
+
+    folder = tmp_path_factory.mktemp("tiny_run") / "run"
+    return cross_validate(tiny_recipe, folder, device="cpu", progress=False)

@@ -1,4 +1,4 @@
-"""What batches promise: padding that can be told from patches, and an order that can be repeated."""
+"""What batches promise: padding is told from patches, and an order can be had again."""
 
 from collections import Counter
 from pathlib import Path

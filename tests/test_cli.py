@@ -76,9 +76,9 @@ def test_bags_without_labels_get_probabilities(home: Path, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("settings", "width", "message"),
     [
-        ({"encoder": "uni_v1"}, 16, "encoder uni_v1; the models of .* were trained on synthetic"),
-        ({"mpp": 0.5}, 16, "0.5 um/px; the models of .* were trained on 1 um/px"),
-        ({}, 8, "8 features; the models of .* were trained on 16"),
+        ({"encoder": "uni_v1"}, 16, "encoder uni_v1, not synthetic as the models"),
+        ({"mpp": 0.5}, 16, "0.5 um/px, not 1 as the models"),
+        ({}, 8, "8 features, not 16 as the models"),
     ],
 )
 def test_bags_of_another_kind_are_refused(
@@ -116,7 +116,7 @@ def test_another_cohort_is_scored_by_every_folds_model(home: Path, tmp_path: Pat
         path.rename(path.with_name(path.name.replace("slide_", "other_")))
     words = ("--cohort", table, "--features", tmp_path / "features", "--out", tmp_path / "out.csv")
     said = caprmil("evaluate", home / "run", *words)
-    assert said.startswith("8 slides, 8 patients, 2 folds.")
+    assert said.strip().startswith("8 slides, 8 patients, 2 folds.")
     assert len((tmp_path / "out.csv").read_text().splitlines()) == 1 + 2 * 8
 
 

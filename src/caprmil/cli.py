@@ -56,7 +56,6 @@ def train(
 
     settings = training.read_recipe(recipe, features=features, changes=change or [])
     run = training.cross_validate(settings, out, device=device)
-    _say_notes(run.facts.notes)
     typer.echo((run.folder / "scores.md").read_text())
     typer.echo(f"Written to {out}: scores.md, predictions.csv, curves.png, roc.png, folds/.")
     typer.echo(f"Predict new bags with: caprmil predict {out} BAGS --out predictions.csv")
@@ -222,11 +221,6 @@ def _table(header: "Sequence[str]", rows: "Iterable[Sequence[str]]") -> None:
     for row in rows:
         table.add_row(*row)
     Console().print(table)
-
-
-def _say_notes(notes: "Iterable[str]") -> None:
-    for note in notes:
-        typer.secho(f"note: {note}", err=True, fg="yellow")
 
 
 def run() -> None:

@@ -15,8 +15,11 @@ from caprmil.synthetic import RareSignal
 from caprmil.training import Recipe, cross_validate
 
 MODELS = {"Mean": "mean", "ABMIL": "abmil", "CAPRMIL + Mean": "caprmil"}
-COHORT = RareSignal(slides=100, width=256, patches=(800, 2000), strength=12.0)
-SETTINGS = {"splits": {"folds": 3}, "train": {"epochs": 20, "warmup_epochs": 4}}
+COHORT = RareSignal()
+SETTINGS = {
+    "splits": {"folds": 3, "validation": 0.15},
+    "train": {"epochs": 14, "warmup_epochs": 3},
+}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from lightning.pytorch.callbacks import Callback, Checkpoint, EarlyStopping
 from lightning.pytorch.loggers import Logger
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor
 
 from caprmil import batches, metrics
@@ -341,10 +342,16 @@ def quiet() -> Iterator[None]:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Let Ctrl-C be what it is in Python: Lightning exits on it, and then ignores the next ones."""
+    """Let signals do what they do elsewhere.
+
+    On Ctrl-C Lightning exits, and ignores the next ones; when it is terminated, as a cluster does
+    with a job that runs too long, it leaves with 0 as if all were done.
+    """
     handler = signal.getsignal(signal.SIGINT)
     try:
         yield
+    except SIGTERMException:
+        raise SystemExit(128 + signal.SIGTERM) from None
     except SystemExit as leaving:
         if not isinstance(leaving.__context__, KeyboardInterrupt):
             raise

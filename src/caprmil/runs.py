@@ -141,17 +141,20 @@ class Run:
         `force` lets another encoder or scale pass, never another width.
         """
         facts = self.facts
-        told = f"{slide} has patches of {{}}; the models of {self.folder} were trained on {{}}."
-        if info.width != facts.in_dim:
-            raise BagError(told.format(f"{info.width} features", facts.in_dim))
-        if force:
+        width, encoder, scale = info.width, info.encoder, info.mpp
+        if width != facts.in_dim:
+            differs, advice = f"{width} features, not {facts.in_dim}", ""
+        elif encoder and facts.encoder and _bare(encoder) != _bare(facts.encoder):
+            differs, advice = f"encoder {encoder}, not {facts.encoder}", ", or pass --force"
+        elif scale and facts.mpp and abs(scale / facts.mpp - 1) > SAME_SCALE:
+            differs, advice = f"{scale:g} um/px, not {facts.mpp:g}", ", or pass --force"
+        else:
             return
-        advice = " Extract the features in the same way, or say --force if you know better."
-        if info.encoder and facts.encoder and _bare(info.encoder) != _bare(facts.encoder):
-            raise BagError(told.format(f"encoder {info.encoder}", facts.encoder) + advice)
-        if info.mpp and facts.mpp and abs(info.mpp / facts.mpp - 1) > SAME_SCALE:
-            scales = f"{info.mpp:g} um/px", f"{facts.mpp:g} um/px"
-            raise BagError(told.format(*scales) + advice)
+        if not (force and advice):
+            raise BagError(
+                f"{slide} is of {differs} as the models of {self.folder} were trained on. "
+                f"Extract its features in the same way{advice}."
+            )
 
     def predict(
         self,

@@ -22,25 +22,25 @@ class RareSignal:
     direction of that subspace: the mean of a slide says more about its stain than about them.
     """
 
-    slides: int = 120
+    slides: int = 180
     width: int = 256
-    patches: tuple[int, int] = (1000, 3000)  # at least, and less than
-    signal: float = 0.03  # share of tumour patches in a positive slide
+    patches: tuple[int, int] = (1000, 1600)  # at least, and less than
+    signal: float = 0.04  # share of tumour patches in a positive slide
     strength: float = 10.0  # how far a tumour patch stands out, in units of the noise
-    stain: float = 1.5  # how far slides differ, likewise, along each of 16 directions
-    tissues: int = 8
+    stain: float = 1.0  # how far slides differ, likewise, along each of 16 directions
+    tissues: int = 6
     seed: int = 0
 
     def bag(self, number: int) -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.bool_]]:
         """Return features and coordinates of a slide, and which patches are tumour."""
         world = np.random.default_rng([self.seed, 0])
         directions = np.linalg.qr(world.normal(size=(self.width, min(16, self.width))))[0]
-        tissues = 0.5 * world.normal(size=(self.tissues, self.width))
+        tissues = 0.3 * world.normal(size=(self.tissues, self.width))
         tumour_direction = directions @ _unit(world.normal(size=(directions.shape[1],)))
 
         rng = np.random.default_rng([self.seed, 1, number])
         n = int(rng.integers(*self.patches))
-        kinds = rng.choice(self.tissues, n, p=rng.dirichlet(np.full(self.tissues, 0.7)))
+        kinds = rng.choice(self.tissues, n, p=rng.dirichlet(np.full(self.tissues, 5.0)))
         shift = directions @ rng.normal(scale=self.stain, size=directions.shape[1])
         features = rng.normal(size=(n, self.width)) + tissues[kinds] + shift
 

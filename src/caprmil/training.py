@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -90,6 +91,8 @@ def cross_validate(
             recipe.cohort, recipe.features, recipe.data, recipe.splits, progress=step
         )
     recipe.model.build(cohort.in_dim, len(cohort.classes))
+    for note in cohort.notes:
+        logging.getLogger("caprmil").warning("note: %s", note)
     run = _open(out, recipe, cohort, folds)
     cache = Cache(recipe.train.cache_gb)
     total = len(folds) * recipe.train.epochs

@@ -1,0 +1,250 @@
+"""Estimator: a model behind scikit-learn's interface, for bags that are already in memory."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from os import PathLike
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.model_selection import train_test_split
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted
+from torch import Tensor
+
+from caprmil import bags as bag_files
+from caprmil import learner, runs
+from caprmil.bags import Bag
+from caprmil.batches import Sample
+from caprmil.errors import BagError, CohortError, RecipeError
+from caprmil.learner import TrainConfig
+from caprmil.models import MILModel, create
+
+BagLike: TypeAlias = NDArray[Any] | Tensor | Bag | str | PathLike[str]
+"""An array (patches, features), a tensor of that shape, a bag, or the path of a bag's file."""
+
+
+class MILClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """Learn classes of bags, as scikit-learn's classifiers learn classes of rows.
+
+    >>> classifier = MILClassifier("caprmil", epochs=10).fit(bags, labels)
+    >>> cross_val_score(MILClassifier("abmil"), bags, labels, cv=5)
+
+    `model` is a name that `caprmil.models.create` takes, with its `settings`; or a model, of
+    which a copy is trained on from the weights it has. The other words are those of TrainConfig.
+    The warm-up lasts half of the epochs at most. `validation` is the share of the bags that is
+    held out, by class, to stop early and to keep the best epoch; 0 trains on all of them.
+
+    Fitted: `classes_`, `n_features_in_`, `model_`, and `history_`, a row of numbers an epoch.
+    """
+
+    def __init__(
+        self,
+        model: str | MILModel = "caprmil",
+        *,
+        settings: dict[str, Any] | None = None,
+        epochs: int = 30,
+        lr: float = 2e-4,
+        weight_decay: float = 1e-5,
+        warmup_epochs: int = 6,
+        batch_size: int = 1,
+        class_weights: Literal["none", "balanced"] = "none",
+        clip: float = 0.0,
+        validation: float = 0.0,
+        patience: int = 20,
+        seed: int = 0,
+        device: str = "auto",
+    ) -> None:
+        self.model = model
+        self.settings = settings
+        self.epochs = epochs
+        self.lr = lr
+        self.weight_decay = weight_decay
+        self.warmup_epochs = warmup_epochs
+        self.batch_size = batch_size
+        self.class_weights = class_weights
+        self.clip = clip
+        self.validation = validation
+        self.patience = patience
+        self.seed = seed
+        self.device = device
+
+    def fit(self, bags: Sequence[BagLike], labels: Iterable[Any]) -> "MILClassifier":
+        """Train a new model on these bags, one label each."""
+        samples = as_samples(bags)
+        classes, numbers = as_classes(labels)
+        if len(samples) != len(numbers):
+            raise CohortError(
+                f"There are {len(samples)} bags but {len(numbers)} labels. Give one label a bag."
+            )
+        settings = self._train_settings()
+        width = common_width(samples)
+        labelled = [
+            sample._replace(label=int(number))
+            for sample, number in zip(samples, numbers, strict=True)
+        ]
+        train, held_out = self._split(labelled)
+        with own_randomness(self.device), TemporaryDirectory(prefix="caprmil-") as folder:
+            torch.manual_seed(self.seed)
+            model = self._new_model(width, len(classes))
+            history = learner.fit(
+                model,
+                train,
+                held_out,
+                folder=Path(folder),
+                settings=settings,
+                seed=self.seed,
+                device=self.device,
+            )
+        self.classes_, self.n_features_in_ = classes, width
+        self.model_, self.history_ = model, history
+        return self
+
+    def predict_proba(self, bags: Sequence[BagLike]) -> NDArray[np.float64]:
+        """Return the probability of each class of `classes_`, a row a bag."""
+        check_is_fitted(self, "model_")
+        samples = as_samples(bags)
+        common_width(samples, self.n_features_in_)
+        with own_randomness(self.device) as place:  # a DataLoader draws a seed, needed or not
+            probabilities = runs.answer(self.model_, samples, device=place)
+        self.model_.cpu()
+        return probabilities
+
+    def predict(self, bags: Sequence[BagLike]) -> NDArray[Any]:
+        """Return the likeliest class of each bag, by the name it had in `fit`."""
+        chosen = self.predict_proba(bags).argmax(axis=1)
+        predicted: NDArray[Any] = self.classes_[chosen]
+        return predicted
+
+    def _train_settings(self) -> TrainConfig:
+        if self.class_weights not in ("none", "balanced"):
+            raise RecipeError(
+                f"class_weights cannot be {self.class_weights!r}. Known: balanced, none."
+            )
+        return TrainConfig(
+            epochs=self.epochs,
+            lr=self.lr,
+            weight_decay=self.weight_decay,
+            warmup_epochs=min(self.warmup_epochs, self.epochs // 2),
+            batch_size=self.batch_size,
+            class_weights=self.class_weights,
+            clip=self.clip,
+            patience=self.patience,
+        )
+
+    def _new_model(self, width: int, n_classes: int) -> MILModel:
+        if isinstance(self.model, str):
+            return create(self.model, width, n_classes, **deepcopy(self.settings or {}))
+        if self.settings:
+            raise RecipeError("settings are for a model by name; this one is built already.")
+        if (self.model.in_dim, self.model.n_classes) != (width, n_classes):
+            raise BagError(
+                f"The model was made for {self.model.in_dim} features and {self.model.n_classes} "
+                f"classes; these bags have {width} and {n_classes}."
+            )
+        return deepcopy(self.model)
+
+    def _split(self, samples: list[Sample]) -> tuple[list[Sample], list[Sample]]:
+        """Return the bags to train on and those held out, each with its share of every class."""
+        if not 0 <= self.validation < 1:
+            raise RecipeError(
+                f"validation is a share of the bags, from 0 to below 1, not {self.validation}."
+            )
+        if not self.validation:
+            return samples, []
+        labels = [sample.label for sample in samples]
+        try:
+            train, held_out = train_test_split(
+                samples, test_size=self.validation, stratify=labels, random_state=self.seed
+            )
+        except ValueError as problem:
+            raise CohortError(
+                f"A share of {self.validation} of {len(samples)} bags cannot be held out with "
+                f"every class on both sides ({problem}) Change validation, or set it to 0."
+            ) from problem
+        return train, held_out
+
+
+def as_samples(bags: Sequence[BagLike]) -> list[Sample]:
+    """Check bags of any kind and name them by their place. Files are only looked at here."""
+    if isinstance(bags, str | PathLike | Bag):
+        raise BagError("This is one bag. Pass a list of them, even if it is a list of one.")
+    if getattr(bags, "ndim", None) == 2:
+        raise BagError(
+            f"Bags are a list of (patches, features) arrays, not one array of shape "
+            f"{tuple(bags.shape)}. Pass [array] if it is a single bag."  # type: ignore[attr-defined]
+        )
+    samples = [Sample(f"bag {number}", as_bag(bag, number)) for number, bag in enumerate(bags)]
+    if not samples:
+        raise BagError("There are no bags. Pass one at least.")
+    return samples
+
+
+def as_bag(bag: BagLike, number: int) -> Path | Bag:
+    """Return a bag that is checked, or the path of its file."""
+    if isinstance(bag, str | PathLike):
+        return Path(bag)
+    if isinstance(bag, Bag):
+        return bag
+    try:
+        array = bag.detach().cpu().float().numpy() if isinstance(bag, Tensor) else np.asarray(bag)
+        if array.dtype.kind in "biu":  # counts and flags are features too
+            array = array.astype(np.float32)
+        if array.ndim != 2:
+            raise BagError(f"It has shape {array.shape}. A bag is (patches, features).")
+        return bag_files.from_arrays(array)
+    except BagError as problem:
+        raise BagError(f"Bag {number} cannot be used. {problem}") from problem
+
+
+def common_width(samples: Sequence[Sample], fitted: int | None = None) -> int:
+    """Return how many features a patch has: the same in all bags, and as it was in `fit`."""
+    widths = [
+        sample.bag.info.width
+        if isinstance(sample.bag, Bag)
+        else bag_files.inspect(sample.bag).width
+        for sample in samples
+    ]
+    expected = fitted or widths[0]
+    for sample, width in zip(samples, widths, strict=True):
+        if width != expected:
+            others = "the classifier was fitted on" if fitted else "the bags before it have"
+            raise BagError(
+                f"{sample.slide.capitalize()} has patches of {width} features; {others} "
+                f"{expected}. Use the features of one encoder for all bags."
+            )
+    return expected
+
+
+def as_classes(labels: Iterable[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Return the classes, sorted, and the number of each label's class among them."""
+    column = np.asarray(labels if hasattr(labels, "__array__") else list(labels))
+    if column.ndim != 1:
+        raise CohortError(f"Labels are one a bag, not of shape {column.shape}.")
+    try:
+        classes, numbers = np.unique(column, return_inverse=True)
+    except TypeError as problem:
+        raise CohortError(
+            f"Labels must be of one kind that can be sorted ({problem}). Pass text or numbers."
+        ) from problem
+    if len(classes) < 2:
+        raise CohortError(
+            f"All labels are {classes.tolist()}. A classifier needs bags of two classes at least."
+        )
+    check_classification_targets(column)
+    return classes, numbers
+
+
+@contextmanager
+def own_randomness(device: str) -> Iterator[torch.device]:
+    """Yield the device, and leave torch's random state in the end as it was."""
+    place = runs.pick_device(device)
+    # A seed is set on every GPU, whichever is used, as soon as CUDA is up.
+    gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
+    with torch.random.fork_rng(devices=list(gpus)):
+        yield place

@@ -1,0 +1,171 @@
+"""What the benchmark on the classic sets promises: the right data, fair folds, a page to check."""
+
+import importlib.util
+import json
+import os
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from caprmil.errors import BagError, UnknownName
+
+ROOT = Path(__file__).parents[1]
+DATA = Path(os.environ.get("CAPRMIL_DATA", ROOT.parent / "shared" / "data")) / "classic-mil"
+
+
+def load_script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("classic", ROOT / "benchmarks" / "classic.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["classic"] = module  # where dataclasses look for it
+    spec.loader.exec_module(module)
+    return module
+
+
+classic = load_script()
+
+
+def write_set(folder: Path, *, width: int = 3, bags: int = 20, two_labels: bool = False) -> Path:
+    """Write a set of two instances a bag, whose first feature gives the label away."""
+    rng = np.random.default_rng(0)
+    rows = []
+    for number in range(bags):
+        for instance in range(2):
+            label = (number + (instance if two_labels else 0)) % 2
+            rows.append([label, number, 4 * label, *rng.normal(size=width - 1)])
+    np.savetxt(folder / "tiny.csv.gz", rows, delimiter=",")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(classic.SETS, "tiny", classic.Shape("Tiny", 20, 10, 40, 3))
+    monkeypatch.setattr(classic, "Recipe", lambda: RECIPE)
+
+
+RECIPE = classic.Recipe(epochs=2, lr=1e-2, warmup_epochs=1)
+
+
+def run(folder: Path, **changes: Any) -> str:
+    options = {"sets": "tiny", "models": "mean", "processes": 1, "out": folder / "page.md"}
+    arguments = [str(folder)]
+    for name, value in (options | changes).items():
+        arguments += [f"--{name}", str(value)]
+    classic.main(arguments)
+    return (folder / "page.md").read_text()
+
+
+def test_a_set_is_read_bag_by_bag(tmp_path: Path) -> None:
+    bags, labels = classic.read(write_set(tmp_path), "tiny")
+    assert [bag.shape for bag in bags] == [(2, 3)] * 20
+    assert labels.tolist() == [0, 1] * 10
+
+
+def test_a_copy_with_the_instance_label_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BagError, match="4 features and should have 3: such copies carry the label"):
+        classic.read(write_set(tmp_path, width=4), "tiny")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"width": 5}, "5 features and should have 3"),
+        ({"bags": 18}, r"18 bags \(9 positive\) of 36"),
+        ({"two_labels": True}, "bag 0 has more than one label"),
+    ],
+)
+def test_another_version_of_a_set_is_refused(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(BagError, match=message):
+        classic.read(write_set(tmp_path, **changes), "tiny")
+
+
+def test_missing_and_unknown_sets_are_named(tmp_path: Path) -> None:
+    with pytest.raises(BagError, match=r"musk1\.csv\.gz"):
+        classic.read(tmp_path, "musk1")
+    with pytest.raises(UnknownName, match="Did you mean 'elephant'"):
+        classic.read(tmp_path, "elefant")
+
+
+def test_only_the_training_part_sets_the_scale() -> None:
+    train = [np.array([[0.0, 5.0], [2.0, 5.0]], dtype=np.float32)]
+    test = [np.array([[100.0, 6.0]], dtype=np.float32)]
+    (scaled,), (unseen,) = classic.standardise(train, test)
+    assert scaled.tolist() == [[-1, 0], [1, 0]]
+    assert unseen.tolist() == [[99, 1]]  # a feature that never changes is only shifted
+
+
+def test_every_bag_is_tested_once_a_repeat_and_repeats_differ() -> None:
+    labels = np.array([0, 1] * 20)
+    once, again = classic.splits(labels, 0), classic.splits(labels, 1)
+    assert sorted(np.concatenate([test for _, test in once])) == list(range(40))
+    assert not all(np.array_equal(a[1], b[1]) for a, b in zip(once, again, strict=True))
+
+
+def test_the_page_has_our_figures_the_command_and_the_recipe(tmp_path: Path) -> None:
+    page = run(write_set(tmp_path))
+    assert "| **mean**, ours | 1.000 ± 0.000 |" in page
+    assert "python benchmarks/classic.py data/classic-mil --sets tiny --models mean\n" in page
+    assert "epochs = 2\nlr = 0.01\n" in page
+    assert str(tmp_path) not in page
+
+
+def test_published_figures_stand_beside_ours_with_their_source() -> None:
+    accuracy = classic.table([], "accuracy", ["musk1", "ucsb-breast"], ["caprmil"])
+    assert "| | MUSK1 | UCSB breast |" in accuracy.replace("|  |", "| |")
+    assert "| Attention (Ilse et al. 2018) | .892 | – |" in accuracy
+    assert "MILES" in classic.table([], "auc", ["tiger"], [])
+
+
+def test_a_run_that_was_stopped_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(write_set(tmp_path))
+    record = tmp_path / "page.jsonl"
+    lines = record.read_text().splitlines()
+    record.write_text("\n".join(lines[:6]) + '\n{"set": "ti')  # the seventh was cut short
+    run(tmp_path)
+    assert "6 of 10 folds are in" in capsys.readouterr().out
+    again = [json.loads(line) for line in record.read_text().splitlines()[7:]]
+    assert [fold["fold"] for fold in again] == [6, 7, 8, 9]
+    assert [fold["train_loss"] for fold in again] == [
+        json.loads(x)["train_loss"] for x in lines[6:]
+    ]
+
+
+def test_a_fold_of_another_recipe_does_not_count(tmp_path: Path) -> None:
+    run(write_set(tmp_path))
+    assert len(classic.kept(tmp_path / "page.jsonl", RECIPE)) == 10
+    other = type(RECIPE)(epochs=3)
+    assert classic.kept(tmp_path / "page.jsonl", other) == []
+
+
+def test_what_was_written_by_hand_stays(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"# Ours\n\nBefore.\n\n{classic.BEGIN}\nOld table.\n{classic.END}\n\nAfter.\n")
+    found = run(write_set(tmp_path))
+    assert found.startswith("# Ours\n\nBefore.\n\n")
+    assert found.endswith(f"{classic.END}\n\nAfter.\n")
+    assert "Old table." not in found
+
+
+def test_a_page_without_markers_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "page.md").write_text("Mine.\n")
+    with pytest.raises(SystemExit):
+        run(write_set(tmp_path))
+    assert (tmp_path / "page.md").read_text() == "Mine.\n"
+
+
+@pytest.mark.skipif(not DATA.is_dir(), reason="the classic sets are not beside the repository")
+@pytest.mark.parametrize("name", ["musk1", "musk2", "elephant", "fox", "tiger", "ucsb-breast"])
+def test_the_real_sets_have_their_known_shape(name: str) -> None:
+    bags, labels = classic.read(DATA, name)
+    shape = classic.SETS[name]
+    assert (len(bags), labels.sum()) == (shape.bags, shape.positive)
+    assert {bag.shape[1] for bag in bags} == {shape.width}
+    assert sum(len(bag) for bag in bags) == shape.instances
+    assert all(np.isfinite(bag).all() for bag in bags)

@@ -1,0 +1,212 @@
+"""What a run promises: it can be used again, on bags like its own, and never flatters itself."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from caprmil import bags, runs
+from caprmil.bags import BagInfo
+from caprmil.errors import BagError, RunError, UnknownName
+from caprmil.runs import Run, pick_device
+from caprmil.synthetic import RareSignal
+
+OWN = BagInfo(path=None, kind="caprmil", n_patches=9, width=64, dtype="float16")
+OWN = replace(OWN, encoder="synthetic", mpp=1.0)
+
+
+@pytest.fixture
+def stranger(tmp_path: Path) -> Path:
+    """A bag that no fold has seen."""
+    features = RareSignal(width=64, patches=(40, 80)).bag(777)[0]
+    return bags.write(tmp_path / "stranger.h5", features, encoder="synthetic", mpp=1.0)
+
+
+@pytest.fixture
+def copy(tiny_run: Run, tmp_path: Path) -> Path:
+    """The finished run, to be harmed."""
+    return Path(shutil.copytree(tiny_run.folder, tmp_path / "copy"))
+
+
+def own_paths(run: Run) -> dict[str, Path]:
+    return {slide: Path(path) for slide, path in run.paths.items()}
+
+
+# Opening
+
+
+def test_a_run_knows_what_it_was_made_of(tiny_run: Run) -> None:
+    facts = tiny_run.facts
+    assert (facts.model, facts.in_dim, facts.encoder, facts.mpp) == ("caprmil", 64, "synthetic", 1)
+    assert facts.classes == ("normal", "tumour")
+    assert facts.versions["torch"] == torch.__version__
+    assert tiny_run.finished
+    assert "3 folds" in repr(tiny_run)
+
+
+@pytest.mark.parametrize("name", ["nowhere", "empty", "a_file"])
+def test_what_is_no_run_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "a_file").touch()
+    with pytest.raises(RunError, match=r"is not a run: there is no run\.json"):
+        Run(tmp_path / name)
+
+
+@pytest.mark.parametrize("name", [runs.FACTS, runs.SPLITS])
+@pytest.mark.parametrize("text", ["{", "[]", "3", "{}", '{"classes": 3}', "\udcff"])
+def test_a_damaged_run_says_so(copy: Path, name: str, text: str) -> None:
+    (copy / name).write_text(text, encoding="utf-8", errors="surrogateescape")
+    with pytest.raises(RunError, match="damaged"):
+        Run(copy)
+
+
+def test_an_unfinished_run_says_what_is_left(copy: Path) -> None:
+    (copy / runs.SCORES).unlink()
+    with pytest.raises(RunError, match="still to do: the scores"):
+        _ = Run(copy).predictions
+    shutil.rmtree(copy / "folds" / "fold-1")
+    with pytest.raises(RunError, match="still to do: fold-1"):
+        _ = Run(copy).scores
+    assert [fold.name for fold in Run(copy).done] == ["fold-0", "fold-2"]
+    assert "unfinished" in repr(Run(copy))
+
+
+def test_a_run_without_models_answers_nothing(copy: Path, stranger: Path) -> None:
+    shutil.rmtree(copy / "folds")
+    with pytest.raises(RunError, match="no trained model yet"):
+        Run(copy).predict({"stranger": stranger})
+
+
+def test_a_fold_that_is_not_there_is_named_with_those_that_are(tiny_run: Run) -> None:
+    with pytest.raises(UnknownName, match="fold-0, fold-1, fold-2"):
+        tiny_run.model("fold-7")
+
+
+def test_names_in_any_script_survive(copy: Path) -> None:
+    facts = runs.read_json(copy / runs.FACTS) | {"classes": ["gesund", "Krebs-Geschwür"]}
+    (copy / runs.FACTS).write_text(runs.as_json(facts), encoding="utf-8")
+    assert "ü" in (copy / runs.FACTS).read_text(encoding="utf-8")
+    assert Run(copy).classes == ("gesund", "Krebs-Geschwür")
+
+
+# Bags of another kind
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"width": 32}, "patches of 32 features.* trained on 64"),
+        ({"encoder": "uni"}, "encoder uni.* trained on synthetic.*--force"),
+        ({"mpp": 0.5}, "0.5 um/px.* trained on 1 um/px.*--force"),
+    ],
+)
+def test_bags_of_another_kind_are_refused(tiny_run: Run, changes: dict, said: str) -> None:
+    with pytest.raises(BagError, match=said):
+        tiny_run.check_bag("s", replace(OWN, **changes))
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"encoder": "Synthetic"}, {"mpp": 1.05}, {"mpp": None}, {"encoder": None}]
+)
+def test_bags_of_the_same_kind_pass(tiny_run: Run, changes: dict) -> None:
+    tiny_run.check_bag("s", replace(OWN, **changes))
+
+
+def test_force_lets_all_pass_but_another_width(tiny_run: Run) -> None:
+    tiny_run.check_bag("s", replace(OWN, encoder="uni", mpp=0.5), force=True)
+    with pytest.raises(BagError, match="32 features"):
+        tiny_run.check_bag("s", replace(OWN, width=32), force=True)
+
+
+def test_predict_refuses_before_it_answers(tiny_run: Run, tmp_path: Path, stranger: Path) -> None:
+    narrow = bags.write(tmp_path / "narrow.h5", np.ones((5, 32)))
+    with pytest.raises(BagError, match="narrow has patches of 32 features"):
+        tiny_run.predict({"stranger": stranger, "narrow": narrow}, device="cpu")
+
+
+# Answers
+
+
+def test_a_new_slide_is_answered_by_the_mean_of_the_folds(tiny_run: Run, stranger: Path) -> None:
+    told = tiny_run.predict({"new": stranger}, device="cpu")
+    sample = [runs.Sample("new", stranger)]
+    each = [runs.answer(tiny_run.model(fold.name), sample)[0] for fold in tiny_run.splits]
+    np.testing.assert_allclose(told.probabilities[0], np.mean(each, axis=0), rtol=1e-12)
+    assert told.extra["models"] == ("3",)
+    spread = np.std([row[told.probabilities[0].argmax()] for row in each])
+    assert float(told.extra["spread"][0]) == pytest.approx(spread, abs=1e-4)
+
+
+def test_one_fold_can_be_asked_alone(tiny_run: Run, stranger: Path) -> None:
+    told = tiny_run.predict({"new": stranger}, fold="fold-1", device="cpu")
+    alone = runs.answer(tiny_run.model("fold-1"), [runs.Sample("new", stranger)])
+    np.testing.assert_array_equal(told.probabilities, alone)
+    assert told.extra["models"] == ("1",)
+
+
+def test_a_slide_of_the_cohort_is_answered_as_in_cross_validation(tiny_run: Run) -> None:
+    told = tiny_run.predict(own_paths(tiny_run), device="cpu")
+    out_of_fold = tiny_run.predictions
+    honest = dict(zip(out_of_fold.slides, out_of_fold.probabilities, strict=True))
+    for slide, probabilities in zip(told.slides, told.probabilities, strict=True):
+        np.testing.assert_allclose(probabilities, honest[slide], rtol=1e-6)
+    assert set(told.extra["models"]) == {"1"}
+
+
+def test_an_answer_of_models_that_know_the_slide_is_marked(tiny_run: Run) -> None:
+    known = tiny_run.splits[0].train[0]
+    told = tiny_run.predict({known: own_paths(tiny_run)[known]}, fold="fold-0", device="cpu")
+    assert told.extra["models"] == ("1 (all saw it in training)",)
+
+
+# Other cohorts
+
+
+def test_slides_and_patients_that_were_trained_on_are_not_scored(tiny_run: Run) -> None:
+    tiny_run.check_unseen({"other": "somebody"})
+    with pytest.raises(RunError, match=r"know 1 of these slides.*slide_003"):
+        tiny_run.check_unseen({"other": "somebody", "slide_003": "somebody else"})
+    with pytest.raises(RunError, match=r"know 1 of these slides.*other"):
+        tiny_run.check_unseen({"other": "patient_003"})
+
+
+def test_a_slide_that_was_only_tested_is_not_known(copy: Path) -> None:
+    splits = runs.read_json(copy / runs.SPLITS)
+    for fold in splits["folds"]:
+        for part in ("train", "validation"):
+            fold[part] = [slide for slide in fold[part] if slide != "slide_003"]
+    (copy / runs.SPLITS).write_text(json.dumps(splits))
+    Run(copy).check_unseen({"slide_003": "patient_003"})
+
+
+def test_every_model_answers_another_cohort(tiny_run: Run, tmp_path: Path) -> None:
+    other = RareSignal(width=64, patches=(40, 80), seed=9)
+    for number in (0, 1):
+        bags.write(tmp_path / f"other_{number}.h5", other.bag(number)[0])
+    table = tmp_path / "table.csv"
+    table.write_text("slide,label\nother_0,normal\nother_1,tumour\n")
+    told = tiny_run.evaluate(table, tmp_path, device="cpu")
+    assert len(told) == 6
+    assert told.labels is not None
+    assert told.labels.tolist() == [0, 1] * 3
+    assert sorted(set(told.folds or ())) == ["fold-0", "fold-1", "fold-2"]
+
+
+# Devices
+
+
+@pytest.mark.parametrize("name", ["gpu", "", "cuda:", "meta", "cpu:1", "banana"])
+def test_a_device_nobody_knows_is_refused(name: str) -> None:
+    with pytest.raises(RunError, match="A device is auto, cpu, cuda"):
+        pick_device(name)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is one")
+def test_a_device_that_is_not_here_is_refused_and_auto_is_the_cpu() -> None:
+    with pytest.raises(RunError, match="There is no device 'cuda:1' here"):
+        pick_device("cuda:1")
+    assert pick_device("auto") == torch.device("cpu")

@@ -1,0 +1,65 @@
+"""What synthetic cohorts promise: the same slides again, with as much tumour as was asked for."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from caprmil import bags
+from caprmil.cohort import load
+from caprmil.synthetic import RareSignal
+
+SMALL = RareSignal(slides=6, width=32, patches=(100, 200), signal=0.05)
+
+
+def test_a_slide_is_the_same_every_time() -> None:
+    for one, other in zip(SMALL.bag(3), RareSignal(**vars(SMALL)).bag(3), strict=True):
+        assert np.array_equal(one, other)
+
+
+def test_slides_and_seeds_differ() -> None:
+    other = RareSignal(**{**vars(SMALL), "seed": 1})
+    first = [study.bag(n)[0][0, 0] for study in (SMALL, other) for n in (0, 1)]
+    assert len(set(first)) == 4
+
+
+@pytest.mark.parametrize("number", range(6))
+def test_every_other_slide_has_its_share_of_tumour(number: int) -> None:
+    features, coords, tumour = SMALL.bag(number)
+    assert tumour.sum() == (round(0.05 * len(features)) if number % 2 else 0)
+    assert 100 <= len(features) == len(coords) < 200
+
+
+def test_the_rarest_tumour_is_one_patch() -> None:
+    assert RareSignal(**{**vars(SMALL), "signal": 0.0001}).bag(1)[2].sum() == 1
+
+
+def test_tumour_patches_lie_together() -> None:
+    _, coords, tumour = RareSignal(patches=(2500, 2501)).bag(1)
+    spread = [np.ptp(coords[which], axis=0).max() for which in (tumour, ~tumour)]
+    assert spread[0] < spread[1] / 3
+
+
+def test_tumour_stands_out_along_one_direction() -> None:
+    plain, signal = (RareSignal(**{**vars(SMALL), "strength": s}).bag(1) for s in (0.0, 10.0))
+    shift = signal[0] - plain[0]
+    assert np.allclose(shift[~signal[2]], 0)
+    assert np.allclose(np.linalg.norm(shift[signal[2]], axis=1), 10, rtol=1e-4)
+
+
+def test_a_cohort_is_written_as_it_was_made(tmp_path: Path) -> None:
+    cohort, _ = load(SMALL.write(tmp_path), tmp_path / "features")
+    assert cohort.classes == ("normal", "tumour")
+    assert [entry.label for entry in cohort.entries] == [0, 1, 0, 1, 0, 1]
+    stored = bags.read(cohort["slide_003"].path).features
+    assert np.allclose(stored, SMALL.bag(3)[0], atol=0.01)  # halves
+
+
+def test_what_is_there_is_not_written_again(tmp_path: Path) -> None:
+    table = SMALL.write(tmp_path)
+    files = sorted((tmp_path / "features").iterdir())
+    files[0].unlink()
+    before = [file.stat().st_mtime_ns for file in files[1:]]
+    assert SMALL.write(tmp_path) == table
+    assert files[0].exists()
+    assert [file.stat().st_mtime_ns for file in files[1:]] == before

@@ -1,0 +1,414 @@
+"""What a cross-validation promises: honest folds, a folder of its own, and no night lost."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial, reduce
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+import caprmil
+from caprmil import bags, config, figures, predictions, runs, training
+from caprmil.batches import Sample
+from caprmil.cohort import SplitConfig
+from caprmil.errors import CohortError, RecipeError, RunError, UnknownName
+from caprmil.predictions import Predictions
+from caprmil.runs import Run
+from caprmil.training import ModelConfig, Recipe, cross_validate, read_recipe
+
+
+@pytest.fixture(scope="module", autouse=True)
+def hurry(tiny_run: Run) -> Iterator[None]:
+    """Save no pictures and resample little, once the shared run is there: others test that."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(figures, "save", lambda _, path, **__: path.touch())
+        patch.setattr(predictions, "summary", partial(predictions.summary, draws=5))
+        yield
+
+
+@pytest.fixture(scope="module")
+def unbroken(tiny_recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """All that is in a run which was never interrupted."""
+    return contents(run_recipe(short(tiny_recipe), tmp_path_factory.mktemp("a") / "run").folder)
+
+
+def run_recipe(recipe: Recipe, out: Path) -> Run:
+    return cross_validate(recipe, out, device="cpu", progress=False)
+
+
+def quick(recipe: Recipe, **changes: Any) -> Recipe:
+    """The recipe with two folds of one epoch, and other changes."""
+    train = replace(recipe.train, epochs=1, warmup_epochs=0)
+    splits = replace(recipe.splits, folds=2)
+    return replace(recipe, **{"train": train, "splits": splits, "loggers": {}, **changes})
+
+
+def short(recipe: Recipe) -> Recipe:
+    """The recipe with two folds of two epochs: enough to be interrupted in the midst."""
+    return quick(recipe, train=replace(recipe.train, epochs=2))
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """All files of a run but its logs and pictures, which hold the time of day."""
+    files = [
+        file for file in sorted(folder.rglob("*")) if file.is_file() and "log" not in file.parts
+    ]
+    return {
+        str(file.relative_to(folder)): b"" if file.suffix == ".png" else file.read_bytes()
+        for file in files
+    }
+
+
+def relabel(table: Path, folder: Path, column: Callable[[int], str], header: str) -> Path:
+    """Write the tiny cohort's table anew, with other columns after the patient's."""
+    rows = [f"slide_{n:03d},patient_{n:03d},{column(n)}" for n in range(24)]
+    path = folder / "table.csv"
+    path.write_text("\n".join([f"slide,patient,{header}", *rows]) + "\n")
+    return path
+
+
+# What is in a run
+
+
+def test_each_fold_is_answered_by_its_own_model(tiny_run: Run) -> None:
+    for fold in tiny_run.splits:
+        told = Predictions.read(tiny_run.fold_folder(fold.name) / "test.csv")
+        samples = [Sample(slide, Path(tiny_run.paths[slide])) for slide in fold.test]
+        own = runs.answer(tiny_run.model(fold.name), samples)
+        assert told.slides == fold.test
+        np.testing.assert_array_equal(told.probabilities, own)
+        others = [f.name for f in tiny_run.splits if f != fold]
+        assert not any(np.allclose(runs.answer(tiny_run.model(o), samples), own) for o in others)
+
+
+def test_validation_is_answered_by_its_fold_too(tiny_run: Run) -> None:
+    for fold in tiny_run.splits:
+        told = Predictions.read(tiny_run.fold_folder(fold.name) / "validation.csv")
+        assert told.slides == fold.validation
+
+
+def test_every_slide_is_predicted_once_in_the_fold_that_left_it_out(tiny_run: Run) -> None:
+    told = tiny_run.predictions
+    assert sorted(told.slides) == [f"slide_{n:03d}" for n in range(24)]
+    home = {slide: fold.name for fold in tiny_run.splits for slide in fold.test}
+    assert told.folds == tuple(home[slide] for slide in told.slides)
+    assert told.labels is not None
+    assert told.labels.tolist() == [int(slide[-3:]) % 2 for slide in told.slides]
+
+
+def test_the_recipe_in_a_run_makes_the_same_run(tiny_run: Run, tiny_recipe: Recipe) -> None:
+    assert read_recipe(tiny_run.folder / runs.RECIPE) == tiny_recipe
+    assert tiny_run.facts.digest == config.digest(tiny_recipe)
+
+
+def test_a_run_has_scores_and_pictures_and_no_checkpoints(tiny_run: Run) -> None:
+    assert tiny_run.scores["slides"] == 24
+    assert tiny_run.scores["metrics"]["auc"]["folds_counted"] == 3
+    files = {str(file.relative_to(tiny_run.folder)) for file in tiny_run.folder.rglob("*")}
+    assert {"curves.png", "roc.png", "scores.md"} < files
+    assert not [name for name in files if name.endswith(".ckpt") or ".part" in name]
+
+
+def test_the_epoch_that_was_kept_is_recorded(tiny_run: Run) -> None:
+    for fold in tiny_run.splits:
+        folder = tiny_run.fold_folder(fold.name)
+        losses = training.read_history(folder / "history.csv")["val_loss"]
+        facts = runs.read_json(folder / "fold.json")
+        assert facts == {"kept_epoch": losses.index(min(losses)), "epochs": 3}
+
+
+def test_tensorboard_has_a_point_an_epoch(tiny_run: Run) -> None:
+    folder = tiny_run.fold_folder("fold-1")
+    log = EventAccumulator(str(folder / "log")).Reload()
+    history = training.read_history(folder / "history.csv")
+    points = log.Scalars("val_loss")
+    assert [point.step for point in points] == [0, 1, 2]
+    assert [point.value for point in points] == pytest.approx(history["val_loss"])
+
+
+def test_two_runs_of_a_recipe_are_equal(
+    tiny_recipe: Recipe, unbroken: dict[str, bytes], tmp_path: Path
+) -> None:
+    assert contents(run_recipe(short(tiny_recipe), tmp_path / "run").folder) == unbroken
+
+
+# Other cohorts and settings
+
+
+def test_without_validation_all_epochs_are_run_and_the_last_is_kept(
+    tiny_recipe: Recipe, tmp_path: Path
+) -> None:
+    splits = SplitConfig(folds=2, validation=0)
+    run = run_recipe(replace(tiny_recipe, splits=splits, loggers={}), tmp_path / "run")
+    folder = run.fold_folder("fold-0")
+    assert runs.read_json(folder / "fold.json") == {"kept_epoch": 2, "epochs": 3}
+    assert "val_loss" not in training.read_history(folder / "history.csv")
+    assert not (folder / "validation.csv").exists()
+
+
+def test_three_classes_are_told_apart(tiny_recipe: Recipe, tmp_path: Path) -> None:
+    table = relabel(Path(tiny_recipe.cohort), tmp_path, lambda n: "abc"[n % 3], "label")
+    run = run_recipe(quick(tiny_recipe, cohort=str(table)), tmp_path / "run")
+    assert run.classes == ("a", "b", "c")
+    assert run.predictions.probabilities.shape == (24, 3)
+    assert run.model("fold-0").n_classes == 3
+
+
+def test_test_parts_of_one_class_lose_the_picture_and_not_the_run(
+    tiny_recipe: Recipe, tmp_path: Path
+) -> None:
+    def cells(n: int) -> str:
+        parts = ["test" if n in test else "train" for test in ((0, 2, 4), (1, 3, 5))]
+        return ",".join(["ab"[n % 2], *parts])
+
+    table = relabel(Path(tiny_recipe.cohort), tmp_path, cells, "label,fold_0,fold_1")
+    fixed = SplitConfig(kind="fixed", validation=0.2)
+    run = run_recipe(quick(tiny_recipe, cohort=str(table), splits=fixed), tmp_path / "run")
+    assert run.finished
+    assert not (run.folder / "roc.png").exists()
+    assert (run.folder / "curves.png").exists()
+
+
+def test_repeats_answer_every_slide_once_each(tiny_recipe: Recipe, tmp_path: Path) -> None:
+    splits = SplitConfig(folds=2, repeats=2)
+    run = run_recipe(quick(tiny_recipe, splits=splits), tmp_path / "run")
+    assert len(run.predictions) == 48
+    seeds = [fold.seed for fold in run.splits]
+    assert len(set(seeds)) == 4
+
+
+def test_any_logger_of_lightning_can_be_named(tiny_recipe: Recipe, tmp_path: Path) -> None:
+    loggers: dict[str, Any] = {"CSVLogger": {}, "lightning.pytorch.loggers.TensorBoardLogger": {}}
+    run = run_recipe(quick(tiny_recipe, loggers=loggers), tmp_path / "run")
+    log = run.fold_folder("fold-0") / "log"
+    assert list(log.glob("events.out.*"))
+    lines = (log / "metrics.csv").read_text().splitlines()
+    assert "val_loss" in lines[0]
+    assert len(lines) == 2  # one epoch, one row
+
+
+# What is wrong is found before anything is written
+
+
+@pytest.mark.parametrize(
+    ("loggers", "said"),
+    [
+        ({"Tensorbored": {}}, "no logger 'Tensorbored'. Lightning has: .*CSVLogger"),
+        ({"nowhere.Logger": {}}, "no logger 'nowhere.Logger'"),
+        ({"csv_logs": {}}, "no logger 'csv_logs'"),
+        ({"CSVLogger": {"colour": "red"}}, "CSVLogger cannot be made: .*colour"),
+        ({"CSVLogger": 3}, "CSVLogger takes a table of settings, not 3"),
+    ],
+    ids=str,
+)
+def test_a_logger_that_cannot_be_had_is_found_first(
+    tiny_recipe: Recipe, tmp_path: Path, loggers: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(RecipeError, match=said):
+        run_recipe(quick(tiny_recipe, loggers=loggers), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("model", "problem"),
+    [
+        (ModelConfig(settings={"tokenz": 4}), RecipeError),
+        (ModelConfig(settings={"heads": 0}), RecipeError),
+        (ModelConfig(settings={"dim": -16}), RecipeError),
+        (ModelConfig(settings={"pool": "swimming"}), UnknownName),
+        (ModelConfig(name="caprmill"), UnknownName),
+    ],
+    ids=str,
+)
+def test_a_model_that_cannot_be_built_is_found_first(
+    tiny_recipe: Recipe, tmp_path: Path, model: ModelConfig, problem: type[Exception]
+) -> None:
+    with pytest.raises(problem):
+        run_recipe(quick(tiny_recipe, model=model), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_device_and_a_cohort_that_are_not_there_are_found_first(
+    tiny_recipe: Recipe, tmp_path: Path
+) -> None:
+    with pytest.raises(RunError, match="A device is"):
+        cross_validate(tiny_recipe, tmp_path / "run", device="banana", progress=False)
+    with pytest.raises(CohortError, match="no_table"):
+        run_recipe(replace(tiny_recipe, cohort="no_table.csv"), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+# A folder is never overwritten
+
+
+def test_a_finished_run_is_left_alone(tiny_recipe: Recipe, tiny_run: Run) -> None:
+    before = contents(tiny_run.folder)
+    with pytest.raises(RunError, match="holds a finished run"):
+        run_recipe(tiny_recipe, tiny_run.folder)
+    assert contents(tiny_run.folder) == before
+
+
+@pytest.mark.parametrize("name", ["thesis.tex", "run"])
+def test_what_somebody_else_made_is_left_alone(
+    tiny_recipe: Recipe, tmp_path: Path, name: str
+) -> None:
+    (tmp_path / name).write_text("years of work")
+    out = tmp_path if name == "thesis.tex" else tmp_path / name
+    with pytest.raises(RunError, match="exists and is not a run"):
+        run_recipe(tiny_recipe, out)
+    assert [file.name for file in tmp_path.iterdir()] == [name]
+
+
+def test_an_empty_folder_will_do(tiny_recipe: Recipe, tmp_path: Path) -> None:
+    assert run_recipe(quick(tiny_recipe), tmp_path).finished
+
+
+# Interruptions
+
+
+def at_call(number: int, monkeypatch: pytest.MonkeyPatch, target: str) -> None:
+    """Press Ctrl-C instead of the nth call of a function."""
+    *words, name = target.split(".")
+    scope: Any = reduce(getattr, words, caprmil)
+    original, calls = getattr(scope, name), iter(range(1, 1000))
+
+    def interrupted(*args: Any, **options: Any) -> Any:
+        if next(calls) == number:
+            raise KeyboardInterrupt
+        return original(*args, **options)
+
+    monkeypatch.setattr(scope, name, interrupted)
+
+
+@pytest.mark.parametrize(
+    ("target", "number"),
+    [
+        ("training._open", 1),
+        ("runs.as_json", 2),  # recipe and splits are written, run.json is not
+        ("learner.History.as_csv", 4),  # in the middle of the second fold
+        ("training.MILModel.save_pretrained", 2),  # trained, and nothing saved
+        ("training._table", 4),  # validation is answered, test is not
+        ("training.Path.rename", 2),  # all of the fold is there but its name
+        ("training._train_fold", 2),  # between folds
+        ("training.Predictions.concatenate", 1),
+        ("figures.roc_curves", 1),
+        ("predictions.summary", 1),
+    ],
+)
+def test_a_broken_run_goes_on_and_ends_with_the_same_numbers(
+    tiny_recipe: Recipe,
+    unbroken: dict[str, bytes],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    target: str,
+    number: int,
+) -> None:
+    at_call(number, monkeypatch, target)
+    with pytest.raises(KeyboardInterrupt):
+        run_recipe(short(tiny_recipe), tmp_path / "run")
+    monkeypatch.undo()
+    assert contents(run_recipe(short(tiny_recipe), tmp_path / "run").folder) == unbroken
+
+
+@pytest.fixture
+def broken(tiny_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run that was interrupted between its folds."""
+    at_call(2, monkeypatch, "training._listener")
+    with pytest.raises(KeyboardInterrupt):
+        run_recipe(quick(tiny_recipe), tmp_path / "broken")
+    monkeypatch.undo()
+    return tmp_path / "broken"
+
+
+def test_an_interrupted_run_is_a_run(broken: Path) -> None:
+    run = Run(broken)
+    assert not run.finished
+    assert [fold.name for fold in run.done] == ["fold-0"]
+
+
+def test_another_recipe_is_refused_and_the_difference_named(
+    broken: Path, tiny_recipe: Recipe
+) -> None:
+    other = quick(tiny_recipe, model=ModelConfig(settings={"dim": 16, "heads": 4}))
+    with pytest.raises(RunError, match=r"another recipe \(model.heads: 2 -> 4\)"):
+        run_recipe(other, broken)
+
+
+def test_folds_that_are_done_are_not_trained_again(
+    broken: Path, tiny_recipe: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = broken / "folds" / "fold-0" / "model" / "model.safetensors"
+    before = weights.stat().st_mtime_ns
+    assert run_recipe(quick(tiny_recipe), broken).finished
+    assert weights.stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize("change", ["slide", "label", "bag"])
+def test_a_cohort_that_has_changed_meanwhile_is_refused(
+    tiny_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    def split(n: int) -> str:
+        return ["test", "val", "train"][n // 8]
+
+    bag = bags.write(tmp_path / "slide_023.h5", np.ones((50, 64)), encoder="synthetic", mpp=1.0)
+    table = tmp_path / "table.csv"
+
+    def write(*, swap: bool = False, leave: int = 0) -> None:
+        rows = [f"slide_{n:03d},{'ab'[(n + swap) % 2]},{split(n)}," for n in range(23 - leave)]
+        table.write_text("\n".join(["slide,label,split,path", *rows, f"x,b,train,{bag}"]) + "\n")
+
+    write()
+    fixed = SplitConfig(kind="fixed")
+    recipe = quick(tiny_recipe, cohort=str(table), splits=fixed)
+    at_call(1, monkeypatch, "training._train_fold")
+    with pytest.raises(KeyboardInterrupt):
+        run_recipe(recipe, tmp_path / "run")
+    if change == "bag":
+        bag.unlink()
+        bags.write(bag, np.ones((51, 64)), encoder="synthetic", mpp=1.0)
+    else:
+        write(swap=change == "label", leave=int(change == "slide"))
+    with pytest.raises(RunError, match=r"splits\.json is not what this recipe gives now"):
+        run_recipe(recipe, tmp_path / "run")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+def test_a_process_that_is_killed_loses_nothing(
+    tiny_recipe: Recipe, tiny_run: Run, tmp_path: Path, how: signal.Signals
+) -> None:
+    (tmp_path / "recipe.toml").write_text(config.dump(tiny_recipe))
+    program = "import sys; from caprmil.training import *; r, out = sys.argv[1:]; "
+    program += "cross_validate(read_recipe(r), out, device='cpu', progress=False)"
+    command = [sys.executable, "-c", program, str(tmp_path / "recipe.toml"), str(tmp_path / "run")]
+    for seen in (".fold-0.part/last.ckpt", ".fold-1.part/last.ckpt"):
+        process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+        while not (tmp_path / "run" / "folds" / seen).exists():
+            assert process.poll() is None
+            time.sleep(0.002)
+        os.kill(process.pid, how)
+        assert process.wait(timeout=60) != 0
+    assert subprocess.run(command, timeout=120).returncode == 0
+    assert contents(tmp_path / "run") == contents(tiny_run.folder)
+
+
+# Recipes
+
+
+def test_a_table_alone_is_the_papers_recipe() -> None:
+    recipe = read_recipe("slides.csv", features="bags", changes=["train.epochs=7"])
+    assert recipe.model == ModelConfig()
+    assert (recipe.cohort, recipe.features, recipe.train.epochs) == ("slides.csv", "bags", 7)
+
+
+@pytest.mark.parametrize("folder", ["it's here", 'say "bags"', "C:\\new\\bags", "3", "true"])
+def test_a_folder_may_have_any_name(folder: str) -> None:
+    assert read_recipe("slides.csv", features=folder).features == folder
