@@ -18,7 +18,7 @@ MODELS = {"Mean": "mean", "ABMIL": "abmil", "CAPRMIL + Mean": "caprmil"}
 COHORT = RareSignal()
 SETTINGS = {
     "splits": {"folds": 3, "validation": 0.15},
-    "train": {"epochs": 14, "warmup_epochs": 3},
+    "train": {"epochs": 10, "warmup_epochs": 2},
 }
 
 

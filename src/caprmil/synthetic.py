@@ -22,10 +22,10 @@ class RareSignal:
     direction of that subspace: the mean of a slide says more about its stain than about them.
     """
 
-    slides: int = 180
+    slides: int = 160
     width: int = 256
-    patches: tuple[int, int] = (1000, 1600)  # at least, and less than
-    signal: float = 0.04  # share of tumour patches in a positive slide
+    patches: tuple[int, int] = (1000, 1500)  # at least, and less than
+    signal: float = 0.05  # share of tumour patches in a positive slide
     strength: float = 10.0  # how far a tumour patch stands out, in units of the noise
     stain: float = 1.0  # how far slides differ, likewise, along each of 16 directions
     tissues: int = 6
