@@ -3,10 +3,10 @@ VENV   ?= .venv
 PYTHON ?= python3
 BIN    := $(VENV)/bin
 
-.PHONY: help demo test test-slow check format bench clean
+.PHONY: help demo test test-slow check format clean
 
 help:  ## What there is to make.
-	@sed -n 's/^\([a-z-]*\):.*## /\1  /p' $(MAKEFILE_LIST) | column -t -l 2
+	@sed -n 's/^\([a-z-]*\):.*## /\1  /p' $(MAKEFILE_LIST)
 
 $(VENV)/.core: pyproject.toml
 	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "caprmil needs Python 3.11 or newer"'

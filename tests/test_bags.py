@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from caprmil import bags
-from caprmil.errors import BagError
+from caprmil.errors import BagError, CaprmilError
 
 N, E = 5, 8
 FEATURES = np.random.default_rng(0).normal(size=(N, E)).astype(np.float32)
@@ -151,7 +151,7 @@ def test_a_write_that_fails_leaves_nothing(path: Path, monkeypatch: pytest.Monke
         raise OSError("No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(BagError, match=r"slide\.h5 cannot be written \(No space left"):
+    with pytest.raises(CaprmilError, match=r"slide\.h5 cannot be written \(No space left"):
         bags.write(path, FEATURES)
     assert list(path.parent.iterdir()) == []
 

@@ -25,7 +25,7 @@ def paths(tmp_path: Path) -> list[Path]:
 def test_our_models_keep_their_promises(model: MILModel, paths: list[Path]) -> None:
     findings = check(model, paths)
     assert len(findings) == 6
-    assert all(finding.holds and finding.deviation >= 0 for finding in findings)
+    assert all(finding.holds and finding.deviation is not None for finding in findings)
 
 
 def test_a_model_that_counts_its_padding_is_caught(
@@ -63,5 +63,30 @@ def test_what_a_model_does_not_offer_is_said_so(
             raise NotImplementedError
 
     monkeypatch.setitem(MODELS, "mine", Whole)
-    missing = {f.promise for f in check(Whole(24, 2), paths) if f.deviation != f.deviation}
+    missing = {f.promise for f in check(Whole(24, 2), paths) if f.deviation is None}
     assert missing == {"order of patches", "bag in pieces"}
+
+
+def test_a_model_that_answers_nan_is_caught(
+    paths: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Fragile(ABMIL):
+        def forward_bags(self, features: Tensor, mask: Tensor, grid: Tensor | None) -> Output:
+            if not mask.all():
+                features = features * torch.nan
+            return super().forward_bags(features, mask, grid)
+
+    monkeypatch.setitem(MODELS, "mine", Fragile)
+    assert [f.promise for f in check(Fragile(24, 2), paths) if not f.holds] == ["padding"]
+
+
+def test_a_model_that_loses_digits_is_caught(
+    paths: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Coarse(ABMIL):
+        def patches(self, features: Tensor) -> Tensor:
+            patches = super().patches(features)
+            return patches if patches.dtype == torch.float64 else patches.round(decimals=1)
+
+    monkeypatch.setitem(MODELS, "mine", Coarse)
+    assert [f.promise for f in check(Coarse(24, 2), paths) if not f.holds] == ["double precision"]

@@ -155,3 +155,36 @@ def test_all_problems_of_a_cohort_are_told_before_anything_is_written(tmp_path: 
     assert "slide_003.h5 is not an HDF5 file" in result.stderr
     assert "Slides without a bag" in result.stderr
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("predictions.csv", "--cohort", "labels.csv"),
+        ("predictions.csv", "--out", "x.csv"),
+        (".", "--label", "label"),
+        (".", "--features", "features"),
+    ],
+)
+def test_an_option_that_would_do_nothing_is_refused(words: tuple[str, ...], home: Path) -> None:
+    target, *options = words
+    with pytest.raises(CaprmilError, match="--"):
+        caprmil("evaluate", home / "run" / target, *options)
+
+
+def test_a_place_that_cannot_be_written_is_one_line(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    words = ("train", home / "labels.csv", "--features", home / "features")
+    for command in (words, ("predict", home / "run", home / "features")):
+        with pytest.raises(CaprmilError, match="file is no folder that one may write to"):
+            caprmil(*command, "--out", tmp_path / "file" / "x.csv")
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_one_broken_bag_does_not_cost_the_answers_of_the_others(home: Path, tmp_path: Path) -> None:
+    bags.write(tmp_path / "good.h5", np.ones((7, 16)))
+    np.save(tmp_path / "bad.npy", np.full((7, 16), np.nan))
+    result = shell("predict", home / "run", tmp_path, "--out", tmp_path / "out.csv", cwd=tmp_path)
+    assert result.returncode == 2
+    assert "bad.npy: 7 of 7 patches have NaN" in result.stderr
+    assert (tmp_path / "out.csv").read_text().splitlines()[1].startswith("good,")

@@ -361,3 +361,10 @@ def test_a_summary_is_json_even_where_a_number_is_missing() -> None:
     assert json.loads(json.dumps(found, allow_nan=False)) == found
     assert found["metrics"]["auc"]["std_over_folds"] is None
     assert len(found["metrics"]["auc"]["interval"]) == 2
+
+
+def test_rows_of_the_training_part_are_not_scored(tmp_path: Path) -> None:
+    path = tmp_path / "all.csv"
+    path.write_text("slide,label,probability,split\na,0,0.2,test\nb,1,0.9,train\n")
+    with pytest.raises(CohortError, match="rows of train in column split"):
+        Predictions.read(path)

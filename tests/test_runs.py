@@ -137,7 +137,7 @@ def test_a_new_slide_is_answered_by_the_mean_of_the_folds(tiny_run: Run, strange
     each = [runs.answer(tiny_run.model(fold.name), sample)[0] for fold in tiny_run.splits]
     np.testing.assert_allclose(told.probabilities[0], np.mean(each, axis=0), rtol=1e-12)
     assert told.extra["models"] == ("3",)
-    spread = np.std([row[told.probabilities[0].argmax()] for row in each])
+    spread = np.std([row[told.probabilities[0].argmax()] for row in each], ddof=1)
     assert float(told.extra["spread"][0]) == pytest.approx(spread, abs=1e-4)
 
 

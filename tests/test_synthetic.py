@@ -7,6 +7,7 @@ import pytest
 
 from caprmil import bags
 from caprmil.cohort import load
+from caprmil.errors import CaprmilError, CohortError
 from caprmil.synthetic import RareSignal
 
 SMALL = RareSignal(slides=6, width=32, patches=(100, 200), signal=0.05)
@@ -63,3 +64,14 @@ def test_what_is_there_is_not_written_again(tmp_path: Path) -> None:
     assert SMALL.write(tmp_path) == table
     assert files[0].exists()
     assert [file.stat().st_mtime_ns for file in files[1:]] == before
+
+
+def test_a_folder_with_another_cohort_or_table_is_left_alone(tmp_path: Path) -> None:
+    study = RareSignal(slides=4, width=8, patches=(3, 5))
+    table = study.write(tmp_path)
+    with pytest.raises(CohortError, match="another cohort"):
+        RareSignal(slides=4, width=8, patches=(3, 5), seed=1).write(tmp_path)
+    table.write_text("mine")
+    with pytest.raises(CaprmilError, match="there already"):
+        study.write(tmp_path)
+    assert table.read_text() == "mine"

@@ -412,3 +412,9 @@ def test_a_table_alone_is_the_papers_recipe() -> None:
 @pytest.mark.parametrize("folder", ["it's here", 'say "bags"', "C:\\new\\bags", "3", "true"])
 def test_a_folder_may_have_any_name(folder: str) -> None:
     assert read_recipe("slides.csv", features=folder).features == folder
+
+
+def test_two_processes_cannot_train_in_one_folder(tmp_path: Path) -> None:
+    first, second = training.alone(tmp_path), training.alone(tmp_path)
+    with first, pytest.raises(RunError, match="Another process"), second:
+        pass

@@ -135,6 +135,20 @@ def write(
     return path
 
 
+def same_encoder(one: str, other: str) -> bool:
+    """Tell whether two names are of one encoder; tools differ in case and in hyphens."""
+
+    def bare(name: str) -> str:
+        return "".join(letter for letter in name.lower() if letter.isalnum())
+
+    return bare(one) == bare(other)
+
+
+def same_scale(one: float, other: float) -> bool:
+    """Tell whether two scales in microns per pixel are one, to within a tenth."""
+    return max(one, other) <= 1.1 * min(one, other)
+
+
 def slide_name(file: str) -> str:
     """Return the name of the slide: without the folders and endings of a file, if it is one."""
     path = PurePosixPath(file.replace("\\", "/"))
@@ -158,15 +172,10 @@ def shelve(files: Iterable[Path]) -> dict[str, list[Path]]:
 
 
 def _store(path: Path, datasets: Mapping[str, Any], attributes: Mapping[str, Any]) -> None:
-    try:
-        with beside(path) as passing, h5py.File(passing, "x") as file:
-            for name, data in datasets.items():
-                file.create_dataset(name, data=data)  # contiguous and uncompressed: read fastest
-            file.attrs.update({name: v for name, v in attributes.items() if v is not None})
-    except OSError as problem:
-        raise BagError(
-            f"{path} cannot be written ({problem}). Check space and rights in its folder."
-        ) from problem
+    with beside(path) as passing, h5py.File(passing, "x") as file:
+        for name, data in datasets.items():
+            file.create_dataset(name, data=data)  # contiguous and uncompressed: read fastest
+        file.attrs.update({name: v for name, v in attributes.items() if v is not None})
 
 
 def _as_stored(path: Path, features: NDArray[Any], dtype: str) -> NDArray[Any]:

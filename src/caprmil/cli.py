@@ -1,5 +1,6 @@
 """The command line: parse, call, print. Imports of weight sit inside: --help stays quick."""
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
@@ -78,12 +79,16 @@ def predict(
 
     refuse_existing(out)
     trained = Run(run)
+    found = find_bags(bags)
     with bar("Predicting") as step:
         options: dict[str, Any] = {"fold": fold or None, "force": force, "device": device}
-        answers = trained.predict(find_bags(bags), **options, progress=step)
+        answers = trained.predict(found, **options, progress=step)
     answers.write(out)
     typer.echo(f"{len(answers)} slides answered by {trained}.")
     typer.echo(f"Written to {out}. With labels in it, score it with: caprmil evaluate {out}")
+    if len(answers) < len(found):
+        typer.secho(f"{len(found) - len(answers)} bags could not be read.", err=True, fg="red")
+        raise typer.Exit(2)
 
 
 @app.command()
@@ -108,13 +113,18 @@ def evaluate(
     from caprmil.files import refuse_existing
     from caprmil.progress import bar
 
+    of_table = not target.is_dir()
+    if (of_table or cohort is None) and (features, out, force) != (None, None, False):
+        raise CohortError("--features, --out and --force go with a run and --cohort TABLE.csv.")
+    if of_table and cohort is not None:
+        raise CohortError(f"--cohort is scored by the models of a run; {target} is a table.")
+    if label and not of_table and cohort is None:
+        raise CohortError("--label names a column of a CSV or of --cohort, not of a run.")
     if out is not None:
         refuse_existing(out)
-    if not target.is_dir():
+    if of_table:
         table = predictions.Predictions.read(target, label=label or None)
     elif cohort is None:
-        if features is not None or out is not None:
-            raise CohortError("To score other slides, pass their table too: --cohort TABLE.csv")
         table = runs.Run(target).predictions
     else:
         with bar("Scoring") as step:
@@ -141,18 +151,18 @@ def check(
 
     trained = Run(run)
     paths = list(find_bags(bags).values()) if bags else trained.bag_paths()
-    findings = measure(trained.model(trained.done[0].name), paths[:most])
+    fold = trained.answering()[0].name
+    findings = measure(trained.model(fold), paths[:most])
     rows = [
         [
-            f.promise,
-            "not offered" if f.deviation != f.deviation else f"{f.deviation:.1e}",
-            f"{f.allowed:.0e}",
-            "yes" if f.holds else "NO",
+            finding.promise,
+            "not offered" if finding.deviation is None else f"{finding.deviation:.1e}",
+            "yes" if finding.holds else "NO",
         ]
-        for f in findings
+        for finding in findings
     ]
-    _table(["promise", "largest deviation of a probability", "allowed", "holds"], rows)
-    typer.echo(f"Measured on {len(paths[:most])} bags with the model of {trained.done[0].name}.")
+    _table(["promise", "largest deviation of a probability", "holds"], rows)
+    typer.echo(f"Measured on {len(paths[:most])} bags with the model of {fold}.")
     if not all(finding.holds for finding in findings):
         raise typer.Exit(1)
 
@@ -232,5 +242,7 @@ def run() -> None:
         typer.secho(f"error: {problem}{notes}", err=True, fg="red")
         raise SystemExit(2) from None
     except KeyboardInterrupt:
-        typer.secho("Stopped. The same command goes on from here.", err=True, fg="yellow")
+        resumes = {"train", "demo"} & set(sys.argv[1:2])
+        more = " The same command goes on from here." if resumes else ""
+        typer.secho(f"Stopped.{more}", err=True, fg="yellow")
         raise SystemExit(130) from None

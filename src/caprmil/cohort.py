@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,11 +13,10 @@ from caprmil import bags, folds, tables
 from caprmil.bags import BagInfo
 from caprmil.errors import BagError, CohortError, RecipeError, suggest
 from caprmil.folds import Findings, Fold, Listing, Split, SplitConfig, some
+from caprmil.progress import Step
 from caprmil.tables import Row, is_known, is_number
 
 __all__ = ["Cohort", "CohortConfig", "Entry", "Fold", "SplitConfig", "find_bags", "load"]
-
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +111,7 @@ def load(
     config: CohortConfig | None = None,
     splits: SplitConfig | None = None,
     *,
-    progress: Progress | None = None,
+    progress: Step | None = None,
 ) -> tuple[Cohort, list[Fold]]:
     """Read a table, find and check its bags, and make its folds.
 
@@ -332,7 +331,7 @@ def _check_patients(
 
 
 def _survey(
-    paths: Mapping[str, Path], config: CohortConfig, found: Findings, progress: Progress | None
+    paths: Mapping[str, Path], config: CohortConfig, found: Findings, progress: Step | None
 ) -> dict[str, BagInfo]:
     """Return what each bag says of itself; with `scan`, only after all of it was read.
 
@@ -365,7 +364,9 @@ def _compare(infos: Mapping[str, BagInfo], found: Findings) -> None:
     widths, encoders, scales = group("width"), group("encoder"), group("mpp")
     nameless = encoders.pop(None, [])
     scales.pop(None, [])
-    if scales and max(scales) <= 1.1 * min(scales):
+    if encoders and all(bags.same_encoder(name, next(iter(encoders))) for name in encoders):
+        encoders = dict([next(iter(encoders.items()))])
+    if scales and bags.same_scale(min(scales), max(scales)):
         scales = {}
     for what, groups in ("width", widths), ("encoder", encoders), ("microns per pixel", scales):
         apart = [f"{value} ({some(own)})" for value, own in groups.items() if len(groups) > 1]

@@ -39,6 +39,8 @@ def _packages() -> list[Finding]:
 def _devices() -> list[Finding]:
     import torch
 
+    from caprmil.learner import has_half_precision
+
     found = []
     for number in range(torch.cuda.device_count()):
         name = torch.cuda.get_device_name(number)
@@ -52,11 +54,19 @@ def _devices() -> list[Finding]:
         found.append(Finding(what="GPU", found=f"none{built}", remark=remark))
     threads = torch.get_num_threads()
     found.append(Finding(what="CPU", found=f"{os.cpu_count()} cores, {threads} threads used"))
+    fast = has_half_precision()
+    remark = "" if fast else "train.precision falls back to fp32 on this CPU."
+    found.append(Finding(what="bf16 on the CPU", found="yes" if fast else "no", remark=remark))
     return found
 
 
 def _space() -> list[Finding]:
+    found = []
+    if hasattr(os, "sysconf"):  # not on Windows
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
+        found.append(Finding(what="memory", found=f"{memory:.0f} GB"))
     free = shutil.disk_usage(Path.cwd()).free / 1e9
     low = free < 1
     remark = "Less than 1 GB: a run may not fit." if low else ""
-    return [Finding(what="disk here", found=f"{free:.0f} GB free", remark=remark, good=not low)]
+    disk = Finding(what="disk here", found=f"{free:.0f} GB free", remark=remark, good=not low)
+    return [*found, disk]

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from uuid import uuid4
 
@@ -19,23 +19,37 @@ def beside(path: str | os.PathLike[str], *, replace: bool = False) -> Iterator[P
     path = Path(path)
     if not replace:
         refuse_existing(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
     passing = path.with_name(f".{uuid4().hex[:8]}.{path.name}")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         yield passing
         with passing.open("rb+") as stream:
             os.fsync(stream.fileno())
         if not replace:
             refuse_existing(path)  # somebody may have been quicker
         passing.replace(path)
+    except OSError as problem:
+        raise CaprmilError(
+            f"{path} cannot be written ({problem.strerror or problem}). "
+            "Check space and rights in its folder."
+        ) from problem
     finally:
-        passing.unlink(missing_ok=True)
+        with suppress(OSError):
+            passing.unlink(missing_ok=True)
 
 
 def refuse_existing(path: str | os.PathLike[str]) -> None:
     """Raise if something is there: before long work whose result would have no place."""
     if Path(path).exists():
         raise CaprmilError(f"{path} is there already. Move it away, or choose another name.")
+    refuse_unwritable(path)
+
+
+def refuse_unwritable(path: str | os.PathLike[str]) -> None:
+    """Raise if nothing could be made there: again, better before than after."""
+    place = next(place for place in Path(path).absolute().parents if place.exists())
+    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+        raise CaprmilError(f"{path} cannot be made: {place} is no folder that one may write to.")
 
 
 def write_text(path: str | os.PathLike[str], text: str, *, replace: bool = False) -> Path:

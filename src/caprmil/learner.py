@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import StringIO
-from math import cos, nan, pi
+from math import cos, isfinite, nan, pi
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -67,7 +67,7 @@ class TrainConfig:
         positive = ("lr", "warmup_lr", "min_lr")
         for name in (*positive, "weight_decay", "clip", "min_delta", "cache_gb", "workers"):
             value = getattr(self, name)
-            if value < 0 or (value == 0 and name in positive):
+            if not isfinite(value) or value < 0 or (value == 0 and name in positive):
                 raise RecipeError(f"{name} cannot be {value}.")
         if not 0 <= self.warmup_epochs < self.epochs:
             raise RecipeError(
@@ -313,11 +313,16 @@ def load_weights(model: MILModel, checkpoint: Path) -> None:
     model.load_state_dict({name.removeprefix("model."): value for name, value in state.items()})
 
 
+def has_half_precision() -> bool:
+    """Tell whether this CPU multiplies in bfloat16; where it does not, that is far slower."""
+    capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+    return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
+
+
 def usable_precision(name: str, device: torch.device) -> Any:
     """Return Lightning's word for a precision, or that of fp32 where half is no help."""
-    capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
-    fast = name == "bf16" and (capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
-    slow = device.type == "cpu" and name != "fp32" and not fast
+    fast = name == "fp32" or (name == "bf16" and has_half_precision())
+    slow = device.type == "cpu" and not fast
     if slow:
         warnings.warn(f"This CPU has no {name} arithmetic: training in fp32 instead.", stacklevel=3)
     return PRECISIONS["fp32" if slow else name]

@@ -88,6 +88,7 @@ class Predictions:
         slide = _find(table, tables.COLUMNS["slide"]) or patient  # STAMP has a row per patient
         if slide is None:
             raise _lacks(table, "a column slide or patient")
+        _refuse_training_rows(table)
         truth, columns = _truth_and_classes(table, label)
         used = {slide, patient, fold, truth, _find(table, PREDICTED), *columns.values()}
         rest = {name: cells for name, cells in table.columns.items() if name not in used}
@@ -353,6 +354,16 @@ def _starting_with(table: Table, prefix: str) -> dict[str, str]:
     size = len(prefix)
     same = (n for n in table.columns if n[:size].lower() == prefix.lower() and n[size:])
     return {name[size:]: name for name in same}
+
+
+def _refuse_training_rows(table: Table) -> None:
+    """Refuse answers on slides that a model was trained on: they would flatter every score."""
+    column = _find(table, ("split",))
+    words = set() if column is None else {word.lower() for word in table.columns[column]}
+    if known := sorted(words & {"train", "training", "val", "valid", "validation"}):
+        raise CohortError(
+            f"{table.path} has rows of {' and '.join(known)} in column {column}. Keep test."
+        )
 
 
 def _names_if_any(table: Table, column: str | None) -> tuple[str, ...] | None:

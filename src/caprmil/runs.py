@@ -9,6 +9,7 @@ scores.json, scores.md, curves.png, roc.png
 """
 
 import json
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -33,8 +34,6 @@ from caprmil.progress import Step
 
 FACTS, RECIPE, SPLITS = "run.json", "recipe.toml", "splits.json"
 PREDICTIONS, SCORES = "predictions.csv", "scores.json"
-
-SAME_SCALE = 0.1  # microns per pixel may differ by this share
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +117,7 @@ class Run:
             )
         return self.folder / name
 
-    def _answering(self, name: str | None) -> list[Fold]:
+    def answering(self, name: str | None = None) -> list[Fold]:
         """Return the fold of that name, or all, as far as their models are there."""
         known = [fold.name for fold in self.done]
         if not known:
@@ -132,7 +131,7 @@ class Run:
 
     def model(self, fold: str) -> MILModel:
         """Load the model of a fold."""
-        self._answering(fold)
+        self.answering(fold)
         return MILModel.from_pretrained(self.fold_folder(fold) / "model")
 
     def check_bag(self, slide: str, info: BagInfo, *, force: bool = False) -> None:
@@ -144,9 +143,9 @@ class Run:
         width, encoder, scale = info.width, info.encoder, info.mpp
         if width != facts.in_dim:
             differs, advice = f"{width} features, not {facts.in_dim}", ""
-        elif encoder and facts.encoder and _bare(encoder) != _bare(facts.encoder):
+        elif encoder and facts.encoder and not bags.same_encoder(encoder, facts.encoder):
             differs, advice = f"encoder {encoder}, not {facts.encoder}", ", or pass --force"
-        elif scale and facts.mpp and abs(scale / facts.mpp - 1) > SAME_SCALE:
+        elif scale and facts.mpp and not bags.same_scale(scale, facts.mpp):
             differs, advice = f"{scale:g} um/px, not {facts.mpp:g}", ", or pass --force"
         else:
             return
@@ -155,6 +154,17 @@ class Run:
                 f"{slide} is of {differs} as the models of {self.folder} were trained on. "
                 f"Extract its features in the same way{advice}."
             )
+
+    def _check_bags(self, paths: Mapping[str, Path], *, force: bool) -> None:
+        """Refuse bags of another kind, all of them at once."""
+        problems = []
+        for slide, path in paths.items():
+            try:
+                self.check_bag(slide, bags.inspect(path), force=force)
+            except BagError as problem:
+                problems.append(str(problem))
+        if problems:
+            raise BagError(some(problems, between="\n- "))
 
     def predict(
         self,
@@ -170,28 +180,34 @@ class Run:
         A slide of the training cohort is answered only by models that have not seen it, if there
         are any. The column `models` says how many answered, `spread` how far they disagree.
         """
-        chosen = self._answering(fold)
-        for slide, path in paths.items():
-            self.check_bag(slide, bags.inspect(path), force=force)
+        chosen = self.answering(fold)
+        self._check_bags(paths, force=force)
         place = pick_device(device)
         models = {each.name: self.model(each.name).to(place) for each in chosen}
-        rows, answering, spreads = [], [], []
+        rows: dict[str, NDArray[np.float64]] = {}
+        extra: dict[str, list[str]] = {"models": [], "spread": []}
         for number, (slide, path) in enumerate(paths.items(), 1):
+            try:
+                batch = batches.collate([(Sample(slide, path), bags.read(path))])
+            except BagError as problem:  # one broken bag does not cost the answers of the others
+                logging.getLogger("caprmil").error("not answered: %s", problem)
+                continue
             unseen = [f.name for f in chosen if slide not in {*f.train, *f.validation}]
             names = unseen or list(models)
-            batch = batches.collate([(Sample(slide, path), bags.read(path))])
             answers = np.stack([ask(models[name], batch, place)[0] for name in names])
-            mean = answers.mean(axis=0)
-            rows.append(mean)
-            answering.append(f"{len(names)}{'' if unseen else ' (all saw it in training)'}")
-            spreads.append(f"{answers[:, mean.argmax()].std():.4f}")
+            rows[slide] = answers.mean(axis=0)
+            spread = answers[:, rows[slide].argmax()].std(ddof=1) if len(names) > 1 else None
+            extra["models"].append(f"{len(names)}{'' if unseen else ' (all saw it in training)'}")
+            extra["spread"].append("" if spread is None else f"{spread:.4f}")
             if progress:
                 progress(number, len(paths))
+        if not rows:
+            raise BagError("None of these bags could be read.")
         return Predictions(
-            slides=tuple(paths),
+            slides=tuple(rows),
             classes=self.classes,
-            probabilities=np.stack(rows),
-            extra={"models": tuple(answering), "spread": tuple(spreads)},
+            probabilities=np.stack(list(rows.values())),
+            extra={name: tuple(cells) for name, cells in extra.items()},
         )
 
     def evaluate(
@@ -212,7 +228,7 @@ class Run:
             self.check_bag(slide, info, force=force)
         samples = [Sample(e.name, e.path) for e in cohort.entries]
         cache, place, tables = Cache(4.0), pick_device(device), []
-        for number, fold in enumerate(self._answering(None), 1):
+        for number, fold in enumerate(self.answering(), 1):
             answers = answer(self.model(fold.name), samples, cache=cache, device=place)
             tables.append(
                 Predictions(
@@ -249,11 +265,6 @@ class Run:
 
 
 PARTS = ("train", "validation", "test")
-
-
-def _bare(name: str) -> str:
-    """Return an encoder's name without what tools write differently."""
-    return "".join(letter for letter in name.lower() if letter.isalnum())
 
 
 def pick_device(name: str) -> torch.device:

@@ -1,7 +1,8 @@
 """Synthetic cohorts: bags with a known secret, for the demo and for tests."""
 
 import csv
-from dataclasses import dataclass
+import json
+from dataclasses import asdict, dataclass
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caprmil import bags
+from caprmil.errors import CohortError
 from caprmil.files import write_text
 
 
@@ -57,9 +59,10 @@ class RareSignal:
     def write(self, folder: str | Path, *, progress: Any = None) -> Path:
         """Write the bags and the table of a cohort into a folder, and return the table.
 
-        What is there already is left as it is.
+        Bags of the same cohort that are there already are left as they are.
         """
         folder = Path(folder)
+        self._claim(folder / "cohort.json")
         text = StringIO()
         table = csv.writer(text, lineterminator="\n")
         table.writerow(["slide", "patient", "label"])
@@ -81,7 +84,18 @@ class RareSignal:
                 )
             if progress:
                 progress(number + 1, self.slides)
-        return write_text(folder / "labels.csv", text.getvalue(), replace=True)
+        path = folder / "labels.csv"
+        if path.exists() and path.read_text() == text.getvalue():
+            return path
+        return write_text(path, text.getvalue())
+
+    def _claim(self, path: Path) -> None:
+        """Say which cohort a folder holds; refuse one that holds another."""
+        text = json.dumps(asdict(self), indent=2) + "\n"
+        if not path.exists():
+            write_text(path, text)
+        elif path.read_text() != text:
+            raise CohortError(f"{path.parent} holds another cohort. Choose another folder.")
 
 
 def _unit(vector: NDArray[np.float64]) -> NDArray[np.float64]:

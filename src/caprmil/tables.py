@@ -15,7 +15,7 @@ COLUMNS = {
     "patient": ("patient", "patient_id", "case_id", "case"),
     "label": ("label", "target", "class", "y", "y_true", "truth", "true_label"),
     "path": ("path", "bag", "features", "feature_path"),
-    "fold": ("fold", "split"),
+    "fold": ("fold",),
 }
 UNKNOWN = ("", "na", "nan", "n/a")  # cells that say nothing, as pandas and R write them
 

@@ -3,8 +3,9 @@
 import importlib
 import inspect
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+import platform
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from filelock import FileLock, Timeout
 from lightning.pytorch import loggers as lightning_loggers
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 
@@ -20,7 +22,7 @@ from caprmil.batches import Cache, Sample
 from caprmil.cohort import Cohort, CohortConfig, Fold, SplitConfig
 from caprmil.cohort import load as load_cohort
 from caprmil.errors import CaprmilError, CohortError, RecipeError, RunError
-from caprmil.files import write_text
+from caprmil.files import refuse_unwritable, write_text
 from caprmil.learner import Row, TrainConfig, fit, kept_epoch
 from caprmil.models import MILModel, create
 from caprmil.predictions import Predictions
@@ -85,7 +87,9 @@ def cross_validate(
     out = Path(out)
     _check_folder(out, recipe)
     runs.pick_device(device)  # here and below: what is wrong is found before anything is written
+    refuse_unwritable(out)
     make_loggers(recipe.loggers, out)
+    recipe.model.build(1024, 2)  # the sizes are not known yet, the settings are
     with bar("Checking bags", shown=progress) as step:
         cohort, folds = load_cohort(
             recipe.cohort, recipe.features, recipe.data, recipe.splits, progress=step
@@ -96,7 +100,7 @@ def cross_validate(
     run = _open(out, recipe, cohort, folds)
     cache = Cache(recipe.train.cache_gb)
     total = len(folds) * recipe.train.epochs
-    with bar(f"Training {recipe.model.name}", shown=progress) as step:
+    with alone(out), bar(f"Training {recipe.model.name}", shown=progress) as step:
         for number, fold in enumerate(folds):
             if not run.fold_folder(fold.name).exists():
                 listen = _listener(step, number, fold, recipe.train.epochs, total)
@@ -105,6 +109,17 @@ def cross_validate(
                 checkpoint.unlink()  # only now: a fold has its name, or all it needs to go on
     _finish(run)
     return Run(out)
+
+
+@contextmanager
+def alone(out: Path) -> Iterator[None]:
+    """Hold a run for this process: a second one in the same folder would mix their folds."""
+    (out / "folds").mkdir(exist_ok=True)
+    try:
+        with FileLock(out / "folds" / ".lock", timeout=0):
+            yield
+    except Timeout:
+        raise RunError(f"Another process is training in {out}. Wait for it, or stop it.") from None
 
 
 def _listener(
@@ -150,7 +165,10 @@ def _open(out: Path, recipe: Recipe, cohort: Cohort, folds: Sequence[Fold]) -> R
         mpp=cohort.mpp,
         seed=recipe.splits.seed,
         weights=recipe.train.weights,
-        versions={name: version(name) for name in ("torch", "lightning", "numpy")},
+        versions={
+            "python": platform.python_version(),
+            **{name: version(name) for name in ("torch", "lightning", "numpy")},
+        },
         notes=cohort.notes,
     )
     texts = {

@@ -13,6 +13,7 @@ from caprmil import cost
 from caprmil.errors import BagError, RecipeError, RunError, UnknownName
 from caprmil.models import ABMIL, CAPRMIL, MeanMIL, create
 from caprmil.models.caprmil import COLDEST, ContextAttention, ContextStack
+from caprmil.models.layers import weighted_sum
 
 
 @pytest.mark.parametrize(
@@ -140,12 +141,31 @@ def test_heads_that_do_not_divide_the_width_are_announced() -> None:
         CAPRMIL(24, 2, heads=12)
 
 
-def test_sums_over_a_long_bag_keep_their_digits_in_half_precision() -> None:
-    model = CAPRMIL(24, 2).eval()
-    bag = torch.randn(1, 60_000, 24) + 3.0  # sums of 180,000: beyond float16
+def test_a_sum_over_many_patches_keeps_its_digits_in_half_precision() -> None:
+    values = torch.full((1, 60_000, 1), 3.0, dtype=torch.float16)  # 180,000: beyond float16
+    with torch.autocast("cpu", torch.bfloat16):
+        total = weighted_sum(torch.ones(1, 60_000, 1, dtype=torch.float16), values)
+    assert total.item() == 180_000
+
+
+def test_mixed_precision_answers_like_full_precision() -> None:
+    model, bag = CAPRMIL(24, 2).eval(), torch.randn(1, 3000, 24)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         mixed = model(bag).logits
     torch.testing.assert_close(mixed.float(), model(bag).logits, atol=0.02, rtol=0.02)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"tokens": 0}, {"depth": -1}, {"mlp_ratio": 0}, {"heads": 0}, {"heads": 129}]
+)
+def test_senseless_sizes_are_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(settings))):
+        CAPRMIL(24, 2, **settings)
+
+
+def test_context_behind_context_reports_both() -> None:
+    model = CAPRMIL(24, 2, pool=CAPRMIL(128, 2, depth=2))
+    assert len(model(torch.randn(1, 5, 24)).assignments) == 3
 
 
 def test_any_model_or_pool_stands_behind_the_context() -> None:

@@ -9,7 +9,7 @@ import torch
 from caprmil.errors import BagError
 from caprmil.models import MODELS, POOLS, MILModel, create
 
-COMBINATIONS = [f"caprmil+{name}" for name in {*POOLS, *MODELS} - {"caprmil", "mean"}]
+COMBINATIONS = [f"caprmil+{name}" for name in {*POOLS, *MODELS} - {"mean"}]
 
 
 @pytest.fixture(params=sorted([*MODELS, *COMBINATIONS]))

@@ -29,6 +29,8 @@ Assignments: TypeAlias = Float[Tensor, "B H N M"]
 Chunks: TypeAlias = Callable[[], Iterable[Features]]
 """A bag in pieces, in order: each call starts from the first patch again."""
 
+EMPTY = "A bag has no patches. Leave slides without tissue out."
+
 
 @dataclass(frozen=True, kw_only=True)
 class Output:
@@ -76,8 +78,12 @@ class MILModel(nn.Module):
             raise ValueError("Streaming is for evaluation: call model.eval() first.")
 
         def pieces() -> Iterator[Features]:
+            empty = True
             for features in chunks():
+                empty = False
                 yield self.at_the_door(features, None)[0]
+            if empty:
+                raise BagError(EMPTY)
 
         return self.stream_bag(pieces)
 
@@ -118,13 +124,13 @@ class MILModel(nn.Module):
                 f"{self.in_dim}. Use the features of the encoder that it was trained on."
             )
         if features.shape[1] == 0:
-            raise BagError("A bag has no patches. Leave slides without tissue out.")
+            raise BagError(EMPTY)
         features = features.to(next(self.parameters()).dtype)
         if mask is None:
             mask = torch.ones(features.shape[:2], dtype=torch.bool, device=features.device)
             return features, mask
         if not torch.compiler.is_compiling() and not mask.any(dim=1).all():
-            raise BagError("A bag has no patches: its whole mask is false. Leave it out.")
+            raise BagError(EMPTY)
         return features.masked_fill(~mask.unsqueeze(-1), 0.0), mask
 
     def save_pretrained(self, folder: str | PathLike[str]) -> None:

@@ -15,7 +15,6 @@ from einops import einsum, rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from caprmil.errors import BagError
 from caprmil.models.base import (
     Assignments,
     Chunks,
@@ -66,6 +65,8 @@ class ContextAttention(nn.Module):
         super().__init__()
         if not 1 <= heads <= dim:
             raise ValueError(f"There must be between 1 and {dim=} heads: {heads=}.")
+        if tokens < 1:
+            raise ValueError(f"A head has one token at least: {tokens=}.")
         head_dim = dim // heads  # rounds down: 12 heads of a width of 128 use 120 channels
         if dim % heads:
             warnings.warn(
@@ -137,6 +138,8 @@ class ContextBlock(nn.Module):
         )
         self.norm_think = nn.LayerNorm(dim)
         hidden = int(mlp_ratio * dim)
+        if hidden < 1:
+            raise ValueError(f"The MLP needs a width: {mlp_ratio=}.")
         self.think = nn.Sequential(nn.Linear(dim, hidden), nn.GELU(), nn.Linear(hidden, dim))
         self.dropout = nn.Dropout(dropout)
 
@@ -151,14 +154,11 @@ class ContextBlock(nn.Module):
 
     def stream_tokens(self, chunks: Iterable[Patches]) -> Tokens:
         """Return the mixed tokens of a bag that comes in pieces."""
-        brought: Tensor | float = 0.0
-        mass: Tensor | float = 0.0
+        brought, mass = torch.zeros(()), torch.zeros(())
         for patches in chunks:
             normed = self.norm_attend(patches)
             more, weight = self.attend.gather(normed, self.attend.assign(normed))
             brought, mass = brought + more, mass + weight
-        if isinstance(brought, float) or isinstance(mass, float):
-            raise BagError("A bag has no patches. Leave slides without tissue out.")
         return self.attend.mix(brought, mass)
 
     def stream_patches(self, patches: Patches, tokens: Tokens) -> Patches:
@@ -183,6 +183,8 @@ class ContextStack(nn.Module):
         learn_temperature: bool,
     ) -> None:
         super().__init__()
+        if depth < 0:
+            raise ValueError(f"There are 0 context blocks or more: {depth=}.")
         self.project = nn.Sequential(
             nn.Linear(in_dim, dim), nn.LayerNorm(dim), nn.GELU(), nn.Dropout(dropout)
         )
@@ -275,7 +277,8 @@ class CAPRMIL(MILModel):
     def forward_bags(self, features: Features, mask: Mask, grid: Grid | None) -> Output:
         patches, assignments = self.context(features, mask)
         if isinstance(self.pool, MILModel):
-            return replace(self.pool(patches, mask=mask, grid=grid), assignments=assignments)
+            output = self.pool(patches, mask=mask, grid=grid)
+            return replace(output, assignments=assignments + output.assignments)
         embedding, attention = self.pool(patches, mask)
         logits = self.classify(embedding)
         return Output(

@@ -9,7 +9,6 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
-from caprmil.errors import BagError
 from caprmil.models.base import Embedding, Mask, Patches, Weights
 from caprmil.models.layers import masked_softmax, summing_dtype, weighted_sum
 
@@ -84,6 +83,4 @@ def pool_chunks(pool: Pool, chunks: Iterable[Patches]) -> Embedding:
         total = total * shrink + weights.sum(dim=-1, keepdim=True)
         embedding = embedding * shrink + weighted_sum(weights.unsqueeze(-1), patches).squeeze(-2)
         highest, dtype = higher, patches.dtype
-    if highest.ndim == 0:
-        raise BagError("A bag has no patches. Leave slides without tissue out.")
     return (embedding / total).to(dtype)

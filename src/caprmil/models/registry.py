@@ -55,6 +55,8 @@ def build_pool(pool: str | dict[str, Any] | nn.Module, dim: int, n_classes: int)
         )
     if isinstance(pool, nn.Module):
         return pool
+    if not isinstance(pool, str | dict):
+        raise RecipeError(f"pool is a name, a table with a name, or a module, not {pool!r}.")
     settings = {"name": pool} if isinstance(pool, str) else dict(pool)
     if "object" in settings:
         raise RecipeError(
