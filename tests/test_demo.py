@@ -33,6 +33,7 @@ def test_a_demo_that_is_finished_is_not_done_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(2400)
 def test_plain_averaging_loses_a_rare_signal_and_context_finds_it(tmp_path: Path) -> None:
     aucs = {result.name: np.mean(result.folds("auc")) for result in demo.demo(tmp_path)}
     assert aucs["Mean"] < 0.7
