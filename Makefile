@@ -25,7 +25,7 @@ test: $(VENV)/.dev  ## Run the tests (the slow ones apart).
 	$(BIN)/pytest
 
 test-slow: $(VENV)/.dev  ## Run the slow tests.
-	OMP_NUM_THREADS=$$(nproc) $(BIN)/pytest -m slow -n 0
+	OMP_NUM_THREADS=$$(getconf _NPROCESSORS_ONLN) $(BIN)/pytest -m slow -n 0
 
 check: $(VENV)/.dev  ## Format, lint, types and import contracts.
 	$(BIN)/ruff format --check .
