@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -21,11 +21,11 @@ app = typer.Typer(
 )
 
 Changes = Annotated[
-    Optional[list[str]],  # noqa: UP045  typer reads it so on every Python
+    list[str] | None,
     typer.Option("--set", help="One setting to change, e.g. train.epochs=5. May be repeated."),
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 or mps.")]
-Features = Annotated[Optional[Path], typer.Option(help="Folder with the bags.")]  # noqa: UP045
+Features = Annotated[Path | None, typer.Option(help="Folder with the bags.")]
 RunFolder = Annotated[Path, typer.Argument(help="A run that `caprmil train` made.")]
 
 
@@ -95,13 +95,13 @@ def predict(
 def evaluate(
     target: Annotated[Path, typer.Argument(help="A run, or any CSV of predictions.")],
     cohort: Annotated[
-        Optional[Path],  # noqa: UP045
+        Path | None,
         typer.Option(help="Another table of slides, to score a run's models on."),
     ] = None,
     features: Features = None,
     label: Annotated[str, typer.Option(help="Column of the labels, if not recognised.")] = "",
     out: Annotated[
-        Optional[Path],  # noqa: UP045
+        Path | None,
         typer.Option(help="Write the predictions on the other table to this CSV."),
     ] = None,
     force: Annotated[bool, typer.Option(help="Accept another encoder or scale.")] = False,
@@ -139,7 +139,7 @@ def evaluate(
 def check(
     run: RunFolder,
     bags: Annotated[
-        Optional[list[Path]],  # noqa: UP045
+        list[Path] | None,
         typer.Argument(help="Bags to measure on; default: some of the run's own."),
     ] = None,
     most: Annotated[int, typer.Option(help="Bags to measure on, at most.", min=1)] = 8,
