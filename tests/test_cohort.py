@@ -287,7 +287,7 @@ def test_bags_of_one_origin_tell_it(tmp_path: Path) -> None:
         write_bag(tmp_path / "bags" / f"{name}.h5", encoder="uni", mpp=mpp)
     write_bag(tmp_path / "bags" / "s3.npy")
     cohort, _ = read(write_table(tmp_path, "slide,label", "s0,a", "s1,a", "s2,b", "s3,b"))
-    assert (cohort.encoder, cohort.mpp) == ("uni", 0.5)
+    assert (cohort.said("encoder"), cohort.mpp) == ("uni", 0.5)
     assert "do not name their encoder (1): s3. They are taken to be of uni" in cohort.notes[-1]
 
 
@@ -488,4 +488,4 @@ def test_h5_bags_of_trident_bring_their_encoder_and_scale(tmp_path: Path) -> Non
         file["features"].attrs.update(encoder="uni_v1", savetodir="x")
         file["coords"].attrs.update(patch_size=256, patch_size_level0=512, target_magnification=20)
     cohort, _ = read(write_table(tmp_path, "slide,label", "s0,a"))
-    assert (cohort.encoder, cohort.mpp, cohort.in_dim) == ("uni_v1", 0.5, 4)
+    assert (cohort.said("encoder"), cohort.mpp, cohort.in_dim) == ("uni_v1", 0.5, 4)

@@ -57,3 +57,11 @@ def test_a_failure_leaves_everything_as_it_was(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError):
         interrupt(path, lambda: 1 / 0, replace=True)
     assert (path.read_text(), names(tmp_path)) == ("mine", ["note.txt"])
+
+
+def test_sweeping_removes_what_a_killed_writer_left_and_nothing_else(tmp_path: Path) -> None:
+    there = [".0123abcd.a.h5", ".0123abcd.b.h5", ".mine.a.h5", "a.h5"]
+    for name in there:
+        (tmp_path / name).touch()
+    files.sweep(tmp_path / "a.h5")
+    assert sorted(names(tmp_path)) == sorted(there[1:])

@@ -4,7 +4,8 @@ One layout is written (HDF5). Those of TRIDENT, CLAM and STAMP are read as well,
 which of them a file is, its content says.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, TypeAlias
@@ -24,6 +25,12 @@ IMAGES = (
     *(".png", ".jpg", ".jpeg"),
 )
 """What a slide's own file may end in."""
+
+STORED = (
+    *("encoder", "fingerprint", "settings", "mpp", "scale_rule", "patch_px", "patch_level0"),
+    *("step", "slide_mpp"),
+)
+"""Fields of `BagInfo` that are attributes of our files, by the same names."""
 
 ScaleRule: TypeAlias = Literal["exact", "nominal"]
 
@@ -45,9 +52,12 @@ class BagInfo:
     step: float | None = None  # between neighbouring patches, in the unit of the coordinates
     unit: Literal["px", "um"] | None = None  # of the coordinates; px: level-0 pixels
     slide_size: tuple[int, int] | None = None  # width and height in level-0 pixels
+    slide_mpp: float | None = None  # microns per pixel at level 0
+    fingerprint: str | None = None  # of the encoder's weights and transform
+    settings: str | None = None  # JSON of all that shaped the bag, if `caprmil encode` made it
 
     def __post_init__(self) -> None:
-        for name in ("mpp", "patch_px", "patch_level0", "step"):
+        for name in ("mpp", "slide_mpp", "patch_px", "patch_level0", "step"):
             value = getattr(self, name)
             if value is not None and not 0 < value < float("inf"):
                 raise ValueError(f"{name}={value!r} is not a positive number.")
@@ -94,45 +104,68 @@ def write(
     features: ArrayLike,
     coords: ArrayLike | None = None,
     *,
-    encoder: str | None = None,
-    mpp: float | None = None,
-    scale_rule: ScaleRule | None = None,
-    patch_px: int | None = None,
-    patch_level0: float | None = None,
-    step: float | None = None,
-    slide_size: tuple[int, int] | None = None,
-    attributes: Mapping[str, str | int | float] | None = None,
     dtype: Literal["float16", "float32"] = "float16",
+    attributes: Mapping[str, str | int | float] | None = None,
+    **said: Any,
 ) -> Path:
     """Write a bag in our own layout: whole or not at all, and never over another file.
 
-    `coords` are level-0 pixels. `attributes` are kept on the file for other readers.
+    `coords` are level-0 pixels, `said` are fields of `BagInfo`. `attributes` are kept on the file
+    for other readers.
     """
     path = Path(path)
-    said = {
-        "encoder": encoder,
-        "mpp": mpp,
-        "scale_rule": scale_rule,
-        "patch_px": patch_px,
-        "patch_level0": patch_level0,
-        "step": step,
-    }
-    if dtype not in ("float16", "float32") or scale_rule not in ("exact", "nominal", None):
-        raise ValueError(f"{dtype=} or {scale_rule=} is not known.")
+    bag = _load(layouts.in_memory(path, features, coords, {}))
+    n, width = bag.features.shape
+    info = BagInfo(path=path, kind="caprmil", n_patches=n, width=width, dtype=dtype, **said)
+    with filling(info, bag.coords, attributes=attributes) as put:
+        put(bag.features)
+    return path
+
+
+@contextmanager
+def filling(
+    info: BagInfo,
+    coords: NDArray[Any] | None,
+    *,
+    attributes: Mapping[str, str | int | float] | None = None,
+    replace: bool = False,
+) -> Iterator[Callable[[NDArray[Any]], None]]:
+    """Write a bag piece by piece, for those that do not fit into memory.
+
+    Yields a function that takes the next rows of features. The file appears when all are there.
+    """
+    path = Path(info.path or "")
+    if info.dtype not in ("float16", "float32") or info.scale_rule not in (
+        "exact",
+        "nominal",
+        None,
+    ):
+        raise ValueError(f"{info.dtype=} or {info.scale_rule=} is not known.")
     if path.suffix.lower() not in (".h5", ".hdf5"):
         raise BagError(f"{path} cannot be written as '{path.suffix}'. Name it .h5.")
-    if path.exists():
+    if path.exists() and not replace:
         raise BagError(f"{path} is there already. Remove it first, or write elsewhere.")
-    bag = _load(layouts.in_memory(path, features, coords, said))
-    datasets = {"features": _as_stored(path, bag.features, dtype)}
-    if bag.coords is not None:
-        datasets["coords"] = _as_pixels(path, bag.coords)
-    width, height = slide_size or (None, None)
-    ours = {"caprmil_schema": layouts.SCHEMA, **said, "slide_width": width, "slide_height": height}
+    ours = {"caprmil_schema": layouts.SCHEMA, **{name: getattr(info, name) for name in STORED}}
+    ours["slide_width"], ours["slide_height"] = info.slide_size or (None, None)
     if taken := {*ours, "feat_type"} & set(attributes or ()):
         raise ValueError(f"{sorted(taken)} cannot be extra attributes: the layout has them.")
-    _store(path, datasets, {**ours, **(attributes or {})})
-    return path
+    known = {name: v for name, v in {**ours, **(attributes or {})}.items() if v is not None}
+    with beside(path, replace=replace) as passing, h5py.File(passing, "x") as file:
+        shape = (info.n_patches, info.width)
+        store = file.create_dataset("features", shape, info.dtype)  # contiguous: read fastest
+        if coords is not None:
+            file.create_dataset("coords", data=_as_pixels(path, coords))
+        file.attrs.update(known)
+        filled = 0
+
+        def put(features: NDArray[Any]) -> None:
+            nonlocal filled
+            store[filled : filled + len(features)] = _as_stored(path, features, info.dtype)
+            filled += len(features)
+
+        yield put
+        if filled != info.n_patches:
+            raise ValueError(f"{filled} rows were put into a bag of {info.n_patches}.")
 
 
 def same_encoder(one: str, other: str) -> bool:
@@ -171,17 +204,12 @@ def shelve(files: Iterable[Path]) -> dict[str, list[Path]]:
     }
 
 
-def _store(path: Path, datasets: Mapping[str, Any], attributes: Mapping[str, Any]) -> None:
-    with beside(path) as passing, h5py.File(passing, "x") as file:
-        for name, data in datasets.items():
-            file.create_dataset(name, data=data)  # contiguous and uncompressed: read fastest
-        file.attrs.update({name: v for name, v in attributes.items() if v is not None})
-
-
 def _as_stored(path: Path, features: NDArray[Any], dtype: str) -> NDArray[Any]:
     with np.errstate(over="ignore"):
         stored = features.astype(dtype, copy=False)
     if _not_finite(stored).any():
+        if not np.isfinite(features).all():
+            raise BagError(f"{path}: some features are NaN or infinite. Look at the encoder.")
         raise BagError(
             f"{path}: values up to {np.abs(features).max():.4g} do not fit into float16. "
             'Pass dtype="float32".'

@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 from caprmil import bags, folds, tables
 from caprmil.bags import BagInfo
-from caprmil.errors import BagError, CohortError, RecipeError, suggest
-from caprmil.folds import Findings, Fold, Listing, Split, SplitConfig, some
+from caprmil.errors import BagError, CohortError, RecipeError, suggest, some
+from caprmil.folds import Findings, Fold, Listing, Split, SplitConfig
 from caprmil.progress import Step
 from caprmil.tables import Row, is_known, is_number
 
@@ -79,10 +79,9 @@ class Cohort:
         """The width of all bags."""
         return next(iter(self.bags.values())).width
 
-    @property
-    def encoder(self) -> str | None:
-        """The encoder of all bags that name one."""
-        return next((bag.encoder for bag in self.bags.values() if bag.encoder), None)
+    def said(self, field: str) -> Any:
+        """Return what the first bag says that says anything, e.g. its encoder."""
+        return next((v for bag in self.bags.values() if (v := getattr(bag, field))), None)
 
     @property
     def mpp(self) -> float | None:
@@ -362,13 +361,21 @@ def _compare(infos: Mapping[str, BagInfo], found: Findings) -> None:
         return groups
 
     widths, encoders, scales = group("width"), group("encoder"), group("mpp")
+    weights = group("fingerprint")
     nameless = encoders.pop(None, [])
     scales.pop(None, [])
+    weights.pop(None, [])
     if encoders and all(bags.same_encoder(name, next(iter(encoders))) for name in encoders):
         encoders = dict([next(iter(encoders.items()))])
     if scales and bags.same_scale(min(scales), max(scales)):
         scales = {}
-    for what, groups in ("width", widths), ("encoder", encoders), ("microns per pixel", scales):
+    kinds = {
+        "width": widths,
+        "encoder": encoders,
+        "the encoder's weights or transform": {} if len(encoders) > 1 else weights,
+        "microns per pixel": scales,
+    }
+    for what, groups in kinds.items():
         apart = [f"{value} ({some(own)})" for value, own in groups.items() if len(groups) > 1]
         found.problem(f"Bags that differ in {what}", apart, "Extract all in the same way.")
     if len(encoders) == 1:

@@ -5,7 +5,9 @@ CaprmilError
 ├── CohortError    a table of slides, patients and labels that does not hold together
 ├── RecipeError    a setting that does not exist, or a value it cannot take
 ├── RunError       a run folder that is missing, unfinished or of another recipe
-└── UnknownName    a model, pool or metric nobody has heard of
+├── SlideError     a slide that cannot be opened, read, or whose scale is not known
+├── EncoderError   an encoder that cannot be loaded, or whose answers cannot be used
+└── UnknownName    a model, encoder or metric nobody has heard of
 
 The command line prints them as one line and leaves with 2; anything else is a bug and shows its
 traceback.
@@ -35,6 +37,14 @@ class RunError(CaprmilError):
     """A run folder that is missing, unfinished or of another recipe."""
 
 
+class SlideError(CaprmilError):
+    """A slide that cannot be opened or read, or whose scale is not known."""
+
+
+class EncoderError(CaprmilError):
+    """An encoder that cannot be loaded, or whose answers cannot be used."""
+
+
 class UnknownName(CaprmilError):  # noqa: N818  reads as it is said
     """A name that nobody has heard of, with the nearest one that somebody has."""
 
@@ -47,3 +57,10 @@ def suggest(name: str, known: Iterable[str]) -> str:
     known = sorted(known)
     near = get_close_matches(name, known, n=1)
     return (f" Did you mean '{near[0]}'?" if near else "") + f" Known: {', '.join(known)}."
+
+
+def some(names: Iterable[str], *, between: str = ", ") -> str:
+    """Return the first ten names, and how many more there are."""
+    names = list(names)
+    rest = f" and {len(names) - 10} more" if len(names) > 10 else ""
+    return between.join(names[:10]) + rest

@@ -1,6 +1,7 @@
 """Files: written whole or not at all, and never over what somebody made."""
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -36,6 +37,15 @@ def beside(path: str | os.PathLike[str], *, replace: bool = False) -> Iterator[P
     finally:
         with suppress(OSError):
             passing.unlink(missing_ok=True)
+
+
+def sweep(path: str | os.PathLike[str]) -> None:
+    """Remove what a writer of `path` left beside it when it was killed. Nobody may be writing."""
+    path = Path(path)
+    passing = re.compile(rf"\.[0-9a-f]{{8}}\.{re.escape(path.name)}")
+    for left in path.parent.glob(".*"):
+        if passing.fullmatch(left.name):
+            left.unlink(missing_ok=True)
 
 
 def refuse_existing(path: str | os.PathLike[str]) -> None:

@@ -102,13 +102,6 @@ class Findings:
             self.notes.append(f"{headline} ({len(names)}): {some(names)}. {advice}")
 
 
-def some(names: Iterable[str], *, between: str = ", ") -> str:
-    """Return the first ten names, and how many more there are."""
-    names = list(names)
-    rest = f" and {len(names) - 10} more" if len(names) > 10 else ""
-    return between.join(names[:10]) + rest
-
-
 def is_split(column: str) -> bool:
     """Tell whether a column of a table says which part a slide is in."""
     return re.fullmatch(r"split|fold_\d+", column.lower()) is not None

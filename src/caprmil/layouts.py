@@ -202,7 +202,10 @@ def _said_by_us(found: Found) -> dict[str, Any]:
         )
     return {
         "encoder": _text(said.get("encoder")),
+        "fingerprint": _text(said.get("fingerprint")),
+        "settings": _text(said.get("settings")),
         "mpp": _number(said.get("mpp")),
+        "slide_mpp": _number(said.get("slide_mpp")),
         "scale_rule": _text(said.get("scale_rule")),
         "patch_px": _whole(said.get("patch_px")),
         "patch_level0": _number(said.get("patch_level0")),

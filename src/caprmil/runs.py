@@ -26,8 +26,8 @@ from caprmil.bags import BagInfo
 from caprmil.batches import Cache, Sample
 from caprmil.cohort import CohortConfig
 from caprmil.cohort import load as load_cohort
-from caprmil.errors import BagError, RunError, UnknownName
-from caprmil.folds import Fold, some
+from caprmil.errors import BagError, RunError, UnknownName, some
+from caprmil.folds import Fold
 from caprmil.models import MILModel
 from caprmil.predictions import Predictions
 from caprmil.progress import Step
@@ -51,6 +51,10 @@ class Facts:
     weights: str  # which epoch's weights were kept: best or last
     versions: Mapping[str, str]
     notes: tuple[str, ...] = ()
+    fingerprint: str | None = None  # of the encoder
+    patch_px: int | None = None
+    scale_rule: str | None = None
+    settings: str | None = None  # how `caprmil encode` made a bag of the cohort
 
 
 class Run:
@@ -145,6 +149,9 @@ class Run:
             differs, advice = f"{width} features, not {facts.in_dim}", ""
         elif encoder and facts.encoder and not bags.same_encoder(encoder, facts.encoder):
             differs, advice = f"encoder {encoder}, not {facts.encoder}", ", or pass --force"
+        elif info.fingerprint and facts.fingerprint and info.fingerprint != facts.fingerprint:
+            differs = f"other weights or another transform of encoder {encoder}, not those"
+            advice = ", or pass --force"
         elif scale and facts.mpp and not bags.same_scale(scale, facts.mpp):
             differs, advice = f"{scale:g} um/px, not {facts.mpp:g}", ", or pass --force"
         else:

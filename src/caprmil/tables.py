@@ -16,6 +16,7 @@ COLUMNS = {
     "label": ("label", "target", "class", "y", "y_true", "truth", "true_label"),
     "path": ("path", "bag", "features", "feature_path"),
     "fold": ("fold",),
+    "mpp": ("mpp", "um_px", "um/px", "mpp_x", "slide_mpp", "microns_per_pixel"),
 }
 UNKNOWN = ("", "na", "nan", "n/a")  # cells that say nothing, as pandas and R write them
 

@@ -161,7 +161,7 @@ def _open(out: Path, recipe: Recipe, cohort: Cohort, folds: Sequence[Fold]) -> R
         model=recipe.model.name,
         classes=cohort.classes,
         in_dim=cohort.in_dim,
-        encoder=cohort.encoder,
+        encoder=cohort.said("encoder"),
         mpp=cohort.mpp,
         seed=recipe.splits.seed,
         weights=recipe.train.weights,
@@ -170,6 +170,10 @@ def _open(out: Path, recipe: Recipe, cohort: Cohort, folds: Sequence[Fold]) -> R
             **{name: version(name) for name in ("torch", "lightning", "numpy")},
         },
         notes=cohort.notes,
+        fingerprint=cohort.said("fingerprint"),
+        patch_px=cohort.said("patch_px"),
+        scale_rule=cohort.said("scale_rule"),
+        settings=cohort.said("settings"),
     )
     texts = {
         runs.RECIPE: config.dump(recipe),

@@ -1,4 +1,4 @@
-"""Synthetic cohorts: bags with a known secret, for the demo and for tests."""
+"""Synthetic bags with a known secret: a rare signal among slides that differ."""
 
 import csv
 import json

@@ -1,0 +1,441 @@
+"""Slides: open one, know how large its pixels are, and read squares of it.
+
+OpenSlide reads what scanners write, libvips plain images. Tiled TIFF (Aperio's too) is read by
+libvips wherever it gives the pixels that OpenSlide gives: several times as many a second.
+"""
+
+import threading
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from math import ceil, floor
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+import numpy as np
+import openslide
+import pyvips
+from numpy.typing import NDArray
+from PIL import Image
+from PIL.TiffImagePlugin import ImageFileDirectory_v2
+
+from caprmil.bags import IMAGES, slide_name
+from caprmil.errors import SlideError
+
+pyvips.cache_set_max(0)  # it would keep the pixels of slides that are closed
+
+Pixels = NDArray[np.uint8]  # (height, width, 3), red first
+
+FINEST_MPP, COARSEST_MPP = 0.05, 20.0
+"""Microns per pixel beyond these are a slip of a unit, not a microscope."""
+
+_TILE_BYTES = 325  # the tag of TIFF that says how long each tile is
+_FAST_VENDORS = ("generic-tiff", "aperio")
+_BLOCK = 1024  # side of what is read at once for a thumbnail, in pixels of its level
+
+
+@dataclass(frozen=True, kw_only=True)
+class Level:
+    """One image of a pyramid. `ratio` is how many level-0 pixels one of its pixels is wide."""
+
+    size: tuple[int, int]
+    ratio: float
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Thumbnail:
+    """A whole slide, small. Each pixel is the mean of a square of `scale` level-0 pixels."""
+
+    image: Pixels
+    scale: float
+    mpp: float
+
+
+class _Reader(Protocol):
+    """What reads blocks that lie inside a level."""
+
+    def fetch(self, level: int, x: int, y: int, width: int, height: int) -> Pixels: ...
+
+
+class Slide:
+    """A slide that is open for reading, from several threads if you like.
+
+    Coordinates are level-0 pixels, top left, x and y. What lies outside the slide is white.
+    """
+
+    def __init__(self, path: str | Path, *, mpp: float | None = None, fast: bool = True) -> None:
+        self.path = Path(path)
+        if not self.path.exists():
+            raise SlideError(f"There is no slide {self.path}. Check its name and folder.")
+        if self.path.is_dir():
+            self.path = _in_dicom_folder(self.path)
+        self.name = slide_name_of(self.path)
+        self._given = None if mpp is None else _sane(mpp, f"The scale given for {self.path}")
+        self._slide: openslide.OpenSlide | None = None
+        self._reader: _Reader
+        if openslide.OpenSlide.detect_format(self.path) is None:
+            image = _plain(self.path)
+            sizes = [(image.width, image.height)]
+            self._reader = _Vips([image])
+            self.vendor, self.properties = "image", _properties(image)
+        else:
+            self._slide = _opened(self.path)
+            sizes = list(self._slide.level_dimensions)
+            self.properties = dict(self._slide.properties)
+            self.vendor = self.properties.get("openslide.vendor", "unknown")
+            self._reader = (_fast(self._slide, self.path) if fast else None) or _OpenSlide(
+                self._slide
+            )
+        self.levels = _levels(sizes)
+
+    def __repr__(self) -> str:
+        width, height = self.size
+        return f"Slide({str(self.path)!r}: {self.vendor}, {width} x {height})"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self._slide is not None:
+            self._slide.close()
+
+    @property
+    def size(self) -> tuple[int, int]:
+        return self.levels[0].size
+
+    @property
+    def fast(self) -> bool:
+        """Whether libvips reads the pixels."""
+        return isinstance(self._reader, _Vips)
+
+    @property
+    def power(self) -> float | None:
+        """The magnification that the file names, a nickname and no scale."""
+        with suppress(KeyError, ValueError):
+            return float(self.properties[openslide.PROPERTY_NAME_OBJECTIVE_POWER])
+        return None
+
+    @cached_property
+    def mpp(self) -> float:
+        """Microns per pixel at level 0: as given, or else as the file says."""
+        if self._given is not None:
+            return self._given
+        remedy = "Pass --slide-mpp, or add an mpp column to the table."
+        said = [self.properties.get(f"openslide.mpp-{axis}") for axis in "xy"]
+        try:
+            x, y = (float(value) for value in said if value)
+        except ValueError:
+            power = f" (it names {self.power:g}x, which is no scale)" if self.power else ""
+            raise SlideError(
+                f"{self.path} does not say how large a pixel is{power}. {remedy}"
+            ) from None
+        if not max(x, y) <= 1.05 * min(x, y):
+            raise SlideError(
+                f"{self.path} says that its pixels are {x:g} um wide and {y:g} um high. Only "
+                f"square ones are read. {remedy}"
+            )
+        return _sane((x * y) ** 0.5, str(self.path), remedy)
+
+    def read(self, x: float, y: float, side: float, px: int) -> Pixels:
+        """Return the square of `side` level-0 pixels at (x, y), as px x px pixels.
+
+        Where a level has the wanted scale, to half a pixel over the square, its pixels come as
+        they are. Elsewhere the next finer level is averaged down, over the square alone.
+        """
+        number = self._level_for(side / px)
+        ratio = self.levels[number].ratio
+        left, top, width = x / ratio, y / ratio, side / ratio
+        if abs(width - px) < 0.5:
+            return self.block(number, round(left), round(top), px, px)
+        x0, y0 = floor(left), floor(top)
+        block = self.block(
+            number, x0, y0, ceil(left + width - 1e-6) - x0, ceil(top + width - 1e-6) - y0
+        )
+        box = (left - x0, top - y0, left - x0 + width, top - y0 + width)
+        return np.array(Image.fromarray(block).resize((px, px), Image.Resampling.BILINEAR, box=box))
+
+    def block(self, level: int, x: int, y: int, width: int, height: int) -> Pixels:
+        """Return pixels of a level as they are; x and y in its own pixels."""
+        wide, high = self.levels[level].size
+        x0, y0, x1, y1 = max(x, 0), max(y, 0), min(x + width, wide), min(y + height, high)
+        whole = (x0, y0, x1 - x0, y1 - y0) == (x, y, width, height)
+        inside = None
+        if x1 > x0 and y1 > y0:
+            try:
+                inside = self._reader.fetch(level, x0, y0, x1 - x0, y1 - y0)
+            except (openslide.OpenSlideError, pyvips.Error) as problem:
+                raise SlideError(
+                    f"{self.path} cannot be read at level {level}, ({x0}, {y0}) ("
+                    f"{_first_line(problem)}). It is damaged or cut short. Copy it again."
+                ) from problem
+        if whole and inside is not None:
+            return inside
+        block = np.full((height, width, 3), 255, dtype=np.uint8)
+        if inside is not None:
+            block[y0 - y : y1 - y, x0 - x : x1 - x] = inside
+        return block
+
+    def thumbnail(self, mpp: float) -> Thumbnail:
+        """Return the whole slide at that scale, or at its own where that is coarser.
+
+        It is read in blocks, so that a slide of one level needs no more memory than another.
+        """
+        scale = max(mpp / self.mpp, 1.0)
+        number = self._level_for(scale)
+        shrink = scale / self.levels[number].ratio
+        width, height = (ceil(side / scale) for side in self.size)
+        image = np.empty((height, width, 3), dtype=np.uint8)
+        each = max(1, int(_BLOCK / shrink))
+        for top in range(0, height, each):
+            for left in range(0, width, each):
+                part = image[top : top + each, left : left + each]
+                part[:] = self._shrunk(number, left, top, part.shape[1], part.shape[0], shrink)
+        return Thumbnail(image=image, scale=scale, mpp=scale * self.mpp)
+
+    def _shrunk(
+        self, level: int, left: int, top: int, width: int, height: int, shrink: float
+    ) -> Pixels:
+        across = np.arange(left, left + width + 1) * shrink
+        down = np.arange(top, top + height + 1) * shrink
+        x, y = floor(across[0]), floor(down[0])
+        block = self.block(level, x, y, ceil(across[-1]) - x, ceil(down[-1]) - y)
+        rows = _means(block, down - y)
+        return np.rint(_means(rows.swapaxes(0, 1), across - x).swapaxes(0, 1)).astype(np.uint8)
+
+    def _level_for(self, ratio: float) -> int:
+        """Return the coarsest level that is as fine as wanted, to one per cent."""
+        fine = [n for n, level in enumerate(self.levels) if level.ratio <= 1.01 * ratio]
+        return max(fine, key=lambda n: self.levels[n].ratio, default=0)
+
+
+def find_slides(paths: Iterable[str | Path]) -> dict[str, Path]:
+    """Return slides by name: the files given, and those in the folders given.
+
+    A folder of DICOM files is one slide, called as the folder.
+    """
+    found: dict[str, Path] = {}
+    for path in map(Path, paths):
+        own = _in_folder(path) if path.is_dir() else [path]
+        if not own:
+            raise SlideError(f"There are no slides in {path}. Known: {', '.join(IMAGES)}.")
+        for file in own:
+            name = slide_name_of(file)
+            if found.setdefault(name, file) != file:
+                raise SlideError(
+                    f"{found[name]} and {file} are both called '{name}'. Give one of them another "
+                    "name, or encode them into different folders."
+                )
+    return found
+
+
+def slide_name_of(path: Path) -> str:
+    """Return the name of the slide in a file; DICOM files are called as their folder."""
+    return path.parent.name if path.suffix.lower() == ".dcm" else slide_name(path.name)
+
+
+def _in_folder(folder: Path) -> list[Path]:
+    def shown(path: Path) -> bool:
+        return not any(part.startswith(".") for part in path.relative_to(folder).parts)
+
+    files = sorted(p for p in folder.rglob("*") if p.suffix.lower() in IMAGES and shown(p))
+    dicom = sorted({file.parent for file in files if file.suffix.lower() == ".dcm"})
+    return [file for file in files if file.suffix.lower() != ".dcm"] + dicom
+
+
+def _in_dicom_folder(folder: Path) -> Path:
+    """Return a file of the one slide that a folder of DICOM files holds."""
+    files = sorted(folder.glob("*.dcm"))
+    if not files:
+        raise SlideError(f"{folder} is a folder without DICOM files. Pass a slide.")
+    uids = {str(_opened(f).properties.get("dicom.SeriesInstanceUID")): f for f in reversed(files)}
+    if len(uids) > 1:
+        raise SlideError(
+            f"{folder} holds {len(uids)} DICOM series. Give each slide a folder of its own."
+        )
+    return files[0]
+
+
+def _opened(path: Path) -> openslide.OpenSlide:
+    try:
+        return openslide.OpenSlide(path)
+    except openslide.OpenSlideError as problem:
+        raise SlideError(
+            f"{path} cannot be opened ({_first_line(problem)}). It is damaged, cut short, or a "
+            "part of it is missing. Copy it again."
+        ) from problem
+
+
+def _levels(sizes: Sequence[tuple[int, int]]) -> tuple[Level, ...]:
+    return tuple(Level(size=size, ratio=exact_ratio(sizes[0], size)) for size in sizes)
+
+
+def exact_ratio(full: tuple[int, int], part: tuple[int, int]) -> float:
+    """Return how many level-0 pixels a pixel of a level is wide.
+
+    Sizes are whole, ratios need not look it: 20001 / 10000 and 20001 / 10001 are both 2, rounded
+    down and up. Only where no whole number explains both sides is the quotient the ratio.
+    """
+    rough = (full[0] / part[0] * full[1] / part[1]) ** 0.5
+    for whole in (2.0 ** round(np.log2(rough)), float(round(rough))):
+        if all(abs(a / whole - b) < 1 for a, b in zip(full, part, strict=True)):
+            return whole
+    return rough
+
+
+class _OpenSlide:
+    def __init__(self, slide: openslide.OpenSlide) -> None:
+        self.slide = slide
+
+    def fetch(self, level: int, x: int, y: int, width: int, height: int) -> Pixels:
+        reported = self.slide.level_downsamples[level]  # its coordinates go by its own ratio
+        corner = (round(x * reported), round(y * reported))
+        region = self.slide.read_region(corner, level, (width, height))
+        if region.getchannel("A").getextrema() != (255, 255):  # tiles that were never scanned
+            region = Image.alpha_composite(Image.new("RGBA", region.size, "white"), region)
+        return np.array(region.convert("RGB"))
+
+
+class _Vips:
+    """Reads by libvips. `judge` reads again what it may have got wrong."""
+
+    def __init__(self, images: Sequence[Any], judge: _Reader | None = None) -> None:
+        self.images = images
+        self.judge = judge
+        self.damage: Exception | None = None  # it stays: the next read would find black pixels
+        self.own = threading.local()  # a region belongs to one thread
+
+    def fetch(self, level: int, x: int, y: int, width: int, height: int) -> Pixels:
+        if self.damage is not None:
+            raise self.damage
+        regions = self.own.__dict__.setdefault("regions", {})
+        if level not in regions:
+            regions[level] = pyvips.Region.new(self.images[level])
+        before = _grumbles.heard()
+        try:
+            data = regions[level].fetch(x, y, width, height)
+            if _grumbles.heard() != before:
+                self._check(level, x, y, width, height)
+        except (openslide.OpenSlideError, pyvips.Error) as problem:
+            _grumbles.count += 1  # the error took along what another thread may have to hear
+            self.damage = problem
+            raise
+        return np.frombuffer(data, dtype=np.uint8).reshape(height, width, 3)
+
+    def _check(self, *area: int) -> None:
+        if self.judge is None:
+            raise pyvips.Error("a part of it does not decode")
+        self.judge.fetch(*area)
+
+
+class _Grumbles:
+    """Counts what libvips remarks while it reads on, as it does over a broken JPEG tile.
+
+    It keeps one list for all threads and images, so more of it says no more than: look again.
+    """
+
+    count = 0
+
+    def heard(self) -> int:
+        if pyvips.vips_lib.vips_error_buffer()[0] != b"\0":
+            pyvips.vips_lib.vips_error_clear()
+            self.count += 1
+        return self.count
+
+
+_grumbles = _Grumbles()
+
+
+def _fast(slide: openslide.OpenSlide, path: Path) -> _Vips | None:
+    """Return libvips' reader if it has each level, tiled, with the pixels that OpenSlide gives."""
+    if slide.properties.get("openslide.vendor") not in _FAST_VENDORS or not _whole(path):
+        return None
+    try:
+        first = pyvips.Image.tiffload(str(path), fail_on="warning")  # less is black without a word
+        pages = [
+            pyvips.Image.tiffload(str(path), page=n, fail_on="warning")
+            for n in range(first.get("n-pages"))
+        ]
+        tiled = {(p.width, p.height): p for p in reversed(pages) if "tile-width" in p.get_fields()}
+        reader = _Vips([tiled[size] for size in slide.level_dimensions])
+        same = all(
+            image.bands == 3 and image.format == "uchar" and _agree(reader, slide, level)
+            for level, image in enumerate(reader.images)
+        )
+    except (pyvips.Error, openslide.OpenSlideError, KeyError):
+        return None
+    return _Vips(reader.images, judge=_OpenSlide(slide)) if same else None
+
+
+def _whole(path: Path) -> bool:
+    """Tell whether a TIFF holds all its tiles. What was not scanned, libvips makes black."""
+    with path.open("rb") as file:
+        header = file.read(8)
+        try:
+            directory = ImageFileDirectory_v2(header + file.read(8 if header[2] == 43 else 0))
+        except SyntaxError:  # big and big-endian, which Pillow does not know
+            return False
+        seen = {0}
+        while directory.next not in seen:
+            seen.add(file.seek(directory.next))
+            directory.load(file)
+            if 0 in directory.get(_TILE_BYTES, ()):
+                return False
+    return True
+
+
+def _agree(reader: _Vips, slide: openslide.OpenSlide, level: int) -> bool:
+    """Compare the middle of a level. OpenSlide may be half a pixel off, so not to the bit."""
+    width, height = slide.level_dimensions[level]
+    wide, high = min(width, 64), min(height, 64)
+    area = (level, (width - wide) // 2, (height - high) // 2, wide, high)
+    ours, theirs = reader.fetch(*area), _OpenSlide(slide).fetch(*area)
+    return float(np.abs(ours.astype(float).mean((0, 1)) - theirs.mean((0, 1))).max()) < 2
+
+
+def _plain(path: Path) -> Any:
+    """Open an image that no scanner wrote, as three bytes a pixel on white."""
+    try:
+        image = pyvips.Image.new_from_file(str(path), fail_on="warning").autorot()
+        if image.hasalpha():
+            image = image.flatten(background=255 if image.format == "uchar" else 65535)
+        return image.colourspace("srgb")[:3].cast("uchar")
+    except pyvips.Error as problem:
+        raise SlideError(
+            f"{path} is neither a slide that OpenSlide knows nor an image ({_first_line(problem)})."
+            " It may be damaged: copy it again, or convert it to a tiled TIFF."
+        ) from problem
+
+
+def _properties(image: Any) -> dict[str, str]:
+    """Return the scale of a plain image if its resolution can be one of a microscope."""
+    scales = {"x": 1000 / image.xres, "y": 1000 / image.yres}  # libvips counts in pixels per mm
+    if not all(FINEST_MPP <= scale <= COARSEST_MPP for scale in scales.values()):
+        return {}  # 72 dots per inch are for printers
+    return {f"openslide.mpp-{axis}": str(scale) for axis, scale in scales.items()}
+
+
+def _means(rows: NDArray[Any], edges: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the mean row between edges, which may cut through rows. (Pillow's box does not cut.)"""
+    sums = np.zeros((len(rows) + 1, *rows.shape[1:]))
+    np.cumsum(rows, axis=0, out=sums[1:])
+    whole = np.minimum(edges.astype(int), len(rows) - 1)
+    upto = sums[whole] + (edges - whole)[:, None, None] * rows[whole]
+    return np.diff(upto, axis=0) / np.diff(edges)[:, None, None]
+
+
+def _sane(mpp: float, of: str, remedy: str = "") -> float:
+    if not FINEST_MPP <= mpp <= COARSEST_MPP:
+        raise SlideError(
+            f"{of} says {mpp:g} um/px, which no microscope has; {FINEST_MPP:g} to "
+            f"{COARSEST_MPP:g} can be. {remedy}".rstrip()
+        )
+    return mpp
+
+
+def _first_line(problem: Exception) -> str:
+    lines = [line.strip() for line in str(problem).splitlines() if line.strip()]
+    return (lines[-1] if lines else type(problem).__name__).rstrip(".")

@@ -1,0 +1,15 @@
+"""Synthetic data with a known secret, for first steps, the demo and tests."""
+
+from caprmil.synthetic.anatomy import KINDS, TRUTH_UM
+from caprmil.synthetic.bags import RareSignal
+from caprmil.synthetic.sections import ARTEFACTS, Rendered, Section, SlideCohort
+
+__all__ = [
+    "ARTEFACTS",
+    "KINDS",
+    "TRUTH_UM",
+    "RareSignal",
+    "Rendered",
+    "Section",
+    "SlideCohort",
+]
