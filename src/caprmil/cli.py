@@ -12,6 +12,9 @@ from caprmil.errors import CaprmilError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from caprmil.extraction import Extraction
+    from caprmil.qc import Record
+
 app = typer.Typer(
     name="caprmil",
     no_args_is_help=True,
@@ -26,6 +29,30 @@ Changes = Annotated[
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 or mps.")]
 Features = Annotated[Path | None, typer.Option(help="Folder with the bags.")]
+Slides = Annotated[list[Path], typer.Argument(help="Slides, or folders of them.")]
+Scale = Annotated[
+    float | None, typer.Option(help="Microns per pixel of the patches; default: the encoder's.")
+]
+Magnification = Annotated[
+    float | None, typer.Option(help="The same as a nickname: 10 is 1.0 um/px, 20 is 0.5.")
+]
+Nominal = Annotated[
+    bool, typer.Option("--nominal", help="Scale by nominal magnification, as TRIDENT does.")
+]
+Shape = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="Another setting, e.g. patches.px=256 or tissue.min_density=0.03."),
+]
+SlideScale = Annotated[
+    float | None, typer.Option(help="Microns per pixel of the slides, where they do not say it.")
+]
+SlideTable = Annotated[
+    Path | None, typer.Option(help="Take the slides of this CSV; a column mpp gives their scale.")
+]
+Drawn = Annotated[
+    Path | None, typer.Option(help="GeoJSON of QuPath: a file, or a folder with one a slide.")
+]
+Weights = Annotated[Path | None, typer.Option(help="Local file or folder of encoder weights.")]
 RunFolder = Annotated[Path, typer.Argument(help="A run that `caprmil train` made.")]
 
 
@@ -42,6 +69,99 @@ def main(
     ] = False,
 ) -> None:
     """Slide-level learning in computational pathology."""
+
+
+@app.command()
+def encode(
+    slides: Slides,
+    out: Annotated[Path, typer.Option(help="Folder for the bags: a new one, or one to go on in.")],
+    encoder: Annotated[
+        str, typer.Option(help="See `caprmil encoders`; or timm:NAME, or package.module:function.")
+    ] = "lite0",
+    mpp: Scale = None,
+    magnification: Magnification = None,
+    nominal: Nominal = False,
+    change: Shape = None,
+    slide_mpp: SlideScale = None,
+    table: SlideTable = None,
+    regions: Drawn = None,
+    weights: Weights = None,
+    replace: Annotated[bool, typer.Option(help="Make bags of other settings again.")] = False,
+    batch: Annotated[int, typer.Option(help="Patches at once; 0: by the device.", min=0)] = 0,
+    workers: Annotated[int, typer.Option(help="Threads that read ahead.", min=1)] = 2,
+    device: Device = "auto",
+) -> None:
+    """Turn slides into bags of features, with pictures of what was taken as tissue."""
+    from caprmil import encoders, extraction
+    from caprmil.runs import pick_device
+
+    place = pick_device(device)
+    loaded = encoders.load(encoder, weights=weights, device=place)
+    config = extraction.configure(
+        loaded, mpp=mpp, magnification=magnification, nominal=nominal, changes=change or []
+    )
+    job = extraction.Extraction(
+        out=out,
+        encoder=loaded,
+        config=config,
+        mpp=slide_mpp,
+        regions=regions,
+        replace=replace,
+        batch=batch or (32 if place.type == "cpu" else 256),
+        workers=workers,
+    )
+    _extract(job, slides, table)
+    typer.echo(f"Train on them with: caprmil train LABELS.csv --features {out} --out runs/first")
+
+
+@app.command()
+def patch(
+    slides: Slides,
+    out: Annotated[Path, typer.Option(help="Folder for the pictures and the table.")],
+    mpp: Scale = None,
+    magnification: Magnification = None,
+    nominal: Nominal = False,
+    change: Shape = None,
+    slide_mpp: SlideScale = None,
+    table: SlideTable = None,
+    regions: Drawn = None,
+) -> None:
+    """Find tissue and lay the grid, without encoding: pictures to look at before a long night."""
+    from caprmil import extraction
+
+    config = extraction.configure(
+        None, mpp=mpp, magnification=magnification, nominal=nominal, changes=change or []
+    )
+    job = extraction.Extraction(
+        out=out, encoder=None, config=config, mpp=slide_mpp, regions=regions
+    )
+    _extract(job, slides, table)
+
+
+def _extract(job: "Extraction", slides: "Sequence[Path]", table: Path | None) -> None:
+    from caprmil.extraction import listed
+    from caprmil.progress import bar
+    from caprmil.slides import find_slides
+
+    found = find_slides(slides)
+    if table is not None:
+        found, job.mpps = listed(found, table)
+    with bar("Encoding" if job.encoder else "Looking") as step:
+        records = job.run(found, progress=step)
+    count = {state: sum(r.state == state for r in records) for state in ("done", "no tissue")}
+    patches = sum(record.patches for record in records)
+    typer.echo(f"{count['done']} slides done, {patches:,} patches; {count['no tissue']} empty.")
+    typer.echo(f"Written to {job.out}. Look at qc.csv, and at the pictures in qc/.")
+    _tell([record for record in records if record.state == "failed"])
+    if any(record.state == "failed" for record in records):
+        raise typer.Exit(2)
+
+
+def _tell(failed: "Sequence[Record]") -> None:
+    for record in failed:
+        typer.secho(f"failed: {record.slide}: {record.reason}", err=True, fg="red")
+    if failed:
+        typer.secho("The same command tries them again.", err=True)
 
 
 @app.command()
@@ -65,29 +185,61 @@ def train(
 @app.command()
 def predict(
     run: RunFolder,
-    bags: Annotated[list[Path], typer.Argument(help="Bags, or folders of them.")],
-    out: Annotated[Path, typer.Option(help="The CSV to write. It must not exist yet.")],
+    inputs: Annotated[list[Path], typer.Argument(help="Slides or bags, or folders of them.")],
+    out: Annotated[
+        Path | None, typer.Option(help="CSV to write, a new one; default: only print.")
+    ] = None,
+    features: Annotated[
+        Path | None, typer.Option(help="Keep the bags of slides here, to resume from.")
+    ] = None,
+    slide_mpp: SlideScale = None,
+    weights: Weights = None,
     fold: Annotated[str, typer.Option(help="Ask the model of one fold; default: all.")] = "",
     force: Annotated[bool, typer.Option(help="Accept another encoder or scale.")] = False,
     device: Device = "auto",
 ) -> None:
-    """Answer bags without labels: a CSV of class probabilities, the mean over the folds' models."""
-    from caprmil.cohort import find_bags
+    """Answer slides or bags: class probabilities, the mean over the folds' models."""
+    from tempfile import TemporaryDirectory
+
+    from caprmil import inference
     from caprmil.files import refuse_existing
     from caprmil.progress import bar
     from caprmil.runs import Run
 
-    refuse_existing(out)
+    if out is not None:
+        refuse_existing(out)
     trained = Run(run)
-    found = find_bags(bags)
-    with bar("Predicting") as step:
-        options: dict[str, Any] = {"fold": fold or None, "force": force, "device": device}
-        answers = trained.predict(found, **options, progress=step)
-    answers.write(out)
-    typer.echo(f"{len(answers)} slides answered by {trained}.")
-    typer.echo(f"Written to {out}. With labels in it, score it with: caprmil evaluate {out}")
+    with TemporaryDirectory(prefix="caprmil-") as passing:
+        options: dict[str, Any] = {"force": force, "device": device}
+        with bar("Encoding") as step:
+            found, failed = inference.bags_of(
+                trained,
+                inputs,
+                features or Path(passing),
+                weights=weights,
+                mpp=slide_mpp,
+                progress=step,
+                **options,
+            )
+        with bar("Predicting") as step:
+            answers = trained.predict(found, fold=fold or None, **options, progress=step)
+    if out is not None:
+        answers.write(out)
+    classes = answers.classes
+    cells = [f"{value:.4f}" for value in answers.probabilities.ravel()]
+    rows = [
+        [slide, *cells[number * len(classes) : (number + 1) * len(classes)]]
+        for number, slide in enumerate(answers.slides)
+    ]
+    _table(["slide", *classes], rows[:20])
+    more = f" Here are the first {len(rows[:20])}." if len(rows) > 20 else ""
+    typer.echo(f"{len(answers)} slides answered by {trained}.{more}")
+    if out is not None:
+        typer.echo(f"Written to {out}. With labels in it, score it with: caprmil evaluate {out}")
+    _tell(failed)
     if len(answers) < len(found):
         typer.secho(f"{len(found) - len(answers)} bags could not be read.", err=True, fg="red")
+    if failed or len(answers) < len(found):
         raise typer.Exit(2)
 
 
@@ -242,7 +394,7 @@ def run() -> None:
         typer.secho(f"error: {problem}{notes}", err=True, fg="red")
         raise SystemExit(2) from None
     except KeyboardInterrupt:
-        resumes = {"train", "demo"} & set(sys.argv[1:2])
+        resumes = {"train", "demo", "encode", "patch"} & set(sys.argv[1:2])
         more = " The same command goes on from here." if resumes else ""
         typer.secho(f"Stopped.{more}", err=True, fg="yellow")
         raise SystemExit(130) from None

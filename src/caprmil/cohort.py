@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from caprmil import bags, folds, tables
 from caprmil.bags import BagInfo
-from caprmil.errors import BagError, CohortError, RecipeError, suggest, some
+from caprmil.errors import BagError, CohortError, RecipeError, some, suggest
 from caprmil.folds import Findings, Fold, Listing, Split, SplitConfig
 from caprmil.progress import Step
 from caprmil.tables import Row, is_known, is_number

@@ -13,7 +13,7 @@ from typing import Literal
 
 import numpy as np
 
-from caprmil.errors import RecipeError
+from caprmil.errors import RecipeError, some
 
 PARTS = {
     **dict.fromkeys(("train", "training"), "train"),

@@ -19,6 +19,7 @@ import pyvips
 from numpy.typing import NDArray
 from PIL import Image
 from PIL.TiffImagePlugin import ImageFileDirectory_v2
+from scipy.sparse import csr_array
 
 from caprmil.bags import IMAGES, slide_name
 from caprmil.errors import SlideError
@@ -203,8 +204,8 @@ class Slide:
         down = np.arange(top, top + height + 1) * shrink
         x, y = floor(across[0]), floor(down[0])
         block = self.block(level, x, y, ceil(across[-1]) - x, ceil(down[-1]) - y)
-        rows = _means(block, down - y)
-        return np.rint(_means(rows.swapaxes(0, 1), across - x).swapaxes(0, 1)).astype(np.uint8)
+        rows = _means(block, down - y).swapaxes(0, 1)
+        return np.rint(_means(rows, across - x).swapaxes(0, 1)).astype(np.uint8)
 
     def _level_for(self, ratio: float) -> int:
         """Return the coarsest level that is as fine as wanted, to one per cent."""
@@ -418,13 +419,13 @@ def _properties(image: Any) -> dict[str, str]:
     return {f"openslide.mpp-{axis}": str(scale) for axis, scale in scales.items()}
 
 
-def _means(rows: NDArray[Any], edges: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the mean row between edges, which may cut through rows. (Pillow's box does not cut.)"""
-    sums = np.zeros((len(rows) + 1, *rows.shape[1:]))
-    np.cumsum(rows, axis=0, out=sums[1:])
-    whole = np.minimum(edges.astype(int), len(rows) - 1)
-    upto = sums[whole] + (edges - whole)[:, None, None] * rows[whole]
-    return np.diff(upto, axis=0) / np.diff(edges)[:, None, None]
+def _means(rows: NDArray[Any], edges: NDArray[np.float64]) -> NDArray[np.float32]:
+    """Return the mean row between edges, which may cut through rows; Pillow's box filter cannot."""
+    place = np.arange(len(rows))
+    inside = np.minimum(edges[1:, None], place + 1) - np.maximum(edges[:-1, None], place)
+    weights = csr_array(inside.clip(0, 1) / np.diff(edges)[:, None], dtype=np.float32)
+    means = weights @ rows.reshape(len(rows), -1)
+    return means.reshape(-1, *rows.shape[1:])
 
 
 def _sane(mpp: float, of: str, remedy: str = "") -> float:

@@ -2,7 +2,8 @@
 
 from caprmil.synthetic.anatomy import KINDS, TRUTH_UM
 from caprmil.synthetic.bags import RareSignal
-from caprmil.synthetic.sections import ARTEFACTS, Rendered, Section, SlideCohort
+from caprmil.synthetic.painting import ARTEFACTS
+from caprmil.synthetic.sections import Rendered, Section, SlideCohort
 
 __all__ = [
     "ARTEFACTS",
