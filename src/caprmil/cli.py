@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from caprmil.extraction import Extraction
+    from caprmil.predictions import Predictions
     from caprmil.qc import Record
 
 app = typer.Typer(
@@ -161,7 +162,48 @@ def _tell(failed: "Sequence[Record]") -> None:
     for record in failed:
         typer.secho(f"failed: {record.slide}: {record.reason}", err=True, fg="red")
     if failed:
-        typer.secho("The same command tries them again.", err=True)
+        typer.secho("Put right what is said there; the same command tries them again.", err=True)
+
+
+@app.command()
+def convert(
+    bags: Annotated[list[Path], typer.Argument(help="Bags of any tool, or folders of them.")],
+    out: Annotated[Path, typer.Option(help="Folder for the converted bags.")],
+    to: Annotated[str, typer.Option(help="caprmil, trident, clam or stamp.")],
+    slides: Annotated[
+        list[Path] | None, typer.Option(help="Slides or folders of them, for what bags leave out.")
+    ] = None,
+    slide_mpp: SlideScale = None,
+    patch_px: Annotated[
+        int | None, typer.Option(help="Side of a patch as the encoder saw it.", min=1)
+    ] = None,
+    encoder: Annotated[str, typer.Option(help="Name of the encoder to write.")] = "",
+    replace: Annotated[bool, typer.Option(help="Write over files of other bags.")] = False,
+) -> None:
+    """Write bags in the layout of another tool, or those of another tool in ours."""
+    from caprmil import interchange
+    from caprmil.cohort import find_bags
+    from caprmil.progress import bar
+    from caprmil.slides import find_slides
+
+    found = find_bags(bags)
+    with bar("Converting") as step:
+        done = interchange.convert(
+            found,
+            out,
+            to,
+            slides=find_slides(slides) if slides else None,
+            slide_mpp=slide_mpp,
+            patch_px=patch_px,
+            encoder=encoder or None,
+            replace=replace,
+            progress=step,
+        )
+    typer.echo(f"{len(done.written)} files written to {out} as {to}, {len(done.kept)} were there.")
+    for name, reason in done.failed.items():
+        typer.secho(f"failed: {name}: {reason}", err=True, fg="red")
+    if done.failed:
+        raise typer.Exit(2)
 
 
 @app.command()
@@ -225,14 +267,8 @@ def predict(
             answers = trained.predict(found, fold=fold or None, **options, progress=step)
     if out is not None:
         answers.write(out)
-    classes = answers.classes
-    cells = [f"{value:.4f}" for value in answers.probabilities.ravel()]
-    rows = [
-        [slide, *cells[number * len(classes) : (number + 1) * len(classes)]]
-        for number, slide in enumerate(answers.slides)
-    ]
-    _table(["slide", *classes], rows[:20])
-    more = f" Here are the first {len(rows[:20])}." if len(rows) > 20 else ""
+    _answers(answers)
+    more = " Here are the first 20." if len(answers) > 20 else ""
     typer.echo(f"{len(answers)} slides answered by {trained}.{more}")
     if out is not None:
         typer.echo(f"Written to {out}. With labels in it, score it with: caprmil evaluate {out}")
@@ -339,6 +375,21 @@ def models(
 
 
 @app.command()
+def encoders() -> None:
+    """List the patch encoders: what they answer, what they were made for, who may use them."""
+    from caprmil.encoders import CARDS
+
+    rows = []
+    for card in CARDS.values():
+        scale = "any" if card.mpp is None else f"{card.mpp:g}"
+        gate = "gated" if card.gated else "open"
+        source = card.hub or "in the package"
+        rows.append([card.name, str(card.width), card.pooled, scale, gate, card.licence, source])
+    _table(["name", "width", "features", "um/px", "weights", "licence", "from"], rows)
+    typer.echo("Also timm:NAME, and package.module:function. More: docs/encoders.md")
+
+
+@app.command()
 def doctor() -> None:
     """Look at this machine before a long night: versions, devices, memory and disk."""
     from caprmil.doctor import examine
@@ -351,28 +402,39 @@ def doctor() -> None:
 
 @app.command()
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder for the cohort and the runs.")] = Path("demo"),
+    out: Annotated[Path, typer.Option(help="Folder for slides, features and runs.")] = Path("demo"),
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer and smaller slides.")] = False,
     device: Device = "auto",
 ) -> None:
-    """Generate a cohort with a rare signal, and cross-validate three models on it."""
+    """Generate slides, encode them, cross-validate three models, answer new slides from pixels."""
     from caprmil import demo as show
     from caprmil.metrics import mean_and_spread
 
-    cohort = show.COHORT
+    plan = show.QUICK if quick else show.WHOLE
+    cohort = plan.cohort
     typer.echo(
-        f"{cohort.slides} generated slides of {cohort.patches[0]:,} to {cohort.patches[1]:,} "
-        f"patches, {cohort.signal:.0%} of them tumour in every second slide; the stain of a slide "
-        "shifts its mean more than its tumour does. A few minutes on two cores."
+        f"{cohort.slides} generated slides of {cohort.width} x {cohort.height} px; in every second "
+        f"one {cohort.tumour:.0%} of the tissue is tumour. "
+        f"{'About two' if quick else 'Up to ten'} minutes on two cores."
     )
+    results, answers = show.demo(out, plan=plan, device=device)
     rows = []
-    for result in show.demo(out, device=device):
+    for result in results:
         scores = [mean_and_spread(result.folds(name)) for name in ("auc", "ace", "accuracy")]
         cells = [f"{score.mean:.3f} ± {score.std:.3f}" for score in scores]
         rows.append([result.name, f"{result.parameters:,}", *cells])
     _table(["model", "parameters", "AUC", "ACE", "accuracy"], rows)
     typer.echo("Mean and standard deviation over folds, each model scored on its own test part.")
-    typer.echo(f"Written to {out}: demo.png, and a run for each model.")
-    typer.echo("Your own data: caprmil train LABELS.csv --features FOLDER --out runs/first")
+    typer.echo("Two new slides, from pixels to probabilities by CAPRMIL:")
+    _answers(answers)
+    typer.echo(f"Written to {out}: slides, features with pictures in qc/, a run for each model.")
+    typer.echo("Your own slides: caprmil encode SLIDES --out FEATURES")
+
+
+def _answers(answers: "Predictions") -> None:
+    shown = zip(answers.slides[:20], answers.probabilities[:20], strict=True)
+    rows = [[slide, *(f"{value:.4f}" for value in values)] for slide, values in shown]
+    _table(["slide", *answers.classes], rows)
 
 
 def _table(header: "Sequence[str]", rows: "Iterable[Sequence[str]]") -> None:
@@ -382,7 +444,7 @@ def _table(header: "Sequence[str]", rows: "Iterable[Sequence[str]]") -> None:
     table = Table(*header)
     for row in rows:
         table.add_row(*row)
-    Console().print(table)
+    Console(markup=False).print(table)  # a name may hold brackets
 
 
 def run() -> None:

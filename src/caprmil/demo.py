@@ -1,4 +1,4 @@
-"""The demo: a generated cohort, three models, and the paper's story told in numbers.
+"""The demo: from generated slides to features, three models, and an answer for a new slide.
 
 Plain averaging drowns a rare signal; with context before the average it is found, as by attention.
 """
@@ -6,21 +6,40 @@ Plain averaging drowns a rare signal; with context before the average it is foun
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from caprmil import config, cost, figures
+from caprmil import config, cost, encoders, figures
 from caprmil.errors import RunError
+from caprmil.extraction import Extraction, configure
+from caprmil.inference import bags_of
+from caprmil.predictions import Predictions
 from caprmil.progress import bar
-from caprmil.runs import Run
-from caprmil.synthetic import RareSignal
+from caprmil.runs import Run, pick_device
+from caprmil.slides import find_slides
+from caprmil.synthetic import SlideCohort
 from caprmil.training import Recipe, cross_validate
 
 MODELS = {"Mean": "mean", "ABMIL": "abmil", "CAPRMIL + Mean": "caprmil"}
-COHORT = RareSignal()
-# The paper's recipe, shortened: fewer epochs at a higher rate, so that it ends in minutes.
-SETTINGS = {
-    "splits": {"folds": 3, "validation": 0.15},
-    "train": {"epochs": 12, "warmup_epochs": 2, "lr": 5e-4},
-}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """How much the demo does. The recipe is the paper's, shortened to end in minutes."""
+
+    cohort: SlideCohort
+    epochs: int
+    lr: float = 5e-4
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {
+            "splits": {"folds": 3, "validation": 0.2},
+            "train": {"epochs": self.epochs, "warmup_epochs": 2, "lr": self.lr},
+        }
+
+
+WHOLE = Plan(cohort=SlideCohort(slides=60), epochs=20)
+QUICK = Plan(cohort=SlideCohort(slides=24, width=2240, height=1792), epochs=12)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,31 +54,42 @@ class Result:
         return [fold[metric] for fold in self.run.scores["folds"].values()]
 
 
-def demo(out: str | Path, *, device: str = "auto", progress: bool = True) -> list[Result]:
-    """Generate the cohort, cross-validate each model on it, and draw their scores.
+def demo(
+    out: str | Path, *, plan: Plan = WHOLE, device: str = "auto", progress: bool = True
+) -> tuple[list[Result], Predictions]:
+    """Generate and encode slides, cross-validate each model, and let one answer new slides.
 
     What an earlier demo in the same folder has finished is not done again.
     """
     out = Path(out)
     with bar("Generating slides", shown=progress) as step:
-        table = COHORT.write(out / "cohort", progress=step)
+        table = plan.cohort.write(out / "cohort", progress=step)
+    features = out / "features"
+    encoder = encoders.load(encoders.DEFAULT, device=pick_device(device))
+    with bar("Encoding", shown=progress) as step:
+        job = Extraction(out=features, encoder=encoder, config=configure(encoder))
+        job.run(find_slides([table.parent / "slides"]), progress=step)
     results = []
     for title, name in MODELS.items():
-        recipe = config.parse(
-            {
-                "cohort": str(table),
-                "features": str(table.parent / "features"),
-                "model": {"name": name},
-                **SETTINGS,
-            },
-            into=Recipe,
-        )
+        files = {"cohort": str(table), "features": str(features), "model": {"name": name}}
+        recipe = config.parse({**files, **plan.settings}, into=Recipe)
         run = _run(recipe, out / name, device=device, progress=progress)
         size = cost.parameters(run.model(run.splits[0].name))
         results.append(Result(name=title, parameters=size, run=run))
     if not (out / "demo.png").exists():
         draw(results, out / "demo.png")
-    return results
+    return results, _answer_new(plan, results[-1].run, out / "new", device=device)
+
+
+def _answer_new(plan: Plan, run: Run, folder: Path, *, device: str) -> Predictions:
+    """Generate two slides that no model has seen, one with tumour, and answer them from pixels."""
+    slides = []
+    for number, name in enumerate(("new_normal", "new_tumour")):
+        slides.append(folder / f"{name}.tiff")
+        if not slides[-1].exists():
+            plan.cohort.section(plan.cohort.slides + number).write(slides[-1])
+    found, _ = bags_of(run, slides, folder / "features", device=device)
+    return run.predict(found, device=device)
 
 
 def _run(recipe: Recipe, out: Path, *, device: str, progress: bool) -> Run:

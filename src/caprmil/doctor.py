@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from caprmil.errors import CaprmilError
+
 NEEDED = ("torch", "lightning", "numpy", "h5py", "scikit-learn", "safetensors", "matplotlib")
 
 
@@ -21,8 +23,8 @@ class Finding:
 
 
 def examine() -> list[Finding]:
-    """Look at versions, devices, arithmetic, memory and disk."""
-    return [*_packages(), *_devices(), *_space()]
+    """Look at versions, readers, encoders and their weights, devices, memory and disk."""
+    return [*_packages(), *_readers(), *_encoders(), *_devices(), *_space()]
 
 
 def _packages() -> list[Finding]:
@@ -34,6 +36,70 @@ def _packages() -> list[Finding]:
             remark = "Install it: pip install caprmil"
             found.append(Finding(what=name, found="missing", remark=remark, good=False))
     return found
+
+
+def _readers() -> list[Finding]:
+    import openslide
+    import pyvips
+
+    vips = ".".join(str(pyvips.version(part)) for part in range(3))
+    remark = "Reads tiled TIFF and Aperio files several times as fast."
+    return [
+        Finding(what="OpenSlide", found=str(openslide.__library_version__)),
+        Finding(what="libvips", found=vips, remark=remark),
+    ]
+
+
+def _encoders() -> list[Finding]:
+    from caprmil.encoders import CARDS, DEFAULT, load
+
+    try:
+        remark = f"In the package. Fingerprint {load(DEFAULT).fingerprint[:12]}."
+        found = [Finding(what=f"encoder {DEFAULT}", found="loads", remark=remark)]
+    except CaprmilError as problem:
+        found = [Finding(what=f"encoder {DEFAULT}", found="broken", remark=str(problem), good=False)]
+    for name in ("timm", "transformers"):
+        try:
+            found.append(Finding(what=name, found=version(name)))
+        except PackageNotFoundError:
+            remark = "For encoders of the hub: pip install 'caprmil[encoders]'"
+            found.append(Finding(what=name, found="not installed", remark=remark))
+    cards = [card for card in CARDS.values() if card.hub]
+    here = sorted(card.name for card in cards if _in_cache(card.hub))
+    remark = "Others are downloaded when they are first used, or given with --weights FOLDER."
+    found.append(Finding(what="weights here", found=", ".join(here) or "none", remark=remark))
+    found.append(_gated_access([str(card.hub) for card in cards if card.gated]))
+    return found
+
+
+def _in_cache(hub: str | None) -> bool:
+    from huggingface_hub import try_to_load_from_cache
+
+    files = ("model.safetensors", "pytorch_model.bin")
+    return any(isinstance(try_to_load_from_cache(str(hub), name), str) for name in files)
+
+
+def _gated_access(hubs: list[str]) -> Finding:
+    """Ask the hub which of the gated models this user may have."""
+    from huggingface_hub import HfApi, get_token
+    from huggingface_hub.errors import HfHubHTTPError
+
+    what, hubs = "gated encoders", sorted(set(hubs))
+    if get_token() is None:
+        remark = "To use them, ask for access on the hub and log in: hf auth login"
+        return Finding(what=what, found="no login", remark=remark)
+    open_to_us = []
+    for hub in hubs:
+        try:
+            HfApi().auth_check(hub)
+            open_to_us.append(hub)
+        except HfHubHTTPError:
+            continue
+        except Exception as problem:  # whatever its HTTP library raises
+            remark = f"The hub cannot be reached ({type(problem).__name__})."
+            return Finding(what=what, found="not known", remark=remark)
+    remark = "Ask for the others on their pages." if len(open_to_us) < len(hubs) else ""
+    return Finding(what=what, found=", ".join(open_to_us) or "none allowed", remark=remark)
 
 
 def _devices() -> list[Finding]:

@@ -46,6 +46,6 @@ def _lines(title: str) -> Bar:
         tenth = int(10 * done / total)
         if tenth > told:
             told = tenth
-            sys.stderr.write(f"{title}: {done:g} of {total:g} {remark}".rstrip() + "\n")
+            sys.stderr.write(f"{title}: {done:.3g} of {total:g} {remark}".rstrip() + "\n")
 
     return step

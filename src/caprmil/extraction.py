@@ -1,0 +1,400 @@
+"""Extraction: a folder of slides becomes a folder of bags, and can be stopped and started at will.
+
+OUT/NAME.h5       the bag of a slide, with all settings that shaped it
+OUT/qc.csv        every slide: tissue, patches, flags, or why it failed
+OUT/qc/NAME.png   slide, outline of the tissue and grid; .geojson for QuPath; .json, its row above
+"""
+
+import hashlib
+import json
+import logging
+import tomllib
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Literal
+
+from filelock import FileLock, Timeout
+
+from caprmil import bags, config, patches, qc, regions, tables, tissue
+from caprmil.bags import BagInfo
+from caprmil.errors import (
+    BagError,
+    CaprmilError,
+    CohortError,
+    RecipeError,
+    RunError,
+    SlideError,
+    some,
+)
+from caprmil.files import refuse_unwritable, sweep, write_text
+from caprmil.patches import PatchConfig, Patches
+from caprmil.progress import Bar
+from caprmil.qc import Record
+from caprmil.slides import Slide, Thumbnail
+from caprmil.tissue import Mask, Tissue, TissueConfig
+
+if TYPE_CHECKING:  # torch takes its time
+    from caprmil.encoders import Encoder
+
+VERSION = 1  # of the method: another one gives other bags from the same settings
+_log = logging.getLogger("caprmil")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExtractionConfig:
+    """What shapes a bag, apart from the slide and the encoder."""
+
+    patches: PatchConfig = field(default_factory=PatchConfig)
+    tissue: TissueConfig = field(default_factory=TissueConfig)
+    regions: Literal["and tissue", "alone"] = "and tissue"
+    """Whether drawn regions restrict the tissue that is found, or stand in for it."""
+    region_classes: tuple[str, ...] = ()
+    """Only regions of these classes; none: of all."""
+    dtype: Literal["float16", "float32"] = "float16"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Everything that shapes the bag of a slide. Kept on the bag: equal settings, equal bag."""
+
+    version: int = VERSION
+    encoder: str | None
+    fingerprint: str | None
+    extraction: ExtractionConfig
+    slide_bytes: int
+    slide_mpp: float | None = None  # as given by hand
+    regions: str | None = None  # hash of what was drawn
+
+
+@dataclass(eq=False, kw_only=True)
+class Prepared:
+    """A slide that is open, with its tissue found and its grid laid."""
+
+    slide: Slide
+    thumbnail: Thumbnail
+    tissue: Tissue
+    patches: Patches
+    seconds: float
+
+
+@dataclass(eq=False, kw_only=True)
+class Extraction:
+    """Slides to bags in one folder, with one encoder and one set of settings.
+
+    Without an encoder only the pictures and the table are made. `mpp` is the scale of slides that
+    do not say theirs, `mpps` that of single ones by name. `regions` is a GeoJSON file, or a folder
+    with one for each slide. Bags of other settings are an error, or made anew with `replace`.
+    """
+
+    out: Path
+    encoder: "Encoder | None"
+    config: ExtractionConfig = field(default_factory=ExtractionConfig)
+    mpp: float | None = None
+    mpps: Mapping[str, float] = field(default_factory=dict)
+    regions: Path | None = None
+    replace: bool = False
+    batch: int = 32
+    workers: int = 2
+
+    def run(self, slides: Mapping[str, Path], *, progress: Bar | None = None) -> list[Record]:
+        """Encode every slide that is not done yet, and return what became of each.
+
+        A slide that fails is noted, and the others go on. Several processes may work on one
+        folder: each takes slides that no other has in hand.
+        """
+        done = self._look(slides)
+        if done:
+            _log.info("%d of %d slides are done already.", len(done), len(slides))
+        clock = _Clock(progress, total=len(slides) - len(done))
+        try:
+            for wait in (False, True):  # first what nobody has in hand, then what is left
+                todo = {name: path for name, path in slides.items() if name not in done}
+                for name, ready in self._prepared(todo):
+                    try:
+                        done[name] = self._take(name, slides[name], ready, clock, wait=wait)
+                        clock.tick()
+                    except Timeout:
+                        _log.info("%s is in the hands of another process.", name)
+        finally:
+            with self._lock("qc.csv"):
+                qc.write_table(self._qc, self.out / "qc.csv")
+        return [done[name] for name in slides]
+
+    def _look(self, slides: Mapping[str, Path]) -> dict[str, Record]:
+        """Return the slides that are done with these settings; refuse bags of others."""
+        done: dict[str, Record] = {}
+        stale: list[str] = []
+        for name, path in slides.items():
+            try:
+                record = self._done(name, self.settings(name, path))
+            except BagError as problem:
+                stale.append(str(problem))
+            else:
+                done |= {name: record} if record else {}
+        if stale and not self.replace:
+            more = f" And {len(stale) - 1} more." if len(stale) > 1 else ""
+            raise RunError(
+                f"{stale[0]}{more} Choose another --out, or pass --replace to make them again."
+            )
+        return done
+
+    def _done(self, name: str, wanted: Settings) -> Record | None:
+        """Return the record of a slide that is done; raise at a bag that is something else."""
+        record, bag = Record.read(self._qc, name), self.out / f"{name}.h5"
+        if record and (record.digest != config.digest(wanted) or record.state == "failed"):
+            record = None
+        if self.encoder is None or not bag.exists():
+            return record if record and (record.state == "no tissue" or not self.encoder) else None
+        try:
+            info = bags.inspect(bag)
+            made = config.parse(tomllib.loads(info.settings or ""), into=Settings)
+        except (BagError, RecipeError, tomllib.TOMLDecodeError) as problem:
+            raise BagError(
+                f"{bag} is there, but is no bag of `caprmil encode` ({problem})"
+            ) from None
+        if made != wanted:
+            raise BagError(
+                f"{bag} was made with other settings ({some(config.differences(made, wanted))})."
+            )
+        return record or Record(slide=name, state="done", patches=info.n_patches)
+
+    def settings(self, name: str, path: Path) -> Settings:
+        """Return everything that shapes the bag of a slide."""
+        drawn = self._drawn(name)
+        return Settings(
+            encoder=self.encoder.name if self.encoder else None,
+            fingerprint=self.encoder.fingerprint if self.encoder else None,
+            extraction=self.config,
+            slide_bytes=_bytes(path),
+            slide_mpp=self.mpps.get(name, self.mpp),
+            regions=hashlib.sha256(drawn.read_bytes()).hexdigest() if drawn else None,
+        )
+
+    def _prepared(self, slides: Mapping[str, Path]) -> Iterator[tuple[str, Prepared | Exception]]:
+        """Yield the slides, each looked at while the one before is being encoded."""
+        with ThreadPoolExecutor(1, thread_name_prefix="prepare") as pool:
+            waiting: deque[tuple[str, Future[Prepared | Exception]]] = deque()
+            for name, path in slides.items():
+                waiting.append((name, pool.submit(self._prepare, name, path)))
+                if len(waiting) > 1:
+                    first, ready = waiting.popleft()
+                    yield first, ready.result()
+            for last, ready in waiting:
+                yield last, ready.result()
+
+    def _prepare(self, name: str, path: Path) -> Prepared | Exception:
+        """Open a slide, find its tissue, lay the grid; or return what stood in the way."""
+        start = monotonic()
+        try:
+            slide = Slide(path, mpp=self.mpps.get(name, self.mpp))
+            thumbnail = slide.thumbnail(self.config.tissue.mpp)
+            found = tissue.find(thumbnail.image, thumbnail.mpp, self.config.tissue)
+            if self.regions is not None:
+                found = replace(found, mask=self._restricted(name, found.mask, thumbnail.scale))
+            grid = patches.lay(slide, found.mask, thumbnail.scale, self.config.patches)
+        except Exception as problem:
+            return problem
+        taken = monotonic() - start
+        return Prepared(slide=slide, thumbnail=thumbnail, tissue=found, patches=grid, seconds=taken)
+
+    def _restricted(self, name: str, mask: Mask, scale: float) -> Mask:
+        """Return the mask within the regions that were drawn, or the regions alone."""
+        file = self._drawn(name)
+        if file is None:
+            raise SlideError(f"There is no {name}.geojson in {self.regions}. Draw its regions.")
+        drawn = regions.read_regions(file, classes=self.config.region_classes or None)
+        inside = drawn.draw(mask.shape, (1 / scale, 1 / scale))
+        return inside & mask if self.config.regions == "and tissue" else inside
+
+    def _drawn(self, name: str) -> Path | None:
+        if self.regions is None or self.regions.is_file():
+            return self.regions
+        files = (self.regions / f"{name}{suffix}" for suffix in (".geojson", ".json"))
+        return next((file for file in files if file.is_file()), None)
+
+    def _take(
+        self, name: str, path: Path, ready: Prepared | Exception, clock: "_Clock", *, wait: bool
+    ) -> Record:
+        """Encode a slide and note what became of it; Timeout if another process has it in hand."""
+        wanted = self.settings(name, path)
+        record = Record(slide=name, state="failed", path=str(path), digest=config.digest(wanted))
+        with self._lock(name, wait=wait):
+            sweep(self.out / f"{name}.h5")
+            try:
+                if done := self._done_by_another(name, wanted):
+                    return done
+                if isinstance(ready, Exception):
+                    raise ready
+                with ready.slide:
+                    record = self._encode(record, ready, wanted, clock)
+            except CaprmilError as problem:
+                record = replace(record, state="failed", reason=str(problem))
+            except Exception as problem:
+                _log.exception("while encoding %s", name)
+                record = replace(record, reason=f"{type(problem).__name__}: {problem}")
+            record.write(self._qc)
+        return record
+
+    def _done_by_another(self, name: str, wanted: Settings) -> Record | None:
+        try:
+            return self._done(name, wanted)
+        except BagError:
+            if self.replace:
+                return None
+            raise
+
+    def _encode(self, record: Record, ready: Prepared, wanted: Settings, clock: "_Clock") -> Record:
+        start, slide, grid = monotonic(), ready.slide, ready.patches
+        described = replace(
+            record,
+            state="done" if len(grid) else "no tissue",
+            patches=len(grid),
+            tissue_mm2=ready.tissue.area_mm2,
+            tissue_share=float(ready.tissue.mask.mean()),
+            flags="; ".join(ready.tissue.flags),
+            width=slide.size[0],
+            height=slide.size[1],
+            mpp=slide.mpp,
+            reader=f"{slide.vendor}, {'libvips' if slide.fast else 'OpenSlide'}",
+        )
+        self._draw(described, ready)
+        if len(grid) and self.encoder is not None:
+            info = self._describe(record.slide, slide, grid, wanted, self.encoder)
+            with bags.filling(info, grid.coords, replace=self.replace) as put:
+                for pixels in patches.read(slide, grid, batch=self.batch, workers=self.workers):
+                    put(self.encoder(pixels))
+                    clock.count(len(pixels), len(grid))
+        return replace(described, seconds=ready.seconds + monotonic() - start)
+
+    def _describe(
+        self, name: str, slide: Slide, grid: Patches, wanted: Settings, encoder: "Encoder"
+    ) -> BagInfo:
+        return BagInfo(
+            path=self.out / f"{name}.h5",
+            kind="caprmil",
+            n_patches=len(grid),
+            width=encoder.width,
+            dtype=self.config.dtype,
+            encoder=encoder.name,
+            fingerprint=encoder.fingerprint,
+            settings=config.dump(wanted),
+            mpp=self.config.patches.mpp,
+            scale_rule=self.config.patches.scale_rule,
+            patch_px=grid.px,
+            patch_level0=grid.side,
+            step=grid.step,
+            slide_size=slide.size,
+            slide_mpp=slide.mpp,
+        )
+
+    def _draw(self, record: Record, ready: Prepared) -> None:
+        """Write the picture of a slide, and its outline for QuPath."""
+        mask, scale = ready.tissue.mask, ready.thumbnail.scale
+        image = qc.picture(ready.thumbnail, mask, ready.tissue.pen, ready.patches)
+        text = (
+            f"{record.slide}: {record.patches:,} patches of {ready.patches.side * record.mpp:.0f} "
+            f"um, {record.tissue_mm2:.1f} mm2 of tissue"
+        )
+        text += f"; {record.flags}" if record.flags else ""
+        qc.save(qc.captioned(image, text), self._qc / f"{record.slide}.png")
+        outline = json.dumps(regions.as_geojson(mask, (scale, scale)))
+        write_text(self._qc / f"{record.slide}.geojson", outline, replace=True)
+
+    @property
+    def _qc(self) -> Path:
+        return self.out / "qc"
+
+    @contextmanager
+    def _lock(self, name: str, *, wait: bool = True) -> Iterator[None]:
+        """Hold the lock of a slide. It goes with the process that holds it, however that ends."""
+        folder = self.out / ".locks"
+        refuse_unwritable(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder / f"{name}.lock").acquire(timeout=-1 if wait else 0):
+            yield
+
+
+def configure(
+    encoder: "Encoder | None",
+    *,
+    mpp: float | None = None,
+    magnification: float | None = None,
+    nominal: bool = False,
+    changes: Sequence[str] = (),
+) -> ExtractionConfig:
+    """Return settings for an encoder: its own scale and patch size, unless told otherwise."""
+    if mpp is not None and magnification is not None:
+        raise RecipeError("--mpp and --magnification say the same thing. Pass one of them.")
+    if magnification is not None:
+        if not magnification > 0:
+            raise RecipeError(f"A magnification is more than 0, not {magnification:g}.")
+        mpp = 10 / magnification
+    table: dict[str, Any] = {"scale_rule": "nominal" if nominal else "exact"}
+    if encoder is not None:
+        table |= {"px": encoder.patch_px, "mpp": mpp or encoder.mpp or 1.0}
+    elif mpp is not None:
+        table["mpp"] = mpp
+    return config.parse({"patches": table}, into=ExtractionConfig, name="--set", changes=changes)
+
+
+def listed(slides: Mapping[str, Path], table: Path) -> tuple[dict[str, Path], dict[str, float]]:
+    """Return the slides that a table names, and the scales that its column `mpp` gives."""
+    content = tables.read(table)
+    column = next(iter(tables.called(content.columns, tables.COLUMNS["slide"])), None)
+    if column is None:
+        raise CohortError(f"{table} has no column of slides. Call it 'slide'.")
+    names = [bags.slide_name(cell) for cell in content.names(column)]
+    if missing := [name for name in names if name not in slides]:
+        raise CohortError(
+            f"{len(missing)} slides of {table} are not among those given: {some(missing)}. "
+            "Remove their lines, or pass the folder that they are in."
+        )
+    scale = next(iter(tables.called(content.columns, tables.COLUMNS["mpp"])), None)
+    mpps: dict[str, float] = {}
+    if scale is not None:
+        for name, (cell, place) in zip(names, content.placed(scale), strict=True):
+            if tables.is_known(cell) and not tables.is_number(cell):
+                raise CohortError(f"{place}: {scale} is '{cell}', not a number.")
+            mpps |= {name: float(cell)} if tables.is_known(cell) else {}
+    return {name: slides[name] for name in dict.fromkeys(names)}, mpps
+
+
+class _Clock:
+    """How far one is: slides done, patches a second, time left."""
+
+    def __init__(self, progress: Bar | None, *, total: int) -> None:
+        self.progress, self.total = progress, total
+        self.slides, self.patches, self.part = 0, 0, 0.0
+        self.start = monotonic()
+
+    def count(self, more: int, of: int) -> None:
+        """Note that patches of the slide in work are done."""
+        self.patches += more
+        self.part += more / of
+        self._show()
+
+    def tick(self) -> None:
+        """Note that a slide is done."""
+        self.slides, self.part = self.slides + 1, 0.0
+        self._show()
+
+    def _show(self) -> None:
+        if self.progress is None or not self.total:
+            return
+        done = self.slides + min(self.part, 0.999)
+        passed = monotonic() - self.start
+        left = passed / max(done, 1e-6) * (self.total - done)
+        time = f"{left:.0f} s" if left < 100 else f"{left / 60:.0f} min"
+        rate = self.patches / max(passed, 1e-6)
+        self.progress(done, self.total, f"slides, {rate:.0f} patches/s, {time} left")
+
+
+def _bytes(path: Path) -> int:
+    """Return the size of a slide on disk: another slide of the same name is another slide."""
+    files = [path] if path.is_file() else path.glob("*")
+    return sum(file.stat().st_size for file in files)

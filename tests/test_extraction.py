@@ -1,0 +1,418 @@
+"""What encoding promises: one bag a slide, resumed by content, and a night that goes on."""
+
+import csv
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import pyvips
+from numpy.typing import NDArray
+from PIL import Image
+
+from caprmil import bags, extraction
+from caprmil.errors import CohortError, RecipeError, RunError
+from caprmil.extraction import Extraction, ExtractionConfig, configure, listed
+from caprmil.patches import PatchConfig
+from caprmil.qc import Record
+from caprmil.slides import find_slides
+
+TISSUE = (slice(100, 500), slice(200, 700))  # rows and columns of level 0, at 2 um/px
+
+
+class Colour:
+    """A stand-in for an encoder: the mean colour of a patch, and how many it has seen."""
+
+    name, width, fingerprint, mpp, patch_px = "colour", 3, "abc123", 2.0, 64
+
+    def __init__(self) -> None:
+        self.seen = 0
+
+    def __call__(self, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
+        self.seen += len(pixels)
+        return pixels.mean((1, 2)).astype(np.float32)
+
+
+def save(path: Path, image: NDArray[np.uint8], mpp: float | None = 2.0) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    tags = {"xres": 1000 / mpp, "yres": 1000 / mpp, "resunit": "cm"} if mpp else {}
+    options: dict[str, Any] = {"tile": True, "pyramid": True, "compression": "jpeg", "Q": 90}
+    pyvips.Image.new_from_array(image).tiffsave(str(path), **options, **tags)
+    return path
+
+
+def section(seed: int = 0) -> NDArray[np.uint8]:
+    """Glass with a block of something purple."""
+    rng = np.random.default_rng(seed)
+    image = np.full((640, 900, 3), 240.0)
+    image[TISSUE] = (180, 100, 160)
+    image[TISSUE] += rng.normal(0, 25, image[TISSUE].shape)
+    image += rng.normal(0, 1.5, image.shape)
+    return image.clip(0, 255).astype(np.uint8)
+
+
+def blank() -> NDArray[np.uint8]:
+    image = np.full((640, 900, 3), 240.0) + np.random.default_rng(1).normal(0, 1.5, (640, 900, 3))
+    return image.astype(np.uint8)
+
+
+@pytest.fixture
+def slides(tmp_path: Path) -> dict[str, Path]:
+    for number in range(3):
+        save(tmp_path / "slides" / f"s{number}.tiff", section(number))
+    return find_slides([tmp_path / "slides"])
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Extraction:
+    config = ExtractionConfig(patches=PatchConfig(px=64, mpp=2.0))
+    return Extraction(out=tmp_path / "out", encoder=Colour(), config=config, batch=8)  # type: ignore[arg-type]
+
+
+def states(records: Sequence[Record]) -> list[str]:
+    return [record.state for record in records]
+
+
+def seen(job: Extraction) -> int:
+    assert isinstance(job.encoder, Colour)
+    return job.encoder.seen
+
+
+def test_every_slide_becomes_a_bag_that_says_how_it_was_made(
+    job: Extraction, slides: dict[str, Path]
+) -> None:
+    records = job.run(slides)
+    bag = bags.read(job.out / "s1.h5")
+    assert states(records) == ["done"] * 3
+    assert bag.info.n_patches == records[1].patches == len(bag.features)
+    said = bag.info
+    assert (said.encoder, said.fingerprint, said.mpp) == ("colour", "abc123", 2.0)
+    assert (said.patch_px, said.patch_level0, said.step) == (64, 64.0, 64.0)
+    assert (said.slide_size, said.slide_mpp, said.scale_rule) == ((900, 640), 2.0, "exact")
+
+
+def test_features_stand_in_the_rows_of_their_coordinates(
+    job: Extraction, slides: dict[str, Path]
+) -> None:
+    job.run(slides)
+    bag = bags.read(job.out / "s0.h5")
+    assert bag.coords is not None
+    with Image.open(slides["s0"]) as opened:
+        image = np.array(opened.convert("RGB"))
+    for (x, y), feature in zip(bag.coords, bag.features, strict=True):
+        patch = image[y : y + 64, x : x + 64]
+        if patch.shape == (64, 64, 3):
+            assert np.abs(patch.mean((0, 1)) - feature).max() < 1
+    rows, columns = TISSUE
+    outside = (bag.coords + 64 <= [columns.start, rows.start]).any(axis=1)
+    assert not outside.any()
+
+
+def test_a_second_start_does_nothing(job: Extraction, slides: dict[str, Path]) -> None:
+    first = job.run(slides)
+    before, stamp = seen(job), (job.out / "s0.h5").stat().st_mtime_ns
+    assert job.run(slides) == first
+    assert seen(job) == before
+    assert (job.out / "s0.h5").stat().st_mtime_ns == stamp
+
+
+def test_only_what_is_missing_is_made(job: Extraction, slides: dict[str, Path]) -> None:
+    job.run({"s0": slides["s0"]})
+    before = seen(job)
+    job.run(slides)
+    assert seen(job) == 3 * before  # all three have the same tissue
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"patches": PatchConfig(px=64, mpp=2.5)}, "extraction.patches.mpp: 2.0 -> 2.5"),
+        ({"dtype": "float32"}, "extraction.dtype: float16 -> float32"),
+    ],
+)
+def test_bags_of_other_settings_are_refused_by_name_and_not_touched(
+    job: Extraction, slides: dict[str, Path], change: dict[str, Any], named: str
+) -> None:
+    job.run(slides)
+    stamp = (job.out / "s0.h5").stat().st_mtime_ns
+    job.config = ExtractionConfig(**{"patches": job.config.patches, **change})
+    with pytest.raises(RunError, match=f"{re.escape(named)}.*2 more.*--replace"):
+        job.run(slides)
+    assert (job.out / "s0.h5").stat().st_mtime_ns == stamp
+
+
+def test_other_weights_of_the_encoder_are_another_setting(
+    job: Extraction, slides: dict[str, Path]
+) -> None:
+    job.run(slides)
+    assert job.encoder is not None
+    job.encoder.fingerprint = "def456"
+    with pytest.raises(RunError, match="fingerprint: abc123 -> def456"):
+        job.run(slides)
+
+
+def test_bags_of_other_settings_can_be_made_again(job: Extraction, slides: dict[str, Path]) -> None:
+    job.run(slides)
+    job.config, job.replace = ExtractionConfig(patches=PatchConfig(px=32, mpp=2.0)), True
+    assert states(job.run(slides)) == ["done"] * 3
+    assert {bags.inspect(job.out / f"{name}.h5").patch_px for name in slides} == {32}
+    before = seen(job)
+    job.run(slides)
+    assert seen(job) == before  # --replace does not do again what is right
+
+
+def test_another_slide_of_the_same_name_is_noticed(
+    job: Extraction, slides: dict[str, Path]
+) -> None:
+    job.run(slides)
+    save(slides["s0"], section(99))
+    with pytest.raises(RunError, match="slide_bytes"):
+        job.run(slides)
+
+
+def test_a_damaged_bag_and_a_bag_of_others_are_refused(
+    job: Extraction, slides: dict[str, Path]
+) -> None:
+    job.run(slides)
+    bag = job.out / "s0.h5"
+    bag.write_bytes(bag.read_bytes()[:-5000])
+    with pytest.raises(RunError, match=r"s0.h5 is there, but is no bag of `caprmil encode`"):
+        job.run(slides)
+    bag.unlink()
+    bags.write(bag, np.ones((4, 3)))
+    with pytest.raises(RunError, match=r"s0.h5 is there, but is no bag of `caprmil encode`"):
+        job.run(slides)
+
+
+def test_a_broken_slide_does_not_stop_the_night(job: Extraction, slides: dict[str, Path]) -> None:
+    whole = slides["s1"].read_bytes()
+    third = len(whole) // 3
+    slides["s1"].write_bytes(whole[:third] + bytes(third) + whole[2 * third :])
+    records = job.run(slides)
+    assert states(records) == ["done", "failed", "done"]
+    assert "s1.tiff cannot be read" in records[1].reason
+    assert not (job.out / "s1.h5").exists()
+    slides["s1"].write_bytes(whole)
+    assert states(job.run(slides)) == ["done"] * 3
+
+
+def test_an_encoder_that_fails_is_noted_with_its_own_words(
+    job: Extraction, slides: dict[str, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    class Failing(Colour):
+        def __call__(self, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
+            raise RuntimeError("out of memory")
+
+    job.encoder = Failing()  # type: ignore[assignment]
+    records = job.run({"s0": slides["s0"]})
+    assert (records[0].state, records[0].reason) == ("failed", "RuntimeError: out of memory")
+    assert [path.name for path in job.out.glob("*.h5")] == []
+
+
+def test_features_that_are_no_numbers_are_not_stored(
+    job: Extraction, slides: dict[str, Path]
+) -> None:
+    class Wild(Colour):
+        def __call__(self, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
+            return np.full((len(pixels), 3), np.nan, dtype=np.float32)
+
+    job.encoder = Wild()  # type: ignore[assignment]
+    assert "NaN" in job.run({"s0": slides["s0"]})[0].reason
+
+
+def test_a_blank_slide_is_found_blank_once(
+    job: Extraction, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slides = {"empty": save(tmp_path / "slides" / "empty.tiff", blank())}
+    records = job.run(slides)
+    assert (records[0].state, records[0].patches) == ("no tissue", 0)
+    assert "no tissue" in records[0].flags
+    monkeypatch.setattr(extraction, "Slide", None)  # it is not even opened again
+    assert job.run(slides) == records
+
+
+def test_the_table_names_every_slide_the_suspicious_first(
+    job: Extraction, slides: dict[str, Path], tmp_path: Path
+) -> None:
+    slides["empty"] = save(tmp_path / "slides" / "empty.tiff", blank())
+    slides["nowhere"] = save(tmp_path / "slides" / "nowhere.tiff", section(), mpp=None)
+    job.run(slides)
+    with (job.out / "qc.csv").open() as stream:
+        rows = list(csv.DictReader(stream))
+    assert [row["slide"] for row in rows] == ["nowhere", "empty", "s0", "s1", "s2"]
+    assert "does not say how large a pixel is" in rows[0]["reason"] or "um/px" in rows[0]["reason"]
+    area = 400 * 500 * (2.0 / 1000) ** 2
+    assert float(rows[2]["tissue_mm2"]) == pytest.approx(area, rel=0.05)
+
+
+def test_every_slide_gets_a_picture_and_an_outline(
+    job: Extraction, slides: dict[str, Path]
+) -> None:
+    job.run(slides)
+    with Image.open(job.out / "qc" / "s0.png") as opened:
+        picture = np.array(opened.convert("RGB")).reshape(-1, 3)
+    colours = {tuple(colour) for colour in np.unique(picture, axis=0).tolist()}
+    assert {(0, 158, 115), (0, 114, 178)} <= colours  # outline and grid
+    assert (job.out / "qc" / "s0.geojson").exists()
+
+
+def test_the_outline_that_was_written_can_be_drawn_on_as_regions(
+    job: Extraction, slides: dict[str, Path], tmp_path: Path
+) -> None:
+    job.run(slides)
+    config = ExtractionConfig(patches=job.config.patches, regions="alone")
+    again = Extraction(
+        out=tmp_path / "again",
+        encoder=Colour(),  # type: ignore[arg-type]
+        config=config,
+        regions=job.out / "qc",
+    )
+    again.run(slides)
+    first, second = (bags.read(each.out / "s0.h5") for each in (job, again))
+    assert first.coords is not None
+    assert second.coords is not None
+    assert len({*map(tuple, first.coords)} ^ {*map(tuple, second.coords)}) <= 2
+
+
+def test_regions_restrict_the_tissue_and_their_change_is_noticed(
+    job: Extraction, slides: dict[str, Path], tmp_path: Path
+) -> None:
+    file = tmp_path / "left.geojson"
+    ring = [[0, 0], [400, 0], [400, 640], [0, 640], [0, 0]]
+    file.write_text(f'{{"type": "Polygon", "coordinates": [{ring}]}}')
+    job.regions = file
+    job.run(slides)
+    coords = bags.read(job.out / "s0.h5").coords
+    assert coords is not None
+    assert coords[:, 0].max() <= 400
+    assert coords[:, 0].min() >= 128
+    file.write_text(file.read_text().replace("400", "500"))
+    with pytest.raises(RunError, match="regions"):
+        job.run(slides)
+
+
+def test_a_slide_without_regions_of_its_own_fails_by_name(
+    job: Extraction, slides: dict[str, Path], tmp_path: Path
+) -> None:
+    job.regions = tmp_path
+    assert "no s0.geojson" in job.run({"s0": slides["s0"]})[0].reason
+
+
+def test_a_missing_scale_is_given_by_hand_or_by_the_table(job: Extraction, tmp_path: Path) -> None:
+    slides = {"s": save(tmp_path / "slides" / "s.tiff", section(), mpp=None)}
+    assert states(job.run(slides)) == ["failed"]
+    table = tmp_path / "labels.csv"
+    table.write_text("slide,label,mpp\ns.tiff,0,2.0\n")
+    chosen, job.mpps = listed(slides, table)
+    assert states(job.run(chosen)) == ["done"]
+    assert bags.inspect(job.out / "s.h5").slide_mpp == 2.0
+
+
+def test_a_table_that_names_other_slides_is_refused(tmp_path: Path) -> None:
+    table = tmp_path / "labels.csv"
+    table.write_text("slide,mpp\na,0.5\nb,x\n")
+    with pytest.raises(CohortError, match=r"1 slides of .* not among those given: b"):
+        listed({"a": Path("a.svs")}, table)
+    with pytest.raises(CohortError, match="mpp is 'x', not a number"):
+        listed({"a": Path("a.svs"), "b": Path("b.svs")}, table)
+
+
+def test_without_an_encoder_there_are_pictures_and_no_bags(
+    job: Extraction, slides: dict[str, Path]
+) -> None:
+    job.encoder = None
+    records = job.run(slides)
+    assert states(records) == ["done"] * 3
+    assert sorted(path.name for path in (job.out / "qc").glob("*.png")) == [
+        *("s0.png", "s1.png", "s2.png")
+    ]
+    assert list(job.out.glob("*.h5")) == []
+
+
+def test_the_scale_is_the_encoders_own_unless_told() -> None:
+    encoder: Any = Colour()
+    assert configure(encoder).patches == PatchConfig(px=64, mpp=2.0)
+    assert configure(encoder, magnification=20).patches.mpp == 0.5
+    nominal = configure(encoder, magnification=10, nominal=True).patches
+    assert (nominal.mpp, nominal.scale_rule) == (1.0, "nominal")
+    changed = configure(encoder, changes=["patches.px=32", "tissue.min_density=0.05"])
+    assert (changed.patches.px, changed.tissue.min_density) == (32, 0.05)
+    with pytest.raises(RecipeError, match="same thing"):
+        configure(encoder, mpp=1.0, magnification=10)
+
+
+SLOWLY = """
+import time, torch
+def encode(pictures):
+    with open("{log}", "a") as log:
+        log.write("batch\\n")
+    time.sleep({seconds})
+    return pictures.mean((2, 3))
+"""
+
+
+def start(tmp_path: Path, *, seconds: float) -> "subprocess.Popen[str]":
+    """Start `caprmil encode` with an encoder that takes its time."""
+    log = tmp_path / "log.txt"
+    (tmp_path / "slowly.py").write_text(SLOWLY.format(log=log, seconds=seconds))
+    command = [sys.executable, "-m", "caprmil", "encode", str(tmp_path / "slides")]
+    command += ["--out", str(tmp_path / "out"), "--encoder", "slowly:encode"]
+    command += ["--mpp", "2.0", "--set", "patches.px=64", "--batch", "8", "--device", "cpu"]
+    return subprocess.Popen(
+        command,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def test_a_kill_costs_the_slide_in_work_and_nothing_else(
+    tmp_path: Path, slides: dict[str, Path]
+) -> None:
+    out = tmp_path / "out"
+    process = start(tmp_path, seconds=0.2)
+    while not list(out.glob("s*.h5")):
+        assert process.poll() is None, process.stdout and process.stdout.read()
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    finished = sorted(out.glob("*.h5"))
+    assert 1 <= len(finished) < len(slides)
+    for bag in finished:
+        assert bags.read(bag).info.settings is not None
+    stamps = [bag.stat().st_mtime_ns for bag in finished]
+
+    process = start(tmp_path, seconds=0)
+    said, _ = process.communicate(timeout=100)
+    assert process.returncode == 0, said
+    assert [bag.stat().st_mtime_ns for bag in finished] == stamps
+    assert sorted(path.name for path in out.iterdir() if path.suffix == ".h5") == [
+        *("s0.h5", "s1.h5", "s2.h5")
+    ]
+
+
+def test_two_processes_share_a_folder_and_do_nothing_twice(
+    tmp_path: Path, slides: dict[str, Path]
+) -> None:
+    for number in range(3, 6):
+        save(tmp_path / "slides" / f"s{number}.tiff", section(number))
+    processes = [start(tmp_path, seconds=0.05) for _ in range(2)]
+    for process in processes:
+        said, _ = process.communicate(timeout=100)
+        assert process.returncode == 0, said
+        assert "6 slides done" in said
+    found = [bags.read(tmp_path / "out" / f"s{number}.h5") for number in range(6)]
+    batches = sum(-(-bag.info.n_patches // 8) for bag in found)
+    probes = (tmp_path / "log.txt").read_text().count("batch") - batches
+    assert probes <= 4  # an encoder is tried out once or twice when it is loaded
+    with h5py.File(tmp_path / "out" / "s5.h5") as file:
+        assert file["features"].chunks is None

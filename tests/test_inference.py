@@ -1,0 +1,151 @@
+"""From the pixels of a slide to an answer, in the way that a run was trained."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from caprmil import bags, encoders, runs
+from caprmil.cli import app
+from caprmil.errors import BagError, CohortError, EncoderError, RunError, SlideError
+from caprmil.extraction import Extraction, configure
+from caprmil.inference import bags_of, for_run
+from caprmil.runs import Run
+from caprmil.slides import find_slides
+from caprmil.synthetic import Section
+from caprmil.training import ModelConfig, Recipe, SplitConfig, TrainConfig, cross_validate
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Twelve small slides, encoded and trained on: folders slides, features and run."""
+    folder = tmp_path_factory.mktemp("study")
+    lines = ["slide,label"]
+    for number in range(12):
+        section = Section(seed=number, width=700, height=700, mpp=1.0, tumour=0.3 * (number % 2))
+        section.write(folder / "slides" / f"s{number:02d}.tiff")
+        lines.append(f"s{number:02d},{number % 2}")
+    (folder / "labels.csv").write_text("\n".join(lines) + "\n")
+    encoder = encoders.load("lite0")
+    job = Extraction(out=folder / "features", encoder=encoder, config=configure(encoder))
+    job.run(find_slides([folder / "slides"]))
+    recipe = Recipe(
+        cohort=str(folder / "labels.csv"),
+        features=str(folder / "features"),
+        model=ModelConfig(name="mean"),
+        splits=SplitConfig(folds=2, validation=0.34),
+        train=TrainConfig(epochs=2, warmup_epochs=1),
+    )
+    cross_validate(recipe, folder / "run", device="cpu", progress=False)
+    return folder
+
+
+@pytest.fixture
+def run(study: Path) -> Run:
+    return Run(study / "run")
+
+
+def changed(run: Run, **facts: object) -> Run:
+    run.facts = replace(run.facts, **facts)  # type: ignore[arg-type]
+    return run
+
+
+def test_a_run_knows_how_its_bags_were_made(run: Run) -> None:
+    job = for_run(run, Path("anywhere"))
+    assert job.encoder is not None
+    assert (job.encoder.name, job.encoder.fingerprint) == ("lite0", run.facts.fingerprint)
+    assert (job.config.patches.px, job.config.patches.mpp) == (224, 1.0)
+
+
+def test_a_slide_gives_the_bag_that_it_was_trained_on(
+    study: Path, run: Run, tmp_path: Path
+) -> None:
+    found, failed = bags_of(run, [study / "slides" / "s03.tiff"], tmp_path)
+    again, before = bags.read(found["s03"]), bags.read(study / "features" / "s03.h5")
+    assert failed == []
+    np.testing.assert_array_equal(again.coords, before.coords)
+    np.testing.assert_allclose(again.features, before.features, atol=2e-3)
+    assert again.info.settings == before.info.settings
+
+
+def test_one_command_goes_from_pixels_to_probabilities(study: Path, tmp_path: Path) -> None:
+    new = Section(seed=99, width=700, height=700, mpp=1.0, tumour=0.3).write(tmp_path / "new.tiff")
+    answers = tmp_path / "answers.csv"
+    command = ["predict", str(study / "run"), str(new)]
+    result = CliRunner().invoke(app, [*command, "--out", str(answers), "--device", "cpu"])
+    assert result.exit_code == 0, result.output
+    assert "new" in result.output
+    assert answers.read_text().startswith("slide,")
+    assert CliRunner().invoke(app, [*command, "--device", "cpu"]).exit_code == 0  # only prints
+
+
+def test_slides_and_bags_are_answered_together_and_the_broken_are_named(
+    study: Path, tmp_path: Path
+) -> None:
+    broken = tmp_path / "broken.tiff"
+    broken.write_bytes(b"nothing of the kind")
+    inputs = [str(study / "features" / "s00.h5"), str(study / "slides" / "s01.tiff"), str(broken)]
+    out = ["--out", str(tmp_path / "answers.csv"), "--features", str(tmp_path / "kept")]
+    result = CliRunner().invoke(app, ["predict", str(study / "run"), *inputs, *out])
+    assert result.exit_code == 2
+    assert "failed: broken:" in result.output
+    assert "2 slides answered" in result.output
+    assert (tmp_path / "kept" / "s01.h5").exists()
+
+
+def test_other_weights_of_the_encoder_are_refused_before_any_work(run: Run, tmp_path: Path) -> None:
+    changed(run, fingerprint="0" * 64)
+    with pytest.raises(EncoderError, match=r"not those that .* was trained with.*--weights"):
+        for_run(run, tmp_path)
+    assert for_run(run, tmp_path, force=True).encoder is not None
+
+
+def test_a_bag_of_other_weights_is_refused(run: Run, study: Path) -> None:
+    info = bags.inspect(study / "features" / "s00.h5")
+    run.check_bag("s00", info)
+    with pytest.raises(BagError, match="other weights or another transform"):
+        run.check_bag("s00", replace(info, fingerprint="0" * 64))
+
+
+def test_bags_that_do_not_say_how_they_were_made_are_not_guessed(run: Run, tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="Encode the slides in the same way"):
+        for_run(changed(run, encoder=None), tmp_path)
+
+
+def test_scale_and_size_are_enough_where_the_settings_are_not_there(
+    run: Run, tmp_path: Path
+) -> None:
+    foreign = changed(run, settings=None, fingerprint=None, scale_rule="nominal", mpp=0.5)
+    patches = for_run(foreign, tmp_path).config.patches
+    assert (patches.px, patches.mpp, patches.scale_rule) == (224, 0.5, "nominal")
+
+
+def test_a_slide_and_its_bag_at_once_are_one_too_many(
+    run: Run, study: Path, tmp_path: Path
+) -> None:
+    both = [study / "slides" / "s00.tiff", study / "features" / "s00.h5"]
+    with pytest.raises(CohortError, match="Both a slide and a bag are given of s00"):
+        bags_of(run, both, tmp_path)
+
+
+def test_only_empty_slides_are_no_answer(run: Run, tmp_path: Path) -> None:
+    import pyvips
+
+    blank = tmp_path / "blank.png"
+    noise = np.random.default_rng(0).normal(240, 2, (600, 600, 3)).astype(np.uint8)
+    pyvips.Image.new_from_array(noise).pngsave(str(blank))
+    with pytest.raises(SlideError, match="No tissue was found"):
+        bags_of(run, [blank], tmp_path / "out", mpp=1.0)
+
+
+def test_old_runs_without_these_facts_still_open(study: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "old"
+    shutil.copytree(study / "run", folder)
+    facts = runs.read_json(folder / runs.FACTS)
+    for name in ("fingerprint", "patch_px", "scale_rule", "settings"):
+        del facts[name]
+    (folder / runs.FACTS).write_text(runs.as_json(facts))
+    assert Run(folder).facts.settings is None
