@@ -2,8 +2,10 @@
 VENV   ?= .venv
 PYTHON ?= python3
 BIN    := $(VENV)/bin
+# timm and torchvision live apart: beside a CPU torch, torchvision breaks Lightning.
+ENCODERS ?= .venv-encoders
 
-.PHONY: help demo test test-slow check format clean
+.PHONY: help demo test test-slow test-encoders check format clean
 
 help:  ## What there is to make.
 	@sed -n 's/^\([a-z-]*\):.*## /\1  /p' $(MAKEFILE_LIST)
@@ -27,6 +29,14 @@ test: $(VENV)/.dev  ## Run the tests (the slow ones apart).
 test-slow: $(VENV)/.dev  ## Run the slow tests.
 	OMP_NUM_THREADS=$$(getconf _NPROCESSORS_ONLN) $(BIN)/pytest -m slow -n 0
 
+$(ENCODERS)/.done: pyproject.toml
+	$(PYTHON) -m venv $(ENCODERS)
+	$(ENCODERS)/bin/python -m pip install -qq --no-compile -e '.[encoders]' pytest pytest-timeout pytest-xdist
+	@touch $@
+
+test-encoders: $(ENCODERS)/.done  ## Test the encoders of timm and transformers, in their own environment.
+	$(ENCODERS)/bin/pytest tests/encoders tests/test_encoders.py
+
 check: $(VENV)/.dev  ## Format, lint, types and import contracts.
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -38,4 +48,4 @@ format: $(VENV)/.dev  ## Put the code in form.
 	$(BIN)/ruff check --fix .
 
 clean:  ## Remove the environment and the caches, nothing that you made.
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(ENCODERS) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

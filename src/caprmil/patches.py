@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from caprmil.bags import ScaleRule
 from caprmil.errors import RecipeError, SlideError
-from caprmil.slides import Pixels, Slide
+from caprmil.readers import Pixels
+from caprmil.slides import Slide
 
 MAGNIFICATIONS = ((0.16, 80), (0.2, 60), (0.3, 40), (0.6, 20), (1.2, 10), (2.4, 5))
 """The nominal rule's buckets: a slide below so many um/px counts as so many times magnified."""

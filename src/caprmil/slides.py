@@ -4,35 +4,36 @@ OpenSlide reads what scanners write, libvips plain images. Tiled TIFF (Aperio's 
 libvips wherever it gives the pixels that OpenSlide gives: several times as many a second.
 """
 
-import threading
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from math import ceil, floor
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import numpy as np
 import openslide
 import pyvips
 from numpy.typing import NDArray
 from PIL import Image
-from PIL.TiffImagePlugin import ImageFileDirectory_v2
 from scipy.sparse import csr_array
 
 from caprmil.bags import IMAGES, slide_name
 from caprmil.errors import SlideError
-
-pyvips.cache_set_max(0)  # it would keep the pixels of slides that are closed
-
-Pixels = NDArray[np.uint8]  # (height, width, 3), red first
+from caprmil.readers import (
+    OpenSlideReader,
+    Pixels,
+    Reader,
+    VipsReader,
+    fast_reader,
+    first_line,
+    plain_image,
+)
 
 FINEST_MPP, COARSEST_MPP = 0.05, 20.0
 """Microns per pixel beyond these are a slip of a unit, not a microscope."""
 
-_TILE_BYTES = 325  # the tag of TIFF that says how long each tile is
-_FAST_VENDORS = ("generic-tiff", "aperio")
 _BLOCK = 1024  # side of what is read at once for a thumbnail, in pixels of its level
 
 
@@ -53,12 +54,6 @@ class Thumbnail:
     mpp: float
 
 
-class _Reader(Protocol):
-    """What reads blocks that lie inside a level."""
-
-    def fetch(self, level: int, x: int, y: int, width: int, height: int) -> Pixels: ...
-
-
 class Slide:
     """A slide that is open for reading, from several threads if you like.
 
@@ -74,20 +69,19 @@ class Slide:
         self.name = slide_name_of(self.path)
         self._given = None if mpp is None else _sane(mpp, f"The scale given for {self.path}")
         self._slide: openslide.OpenSlide | None = None
-        self._reader: _Reader
+        self._reader: Reader
         if openslide.OpenSlide.detect_format(self.path) is None:
-            image = _plain(self.path)
+            image = plain_image(self.path)
             sizes = [(image.width, image.height)]
-            self._reader = _Vips([image])
+            self._reader = VipsReader([image])
             self.vendor, self.properties = "image", _properties(image)
         else:
             self._slide = _opened(self.path)
             sizes = list(self._slide.level_dimensions)
             self.properties = dict(self._slide.properties)
             self.vendor = self.properties.get("openslide.vendor", "unknown")
-            self._reader = (_fast(self._slide, self.path) if fast else None) or _OpenSlide(
-                self._slide
-            )
+            quick = fast_reader(self._slide, self.path) if fast else None
+            self._reader = quick or OpenSlideReader(self._slide)
         self.levels = _levels(sizes)
 
     def __repr__(self) -> str:
@@ -111,7 +105,7 @@ class Slide:
     @property
     def fast(self) -> bool:
         """Whether libvips reads the pixels."""
-        return isinstance(self._reader, _Vips)
+        return isinstance(self._reader, VipsReader)
 
     @property
     def power(self) -> float | None:
@@ -153,10 +147,9 @@ class Slide:
         if abs(width - px) < 0.5:
             return self.block(number, round(left), round(top), px, px)
         x0, y0 = floor(left), floor(top)
-        block = self.block(
-            number, x0, y0, ceil(left + width - 1e-6) - x0, ceil(top + width - 1e-6) - y0
-        )
-        box = (left - x0, top - y0, left - x0 + width, top - y0 + width)
+        wide, high = (ceil(start + width - 1e-6) - floor(start) for start in (left, top))
+        block = self.block(number, x0, y0, wide, high)
+        box = (left - x0, top - y0, min(left - x0 + width, wide), min(top - y0 + width, high))
         return np.array(Image.fromarray(block).resize((px, px), Image.Resampling.BILINEAR, box=box))
 
     def block(self, level: int, x: int, y: int, width: int, height: int) -> Pixels:
@@ -171,7 +164,7 @@ class Slide:
             except (openslide.OpenSlideError, pyvips.Error) as problem:
                 raise SlideError(
                     f"{self.path} cannot be read at level {level}, ({x0}, {y0}) ("
-                    f"{_first_line(problem)}). It is damaged or cut short. Copy it again."
+                    f"{first_line(problem)}). It is damaged or cut short. Copy it again."
                 ) from problem
         if whole and inside is not None:
             return inside
@@ -265,7 +258,7 @@ def _opened(path: Path) -> openslide.OpenSlide:
         return openslide.OpenSlide(path)
     except openslide.OpenSlideError as problem:
         raise SlideError(
-            f"{path} cannot be opened ({_first_line(problem)}). It is damaged, cut short, or a "
+            f"{path} cannot be opened ({first_line(problem)}). It is damaged, cut short, or a "
             "part of it is missing. Copy it again."
         ) from problem
 
@@ -285,130 +278,6 @@ def exact_ratio(full: tuple[int, int], part: tuple[int, int]) -> float:
         if all(abs(a / whole - b) < 1 for a, b in zip(full, part, strict=True)):
             return whole
     return rough
-
-
-class _OpenSlide:
-    def __init__(self, slide: openslide.OpenSlide) -> None:
-        self.slide = slide
-
-    def fetch(self, level: int, x: int, y: int, width: int, height: int) -> Pixels:
-        reported = self.slide.level_downsamples[level]  # its coordinates go by its own ratio
-        corner = (round(x * reported), round(y * reported))
-        region = self.slide.read_region(corner, level, (width, height))
-        if region.getchannel("A").getextrema() != (255, 255):  # tiles that were never scanned
-            region = Image.alpha_composite(Image.new("RGBA", region.size, "white"), region)
-        return np.array(region.convert("RGB"))
-
-
-class _Vips:
-    """Reads by libvips. `judge` reads again what it may have got wrong."""
-
-    def __init__(self, images: Sequence[Any], judge: _Reader | None = None) -> None:
-        self.images = images
-        self.judge = judge
-        self.damage: Exception | None = None  # it stays: the next read would find black pixels
-        self.own = threading.local()  # a region belongs to one thread
-
-    def fetch(self, level: int, x: int, y: int, width: int, height: int) -> Pixels:
-        if self.damage is not None:
-            raise self.damage
-        regions = self.own.__dict__.setdefault("regions", {})
-        if level not in regions:
-            regions[level] = pyvips.Region.new(self.images[level])
-        before = _grumbles.heard()
-        try:
-            data = regions[level].fetch(x, y, width, height)
-            if _grumbles.heard() != before:
-                self._check(level, x, y, width, height)
-        except (openslide.OpenSlideError, pyvips.Error) as problem:
-            _grumbles.count += 1  # the error took along what another thread may have to hear
-            self.damage = problem
-            raise
-        return np.frombuffer(data, dtype=np.uint8).reshape(height, width, 3)
-
-    def _check(self, *area: int) -> None:
-        if self.judge is None:
-            raise pyvips.Error("a part of it does not decode")
-        self.judge.fetch(*area)
-
-
-class _Grumbles:
-    """Counts what libvips remarks while it reads on, as it does over a broken JPEG tile.
-
-    It keeps one list for all threads and images, so more of it says no more than: look again.
-    """
-
-    count = 0
-
-    def heard(self) -> int:
-        if pyvips.vips_lib.vips_error_buffer()[0] != b"\0":
-            pyvips.vips_lib.vips_error_clear()
-            self.count += 1
-        return self.count
-
-
-_grumbles = _Grumbles()
-
-
-def _fast(slide: openslide.OpenSlide, path: Path) -> _Vips | None:
-    """Return libvips' reader if it has each level, tiled, with the pixels that OpenSlide gives."""
-    if slide.properties.get("openslide.vendor") not in _FAST_VENDORS or not _whole(path):
-        return None
-    try:
-        first = pyvips.Image.tiffload(str(path), fail_on="warning")  # less is black without a word
-        pages = [
-            pyvips.Image.tiffload(str(path), page=n, fail_on="warning")
-            for n in range(first.get("n-pages"))
-        ]
-        tiled = {(p.width, p.height): p for p in reversed(pages) if "tile-width" in p.get_fields()}
-        reader = _Vips([tiled[size] for size in slide.level_dimensions])
-        same = all(
-            image.bands == 3 and image.format == "uchar" and _agree(reader, slide, level)
-            for level, image in enumerate(reader.images)
-        )
-    except (pyvips.Error, openslide.OpenSlideError, KeyError):
-        return None
-    return _Vips(reader.images, judge=_OpenSlide(slide)) if same else None
-
-
-def _whole(path: Path) -> bool:
-    """Tell whether a TIFF holds all its tiles. What was not scanned, libvips makes black."""
-    with path.open("rb") as file:
-        header = file.read(8)
-        try:
-            directory = ImageFileDirectory_v2(header + file.read(8 if header[2] == 43 else 0))
-        except SyntaxError:  # big and big-endian, which Pillow does not know
-            return False
-        seen = {0}
-        while directory.next not in seen:
-            seen.add(file.seek(directory.next))
-            directory.load(file)
-            if 0 in directory.get(_TILE_BYTES, ()):
-                return False
-    return True
-
-
-def _agree(reader: _Vips, slide: openslide.OpenSlide, level: int) -> bool:
-    """Compare the middle of a level. OpenSlide may be half a pixel off, so not to the bit."""
-    width, height = slide.level_dimensions[level]
-    wide, high = min(width, 64), min(height, 64)
-    area = (level, (width - wide) // 2, (height - high) // 2, wide, high)
-    ours, theirs = reader.fetch(*area), _OpenSlide(slide).fetch(*area)
-    return float(np.abs(ours.astype(float).mean((0, 1)) - theirs.mean((0, 1))).max()) < 2
-
-
-def _plain(path: Path) -> Any:
-    """Open an image that no scanner wrote, as three bytes a pixel on white."""
-    try:
-        image = pyvips.Image.new_from_file(str(path), fail_on="warning").autorot()
-        if image.hasalpha():
-            image = image.flatten(background=255 if image.format == "uchar" else 65535)
-        return image.colourspace("srgb")[:3].cast("uchar")
-    except pyvips.Error as problem:
-        raise SlideError(
-            f"{path} is neither a slide that OpenSlide knows nor an image ({_first_line(problem)})."
-            " It may be damaged: copy it again, or convert it to a tiled TIFF."
-        ) from problem
 
 
 def _properties(image: Any) -> dict[str, str]:
@@ -435,8 +304,3 @@ def _sane(mpp: float, of: str, remedy: str = "") -> float:
             f"{COARSEST_MPP:g} can be. {remedy}".rstrip()
         )
     return mpp
-
-
-def _first_line(problem: Exception) -> str:
-    lines = [line.strip() for line in str(problem).splitlines() if line.strip()]
-    return (lines[-1] if lines else type(problem).__name__).rstrip(".")

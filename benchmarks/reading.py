@@ -1,0 +1,368 @@
+"""Measure how fast patches and stored features are read, beside the tools that are usual.
+
+    python benchmarks/reading.py --out reading.md
+
+It makes its own slide and its own bags in a temporary folder. The two sides take turns, and what
+counts is the median over the rounds. Files are in the page cache, so no disk is measured.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import ceil
+from os import cpu_count
+from pathlib import Path
+from statistics import median
+from subprocess import run
+from time import perf_counter, process_time
+from typing import Any, NamedTuple
+
+import h5py
+import numpy as np
+import openslide
+import pyvips
+from numpy.typing import NDArray
+from PIL import Image
+from scipy.ndimage import gaussian_filter
+
+from caprmil import bags
+from caprmil.files import write_text
+from caprmil.readers import Pixels
+from caprmil.slides import Slide
+
+PX = 224
+OPENSLIDE_CACHE = 256 * 2**20  # bytes; its default cannot hold two rows of tiles of our slide
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """How much is measured."""
+
+    repeats: tuple[int, int] = (8, 6)  # of the texture, across and down
+    texture: int = 2048  # pixels
+    patches: int = 700  # a round
+    rounds: int = 7
+    memory: tuple[int, ...] = (1_000, 10_000, 100_000)  # patches
+    bag: tuple[int, int] = (10_000, 1024)
+
+
+QUICK = Sizes(repeats=(2, 1), texture=1024, patches=9, rounds=1, memory=(10, 100), bag=(300, 32))
+
+
+class Cost(NamedTuple):
+    """Seconds of one round, or medians of many."""
+
+    cpu: float
+    wall: float
+
+
+def timed(action: Callable[[], object]) -> Cost:
+    cpu, wall = process_time(), perf_counter()
+    action()
+    return Cost(process_time() - cpu, perf_counter() - wall)
+
+
+def middle(costs: Sequence[Cost]) -> Cost:
+    return Cost(median(cost.cpu for cost in costs), median(cost.wall for cost in costs))
+
+
+def markdown(rows: Sequence[Sequence[object]]) -> str:
+    head, *body = [" | ".join(map(str, row)) for row in rows]
+    return "\n".join(f"| {row} |" for row in (head, " | ".join(["---"] * len(rows[0])), *body))
+
+
+def make_slide(path: Path, sizes: Sizes) -> None:
+    """Write a pyramid of JPEG tiles of 256 pixels, 0.25 um/px, that looks a little like tissue."""
+    rng = np.random.default_rng(0)
+    side = sizes.texture
+    blobs, nuclei, grain = (
+        gaussian_filter(rng.normal(size=(side, side)).astype(np.float32), sigma, mode="wrap")
+        for sigma in (40, 6, 1)
+    )
+    eosin = 0.25 + 0.15 * np.tanh(blobs / blobs.std())
+    haematoxylin = 0.5 * (nuclei > 1.2 * nuclei.std()) + 0.06 * grain / grain.std()
+    density = np.multiply.outer(eosin, (0.1, 1.0, 0.3))
+    density += np.multiply.outer(haematoxylin, (0.65, 0.7, 0.3))
+    texture = (245 * np.exp(-density)).clip(0, 255).astype(np.uint8)
+    whole = pyvips.Image.new_from_array(texture).replicate(*sizes.repeats)
+    whole.copy(xres=4000, yres=4000).tiffsave(
+        str(path), compression="jpeg", Q=85, tile=True, tile_width=256, tile_height=256,
+        pyramid=True, bigtiff=True,
+    )  # fmt: skip
+
+
+class Square(NamedTuple):
+    """One patch, in level-0 pixels."""
+
+    x: int
+    y: int
+    side: float
+
+
+def grid(size: tuple[int, int], side: float, count: int) -> Iterator[Square]:
+    """Yield squares row by row, up to so many."""
+    across, down = int(size[0] // side), int(size[1] // side)
+    for n in range(min(count, across * down)):
+        yield Square(round(n % across * side), round(n // across * side), side)
+
+
+def by_us(slide: Slide, square: Square) -> Pixels:
+    return slide.read(*square, PX)
+
+
+def by_openslide(slide: openslide.OpenSlide, level: int, square: Square) -> Pixels:
+    """Read a patch as one does with OpenSlide: a region without its alpha, resized if need be."""
+    width = square.side / slide.level_downsamples[level]
+    region = slide.read_region((square.x, square.y), level, (ceil(width), ceil(width)))
+    image = region.convert("RGB")
+    if image.width != PX:
+        image = image.resize((PX, PX), Image.Resampling.BILINEAR, box=(0, 0, width, width))
+    return np.array(image)
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is read, from which level, and how."""
+
+    title: str
+    side: float
+    level: int
+    shuffled: bool = False
+    fast: bool = True
+
+
+CASES = (
+    Case("level 0, row order", PX, 0),
+    Case("level 1, row order", 2 * PX, 1),
+    Case("level 2, row order", 4 * PX, 2),
+    Case("0.2527 to 0.5 um/px, row order", PX * 0.5 / 0.2527, 0),
+    Case("level 0, random order", PX, 0, shuffled=True),
+    Case("level 0, row order, our OpenSlide reader", PX, 0, fast=False),
+)
+
+
+def squares_of(case: Case, size: tuple[int, int], count: int) -> list[Square]:
+    if not case.shuffled:
+        return list(grid(size, case.side, count))
+    every = list(grid(size, case.side, sys.maxsize))
+    return [every[n] for n in np.random.default_rng(0).permutation(len(every))[:count]]
+
+
+def compare(path: Path, case: Case, sizes: Sizes) -> list[object]:
+    """Return one row of the table: both sides, each with a slide opened anew in every round."""
+    costs: tuple[list[Cost], list[Cost]] = ([], [])
+    squares: list[Square] = []
+    off: list[tuple[int, float]] = []
+    for turn in range(sizes.rounds):
+        with Slide(path, fast=case.fast) as slide, openslide.OpenSlide(path) as other:
+            other.set_cache(openslide.OpenSlideCache(OPENSLIDE_CACHE))
+            squares = squares_of(case, slide.size, sizes.patches)
+            sides = (partial(by_us, slide), partial(by_openslide, other, case.level))
+            for side in (0, 1) if turn % 2 == 0 else (1, 0):
+                costs[side].append(timed(partial(read_all, sides[side], squares)))
+            if turn == 0:
+                off = [difference(*(read(square) for read in sides)) for square in squares]
+    count, (ours, theirs) = len(squares), map(middle, costs)
+    return [
+        case.title,
+        *(f"{count / seconds:,.0f}" for seconds in (ours.cpu, theirs.cpu)),
+        f"{theirs.cpu / ours.cpu:.1f}",
+        *(f"{count / seconds:,.0f}" for seconds in (ours.wall, theirs.wall)),
+        f"{theirs.wall / ours.wall:.1f}",
+        max(largest for largest, _ in off),
+        f"{sum(mean for _, mean in off) / count:.2f}",
+    ]
+
+
+def read_all(read: Callable[[Square], Pixels], squares: Sequence[Square]) -> None:
+    for square in squares:
+        read(square)
+
+
+def difference(one: Pixels, other: Pixels) -> tuple[int, float]:
+    off = np.abs(one.astype(np.int16) - other)
+    return int(off.max()), float(off.mean())
+
+
+def patches_table(path: Path, sizes: Sizes) -> str:
+    head = ["", "ours, per CPU s", "OpenSlide's", "times", "ours, per s", "OpenSlide's", "times"]
+    rows = [compare(path, case, sizes) for case in CASES]
+    return markdown([[*head, "largest difference", "mean difference"], *rows])
+
+
+def opening_table(path: Path, sizes: Sizes) -> str:
+    ways: dict[str, Callable[[], Any]] = {
+        "ours": lambda: Slide(path),
+        "ours, OpenSlide reader": lambda: Slide(path, fast=False),
+        "OpenSlide": lambda: openslide.OpenSlide(path),
+    }
+    costs: dict[str, list[Cost]] = {name: [] for name in ways}
+    for _ in range(sizes.rounds):
+        for name, way in ways.items():
+            costs[name].append(timed(lambda opened=way: opened().close()))  # type: ignore[misc]
+    rows = [[name, f"{1e3 * middle(own).cpu:.1f}"] for name, own in costs.items()]
+    return markdown([["", "CPU ms"], *rows])
+
+
+def peak_mib() -> float:
+    """Return the most memory that this process has had resident."""
+    status = Path("/proc/self/status")
+    if status.exists():  # getrusage would count what the parent had when it made this process
+        fields = dict(line.split(":", 1) for line in status.read_text().splitlines())
+        return int(fields["VmHWM"].split()[0]) / 1024
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2 ** (
+        20 if sys.platform == "darwin" else 10
+    )
+
+
+def memory_of(path: Path, count: int, side: int) -> tuple[float, float]:
+    """Read patches row by row; return the peak before and the peak after, in MiB."""
+    with Slide(path) as slide:
+        before = peak_mib()
+        for square in grid(slide.size, side, count):
+            slide.read(*square, side)
+    return before, peak_mib()
+
+
+def memory_table(path: Path, sizes: Sizes) -> str:
+    """Each row is a process of its own; the patches of the last row cover the whole slide."""
+    most = max(sizes.memory)
+    with Slide(path) as slide:
+        width, height = slide.size
+    side = int((width * height / most) ** 0.5)
+    while (width // side) * (height // side) < most:
+        side -= 1
+    rows: list[Sequence[object]] = [["patches", "MiB with the slide open", "MiB at most"]]
+    for count in sizes.memory:
+        command = [sys.executable, __file__, "--memory-of", str(path), str(count), str(side)]
+        peaks = json.loads(run(command, check=True, capture_output=True, text=True).stdout)
+        rows.append([f"{count:,}", *(f"{peak:.0f}" for peak in peaks)])
+    return (
+        f"Patches of {side} px, row by row, each row in a process of its own.\n\n{markdown(rows)}"
+    )
+
+
+def write_as_trident(path: Path, features: NDArray[Any], coords: NDArray[Any]) -> None:
+    """Write what TRIDENT writes: rows as chunks, and the grid on the coordinates."""
+    width = features.shape[1]
+    with h5py.File(path, "x") as file:
+        store = file.create_dataset(
+            "features", data=features, chunks=(1, width), maxshape=(None, width)
+        )
+        store.attrs.update({"name": path.stem, "encoder": "uni_v1"})
+        places = file.create_dataset("coords", data=coords, chunks=(1, 2), maxshape=(None, 2))
+        places.attrs.update(
+            {
+                "patch_size": 224,
+                "patch_size_level0": 448,
+                "level0_magnification": 40,
+                "target_magnification": 20,
+                "overlap": 0,
+            }
+        )
+
+
+def whole(path: Path) -> object:
+    with h5py.File(path) as file:
+        return file["features"][:]
+
+
+def store_table(folder: Path, sizes: Sizes) -> str:
+    rng = np.random.default_rng(0)
+    features = rng.normal(size=sizes.bag).astype(np.float32)
+    coords = np.stack(np.divmod(np.arange(len(features)), 100)[::-1], axis=1) * 448
+    ours = "ours: float16, in one piece"
+    files = {ours: folder / "ours.h5"}
+    bags.write(files[ours], features, coords, step=448.0)
+    for kind in ("float16", "float32"):
+        files[f"TRIDENT's: {kind}, a chunk a row"] = folder / f"{kind}.h5"
+        write_as_trident(folder / f"{kind}.h5", features.astype(kind), coords)
+    ways = {"h5py": whole, "bags.read": bags.read}
+    costs: dict[tuple[str, str], list[Cost]] = {(f, way): [] for f in files for way in ways}
+    for turn in range(1 + 3 * sizes.rounds):
+        for file, way in costs:
+            cost = timed(partial(ways[way], files[file]))
+            if turn:  # the first is for the page cache
+                costs[file, way].append(cost)
+    rows: list[Sequence[object]] = [
+        ["", "MiB", "h5py `[:]`, CPU ms", "times ours", "`bags.read`, CPU ms", "times ours"]
+    ]
+    for file, path in files.items():
+        row = [file, f"{path.stat().st_size / 2**20:.1f}"]
+        for way in ways:
+            cpu = middle(costs[file, way]).cpu
+            row += [f"{1e3 * cpu:.1f}", f"{cpu / middle(costs[ours, way]).cpu:.1f}"]
+        rows.append(row)
+    return markdown(rows)
+
+
+def report(folder: Path, sizes: Sizes, command: str) -> str:
+    path = folder / "slide.tif"
+    make_slide(path, sizes)
+    with Slide(path) as slide:
+        width, height = slide.size
+    versions = f"OpenSlide {openslide.__library_version__}, libvips " + ".".join(
+        str(pyvips.version(n)) for n in range(3)
+    )
+    return f"""```bash
+{command}
+```
+
+{versions}, h5py {h5py.__version__}, Python {sys.version.split()[0]}, {cpu_count()} cores, one
+thread of ours. Medians over {sizes.rounds} round(s) in which the sides took turns.
+
+### Patches
+
+{PX} px patches of a slide of {width:,} x {height:,} px with JPEG tiles of 256 px, {sizes.patches}
+a round, each read on its own. OpenSlide's side is `read_region`, converted to RGB, with Pillow's
+resize where the scale differs, and a cache of {OPENSLIDE_CACHE // 2**20} MiB.
+
+{patches_table(path, sizes)}
+
+Opening the slide, which is not counted above:
+
+{opening_table(path, sizes)}
+
+### Memory
+
+{memory_table(path, sizes)}
+
+### The store
+
+{sizes.bag[0]:,} patches of {sizes.bag[1]:,} features, read whole; `bags.read` also checks every
+value and reads the coordinates. Medians over {3 * sizes.rounds} rounds.
+
+{store_table(folder, sizes)}
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Read the command line, measure, print the tables, and write them if asked to.
+
+    With --memory-of it is one of the processes that it starts itself.
+    """
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--out", type=Path, help="a Markdown file for the tables")
+    parser.add_argument("--memory-of", nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--quick", action="store_true", help="see that it runs; measures nothing")
+    args = parser.parse_args(arguments)
+    if args.memory_of:
+        path, count, side = args.memory_of
+        print(json.dumps(memory_of(Path(path), int(count), int(side))))
+        return
+    command = "python benchmarks/reading.py" + " --quick" * args.quick
+    with tempfile.TemporaryDirectory() as folder:
+        made = report(Path(folder), QUICK if args.quick else Sizes(), command)
+    print(made)
+    if args.out:
+        write_text(args.out, made, replace=True)
+
+
+if __name__ == "__main__":
+    main()
