@@ -354,7 +354,7 @@ def test_openslide_reads_the_jpeg_2000_that_libvips_cannot(tmp_path: Path) -> No
 
 
 def test_other_vendors_are_left_to_openslide(up: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slides, "_FAST_VENDORS", ("aperio",))
+    monkeypatch.setattr(readers, "_FAST_VENDORS", ("aperio",))
     assert not Slide(up).fast
 
 

@@ -53,11 +53,12 @@ def _readers() -> list[Finding]:
 def _encoders() -> list[Finding]:
     from caprmil.encoders import CARDS, DEFAULT, load
 
+    what = f"encoder {DEFAULT}"
     try:
         remark = f"In the package. Fingerprint {load(DEFAULT).fingerprint[:12]}."
-        found = [Finding(what=f"encoder {DEFAULT}", found="loads", remark=remark)]
+        found = [Finding(what=what, found="loads", remark=remark)]
     except CaprmilError as problem:
-        found = [Finding(what=f"encoder {DEFAULT}", found="broken", remark=str(problem), good=False)]
+        found = [Finding(what=what, found="broken", remark=str(problem), good=False)]
     for name in ("timm", "transformers"):
         try:
             found.append(Finding(what=name, found=version(name)))

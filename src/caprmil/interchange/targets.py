@@ -3,13 +3,14 @@
 import hashlib
 import re
 from dataclasses import dataclass, field, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from caprmil import __version__, bags
+from caprmil import bags
 from caprmil.bags import BagInfo
 from caprmil.interchange.terms import GRID, ORIGIN, SCALE, Understood
 from caprmil.patches import MAGNIFICATIONS
@@ -110,7 +111,7 @@ def as_stamp(bag: Understood, out: Path) -> list[Planned]:
     encoder, px, side, mpp = bag.need("encoder", "patch_px", "patch_level0", "slide_mpp")
     code = hashlib.sha256(f"{encoder} {bag.info.fingerprint}".encode()).hexdigest()
     said = {
-        "stamp_version": f"2.0.0+caprmil.{__version__}",
+        "stamp_version": f"2.0.0+caprmil.{version('caprmil')}",
         "extractor": encoder,
         "unit": "um",
         "tile_size_um": round(side * mpp, 6),

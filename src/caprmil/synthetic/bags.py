@@ -1,8 +1,7 @@
 """Synthetic bags with a known secret: a rare signal among slides that differ."""
 
 import csv
-import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caprmil import bags
-from caprmil.errors import CohortError
 from caprmil.files import write_text
+from caprmil.synthetic.claims import claim
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +61,7 @@ class RareSignal:
         Bags of the same cohort that are there already are left as they are.
         """
         folder = Path(folder)
-        self._claim(folder / "cohort.json")
+        claim(folder, self)
         text = StringIO()
         table = csv.writer(text, lineterminator="\n")
         table.writerow(["slide", "patient", "label"])
@@ -88,14 +87,6 @@ class RareSignal:
         if path.exists() and path.read_text() == text.getvalue():
             return path
         return write_text(path, text.getvalue())
-
-    def _claim(self, path: Path) -> None:
-        """Say which cohort a folder holds; refuse one that holds another."""
-        text = json.dumps(asdict(self), indent=2) + "\n"
-        if not path.exists():
-            write_text(path, text)
-        elif path.read_text() != text:
-            raise CohortError(f"{path.parent} holds another cohort. Choose another folder.")
 
 
 def _unit(vector: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -1,0 +1,202 @@
+"""Generated slides: sections that look like H&E from across the room, with the truth about them."""
+
+import csv
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from caprmil.errors import SlideError, UnknownName
+from caprmil.files import beside, refuse_existing, write_text
+from caprmil.progress import Step
+from caprmil.synthetic.anatomy import KINDS, TRUTH_UM, Anatomy, lay_out
+from caprmil.synthetic.claims import claim
+from caprmil.synthetic.painting import ARTEFACTS, Box, Painter, Pixels
+from caprmil.synthetic.textures import textures
+
+VENDORS = ("generic", "aperio")
+TIFF = {
+    "compression": "jpeg",
+    "Q": 82,
+    "tile": True,
+    "tile_width": 256,
+    "tile_height": 256,
+    "pyramid": True,
+    "resunit": "cm",
+}
+BLOCK = 256  # pixels on a side that are painted at a time
+PALETTE = bytes.fromhex("ffffff ecaabe fadc96 5a50aa 50a078 aa1e3c")  # of the truth, one per kind
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rendered:
+    """A section as pixels, and the kinds of tissue on a grid of TRUTH_UM from the same corner."""
+
+    image: Pixels  # (height, width, 3)
+    kinds: Pixels  # an index of KINDS
+
+    @property
+    def tissue(self) -> NDArray[np.bool_]:
+        """Where there is tissue of any kind, on the grid of the truth."""
+        return self.kinds > 0
+
+    @property
+    def tumour(self) -> NDArray[np.bool_]:
+        """Where there is tumour, on the grid of the truth."""
+        return self.kinds == KINDS.index("tumour")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """One slide: pieces of stroma with fat, lymphocytes, glands and, if asked for, tumour.
+
+    Tissue is laid out in micrometres: twice the pixels at half the mpp show the same cells.
+    Outline, stain, artefacts and the other tissues are the same whatever the share of tumour is.
+    """
+
+    seed: int = 0
+    width: int = 4480  # pixels of level 0
+    height: int = 3584
+    mpp: float = 1.0  # micrometres per pixel of level 0
+    tumour: float = 0.0  # share of the tissue
+    artefacts: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in set(self.artefacts) - set(ARTEFACTS):
+            raise UnknownName("artefact", name, ARTEFACTS)
+        if not 0 <= self.tumour <= 0.5:
+            raise ValueError(f"The share of tumour lies between 0 and 0.5, not at {self.tumour=}.")
+        if min(self.width, self.height) * self.mpp < 500:
+            raise ValueError(f"A section is at least 500 um wide and high, unlike {self}.")
+
+    def truth(self) -> Pixels:
+        """Return the kinds of tissue on a grid of TRUTH_UM, without painting them."""
+        return self._anatomy().kinds
+
+    def render(self) -> Rendered:
+        """Paint the whole section into memory."""
+        anatomy = self._anatomy()
+        return Rendered(image=np.concatenate(list(self._bands(anatomy))), kinds=anatomy.kinds)
+
+    def write(self, path: str | Path, *, vendor: Literal["generic", "aperio"] = "generic") -> Path:
+        """Write a pyramid of JPEG tiles with its scale. Memory does not grow with the size."""
+        import pyvips
+
+        if vendor not in VENDORS:
+            raise UnknownName("vendor", vendor, VENDORS)
+        with beside(path) as passing, NamedTemporaryFile(dir=passing.parent, prefix=".") as raw:
+            for band in self._bands(self._anatomy()):
+                raw.write(band.data)
+            raw.flush()
+            image = pyvips.Image.rawload(
+                raw.name, self.width, self.height, 3, interpretation="srgb", access="sequential"
+            ).copy(xres=1000 / self.mpp, yres=1000 / self.mpp)
+            if vendor == "aperio":
+                image.set_type(pyvips.GValue.gstr_type, "image-description", self._aperio())
+            try:
+                image.tiffsave(str(passing), bigtiff=self.width * self.height > 2**30, **TIFF)
+            except pyvips.Error as problem:
+                raise SlideError(f"{path} cannot be written: {problem.detail.strip()}") from problem
+        return Path(path)
+
+    def _aperio(self) -> str:
+        size = f"{self.width}x{self.height}"
+        words = f"{size} [0,0 {size}] (256x256) JPEG/RGB Q={TIFF['Q']}|AppMag = {10 / self.mpp:.0f}"
+        return f"Aperio Image Library v12.0.0\r\n{words}|MPP = {self.mpp:.4f}"
+
+    def _anatomy(self) -> Anatomy:
+        rows, columns = (int(np.ceil(n * self.mpp / TRUTH_UM)) for n in (self.height, self.width))
+        return lay_out((rows, columns), tumour=self.tumour, seed=self.seed)
+
+    def _bands(self, anatomy: Anatomy) -> Iterator[Pixels]:
+        painter = Painter(anatomy, mpp=self.mpp, seed=self.seed, artefacts=self.artefacts)
+        for y in range(0, self.height, BLOCK):
+            band = np.empty((min(BLOCK, self.height - y), self.width, 3), dtype=np.uint8)
+            for x in range(0, self.width, BLOCK):
+                block = band[:, x : x + BLOCK]
+                block[...] = painter.block(Box(x, y, block.shape[1], block.shape[0]))
+            yield band
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlideCohort:
+    """Slides of one patient each, of which every other one holds nests of tumour.
+
+    Lymphocytes, glands, fat, stain, artefacts and the amount of tissue say nothing of the label.
+    """
+
+    slides: int = 60
+    width: int = 4480
+    height: int = 3584
+    mpp: float = 1.0
+    tumour: float = 0.08  # share of the tissue of a positive slide
+    spoilt: float = 0.0  # share of slides with an artefact
+    seed: int = 0
+
+    def section(self, number: int) -> Section:
+        """Return a slide by its number, from zero."""
+        rng = np.random.default_rng([self.seed, number])
+        artefact = str(rng.choice(ARTEFACTS))
+        return Section(
+            seed=int(rng.integers(2**32)),
+            width=self.width,
+            height=self.height,
+            mpp=self.mpp,
+            tumour=self.tumour if number % 2 else 0.0,
+            artefacts=(artefact,) if rng.random() < self.spoilt else (),
+        )
+
+    def write(
+        self, folder: str | Path, *, progress: Step | None = None, workers: int | None = None
+    ) -> Path:
+        """Write slides, truth and the table of a cohort into a folder, and return the table.
+
+        Slides of the same cohort that are there already are left as they are.
+        """
+        folder = Path(folder)
+        claim(folder, self)
+        labels = folder / "labels.csv"
+        table = self._table()
+        if labels.exists() and labels.read_text() != table:
+            refuse_existing(labels)  # now, and not after the slides
+        textures(self.mpp)  # once, before there are threads
+        with ThreadPoolExecutor(workers or os.cpu_count()) as pool:
+            jobs = [pool.submit(self._write_one, folder, n) for n in range(self.slides)]
+            try:
+                for done, job in enumerate(as_completed(jobs), start=1):
+                    job.result()
+                    if progress:
+                        progress(done, self.slides)
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                raise
+        return labels if labels.exists() else write_text(labels, table)
+
+    def _write_one(self, folder: Path, number: int) -> None:
+        section = self.section(number)
+        slide = folder / "slides" / f"slide_{number:03d}.tiff"
+        truth = folder / "truth" / f"slide_{number:03d}.png"
+        if not truth.exists():
+            picture = Image.fromarray(section.truth())
+            picture.putpalette(PALETTE)
+            with beside(truth) as passing:
+                picture.save(passing)
+        if not slide.exists():
+            section.write(slide)
+
+    def _table(self) -> str:
+        text = StringIO()
+        table = csv.writer(text, lineterminator="\n")
+        table.writerow(["slide", "patient", "label"])
+        for n in range(self.slides):
+            label = "tumour" if n % 2 else "normal"
+            table.writerow([f"slide_{n:03d}", f"patient_{n:03d}", label])
+        return text.getvalue()
