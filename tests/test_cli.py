@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from caprmil import bags
 from caprmil.cli import app
 from caprmil.errors import CaprmilError
-from caprmil.synthetic import RareSignal
+from caprmil.synthetic import RareSignal, Section
 
 COHORT = RareSignal(slides=24, width=16, patches=(30, 60), signal=0.3, stain=0.3)
 QUICK = ["train.epochs=4", "train.warmup_epochs=1", "splits.folds=2", "model.dim=16"]
@@ -188,3 +188,63 @@ def test_one_broken_bag_does_not_cost_the_answers_of_the_others(home: Path, tmp_
     assert result.returncode == 2
     assert "bad.npy: 7 of 7 patches have NaN" in result.stderr
     assert (tmp_path / "out.csv").read_text().splitlines()[1].startswith("good,")
+
+
+@pytest.fixture(scope="module")
+def slides(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with two small slides and one that is none."""
+    folder = tmp_path_factory.mktemp("slides")
+    for seed in range(2):
+        Section(seed=seed, width=600, height=600).write(folder / f"s{seed}.tiff")
+    (folder / "broken.svs").write_text("nothing of the kind")
+    return folder
+
+
+def test_slides_are_encoded_and_the_broken_one_is_named_at_the_end(
+    slides: Path, tmp_path: Path
+) -> None:
+    said = shell("encode", slides, "--out", tmp_path / "features", cwd=tmp_path)
+    assert said.returncode == 2
+    assert "2 slides done" in said.stdout
+    assert "failed: broken: " in said.stderr.splitlines()[-2]
+    assert "Traceback" not in said.stderr
+    assert bags.inspect(tmp_path / "features" / "s0.h5").encoder == "lite0"
+    assert (tmp_path / "features" / "qc.csv").read_text().count("\n") == 4
+
+
+def test_slides_can_be_looked_at_without_encoding(slides: Path, tmp_path: Path) -> None:
+    said = caprmil("patch", slides / "s0.tiff", "--out", tmp_path / "look", "--magnification", 5)
+    assert "1 slides done" in said
+    assert (tmp_path / "look" / "qc" / "s0.png").exists()
+    assert list((tmp_path / "look").glob("*.h5")) == []
+
+
+def test_bags_go_to_other_tools_and_back(home: Path, tmp_path: Path) -> None:
+    there, back = tmp_path / "trident", tmp_path / "ours"
+    size = ["--patch-px", 224]
+    said = caprmil("convert", home / "features", "--to", "trident", "--out", there, *size)
+    assert "24 files written" in said
+    (features,) = there.glob("*/features_*")
+    caprmil("convert", features, "--to", "caprmil", "--out", back)
+    one, other = (bags.read(folder / "slide_001.h5") for folder in (home / "features", back))
+    np.testing.assert_array_equal(one.features, other.features)
+    np.testing.assert_array_equal(one.coords, other.coords)
+
+
+def test_an_unknown_layout_is_one_line(home: Path, tmp_path: Path) -> None:
+    said = shell("convert", "features", "--to", "clamm", "--out", tmp_path / "x", cwd=home)
+    assert said.returncode == 2
+    assert "Did you mean 'clam'?" in said.stderr
+
+
+def test_encoders_are_listed_with_width_and_licence() -> None:
+    said = caprmil("encoders")
+    assert "lite0" in said
+    assert "uni2-h" in said
+
+
+def test_an_unknown_encoder_is_one_line(slides: Path, tmp_path: Path) -> None:
+    words = ["encode", slides, "--encoder", "unni", "--out", tmp_path / "features"]
+    said = shell(*words, cwd=tmp_path)
+    assert (said.returncode, said.stderr.count("\n")) == (2, 1)
+    assert "Did you mean 'uni'?" in said.stderr

@@ -1,4 +1,4 @@
-"""The demo: it runs, it does nothing twice, and the paper's story comes out."""
+"""The demo: it runs from pixels to answers, does nothing twice, and the paper's story comes out."""
 
 from pathlib import Path
 
@@ -6,36 +6,41 @@ import numpy as np
 import pytest
 
 from caprmil import demo
-from caprmil.synthetic import RareSignal
+from caprmil.synthetic import SlideCohort
+
+SMALL = demo.Plan(cohort=SlideCohort(slides=12, width=700, height=700, tumour=0.3), epochs=2)
 
 
-@pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo, "COHORT", RareSignal(slides=20, width=16, patches=(10, 20)))
-    quick = {"splits": {"folds": 2}, "train": {"epochs": 2, "warmup_epochs": 1}}
-    monkeypatch.setattr(demo, "SETTINGS", quick)
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small demo that is finished."""
+    folder = tmp_path_factory.mktemp("demo")
+    demo.demo(folder, plan=SMALL, progress=False)
+    return folder
 
 
-@pytest.mark.usefixtures("small")
-def test_the_demo_scores_three_models_and_draws_them(tmp_path: Path) -> None:
-    results = demo.demo(tmp_path, progress=False)
+def test_the_demo_goes_from_slides_to_scores_and_to_answers(folder: Path) -> None:
+    results, answers = demo.demo(folder, plan=SMALL, progress=False)
     assert [result.name for result in results] == ["Mean", "ABMIL", "CAPRMIL + Mean"]
-    assert all(len(result.folds("auc")) == 2 for result in results)
-    assert (tmp_path / "demo.png").stat().st_size > 1000
+    assert all(len(result.folds("auc")) == 3 for result in results)
+    assert answers.slides == ("new_normal", "new_tumour")
+    assert (folder / "demo.png").stat().st_size > 1000
+    assert (folder / "features" / "qc" / "slide_000.png").exists()
 
 
-@pytest.mark.usefixtures("small")
-def test_a_demo_that_is_finished_is_not_done_again(tmp_path: Path) -> None:
-    demo.demo(tmp_path, progress=False)
-    files = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.safetensors")}
-    demo.demo(tmp_path, progress=False)
-    assert files == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.safetensors")}
+def test_a_demo_that_is_finished_is_not_done_again(folder: Path) -> None:
+    made = ("*.safetensors", "*.h5", "*.tiff")
+    files = {path: path.stat().st_mtime_ns for each in made for path in folder.rglob(each)}
+    demo.demo(folder, plan=SMALL, progress=False)
+    assert files == {path: path.stat().st_mtime_ns for each in made for path in folder.rglob(each)}
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(2400)
 def test_plain_averaging_loses_a_rare_signal_and_context_finds_it(tmp_path: Path) -> None:
-    aucs = {result.name: np.mean(result.folds("auc")) for result in demo.demo(tmp_path)}
-    assert aucs["Mean"] < 0.7
+    results, answers = demo.demo(tmp_path)
+    aucs = {result.name: np.mean(result.folds("auc")) for result in results}
     assert aucs["ABMIL"] > 0.9
     assert aucs["CAPRMIL + Mean"] > 0.9
+    assert aucs["Mean"] < aucs["CAPRMIL + Mean"]
+    assert answers.probabilities[:, 1].argmax() == 1  # the new slide with tumour

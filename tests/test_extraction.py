@@ -25,6 +25,8 @@ from caprmil.patches import PatchConfig
 from caprmil.qc import Record
 from caprmil.slides import find_slides
 
+DATA = Path(__file__).parents[2] / "shared" / "data"
+DATA = Path(os.environ.get("CAPRMIL_DATA", DATA)) / "slides"
 TISSUE = (slice(100, 500), slice(200, 700))  # rows and columns of level 0, at 2 um/px
 
 
@@ -347,6 +349,23 @@ def test_the_scale_is_the_encoders_own_unless_told() -> None:
     assert (changed.patches.px, changed.tissue.min_density) == (32, 0.05)
     with pytest.raises(RecipeError, match="same thing"):
         configure(encoder, mpp=1.0, magnification=10)
+
+
+@pytest.mark.skipif(not DATA.is_dir(), reason="no slides beside the repository")
+def test_the_real_slides_go_through_and_those_without_a_scale_once_it_is_given(
+    tmp_path: Path,
+) -> None:
+    slides = find_slides([DATA])
+    config = ExtractionConfig(patches=PatchConfig(px=64, mpp=2.0))
+    job = Extraction(out=tmp_path / "out", encoder=Colour(), config=config)  # type: ignore[arg-type]
+    became = {record.slide: record for record in job.run(slides)}
+    assert became["CMU-1-Small-Region"].state == "done"
+    assert became["CMU-1-Small-Region-dicom"].patches == became["CMU-1-Small-Region"].patches
+    assert "does not say how large a pixel is" in became["tcga-cr-7395-01a-01-ts1"].reason
+    assert "896.056 um/px" in became["six-levels-wrong-mpp"].reason
+    failed = {name: slides[name] for name, record in became.items() if record.state == "failed"}
+    job.mpp = 2.0
+    assert set(states(job.run(failed))) == {"done"}
 
 
 SLOWLY = """

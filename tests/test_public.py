@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import caprmil
-from caprmil.synthetic import RareSignal
+from caprmil.synthetic import SlideCohort
 
 ROOT = Path(__file__).parents[1]
 
@@ -22,9 +22,11 @@ def blocks(page: str, language: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder that the README assumes: a table, features and the recipes."""
+    """The folder that the README assumes: slides, a table, features and the recipes."""
     home = tmp_path_factory.mktemp("readme")
-    RareSignal(slides=20, width=16, patches=(10, 20), signal=0.5).write(home)
+    SlideCohort(slides=20, width=700, height=700, tumour=0.3).write(home)
+    encode = ["encode", "slides", "--out", "features"]
+    subprocess.run([sys.executable, "-m", "caprmil", *encode], cwd=home, check=True)
     shutil.copytree(ROOT / "recipes", home / "recipes")
     return home
 
@@ -37,7 +39,11 @@ def test_every_public_name_is_there() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["bags", "cohort", "folds", "metrics", "predictions", "config", "cli", "figures"]
+    "module",
+    [
+        *("bags", "cohort", "folds", "metrics", "predictions", "config", "cli", "figures"),
+        *("slides", "tissue", "patches", "regions", "qc", "encoders", "extraction", "interchange"),
+    ],
 )
 def test_what_needs_no_torch_does_not_load_it(module: str) -> None:
     code = (

@@ -54,7 +54,7 @@ class BagInfo:
     slide_size: tuple[int, int] | None = None  # width and height in level-0 pixels
     slide_mpp: float | None = None  # microns per pixel at level 0
     fingerprint: str | None = None  # of the encoder's weights and transform
-    settings: str | None = None  # JSON of all that shaped the bag, if `caprmil encode` made it
+    settings: str | None = None  # TOML of all that shaped the bag, if `caprmil encode` made it
 
     def __post_init__(self) -> None:
         for name in ("mpp", "slide_mpp", "patch_px", "patch_level0", "step"):
