@@ -1,0 +1,109 @@
+"""Loading an encoder: one of the table, one of timm, or any callable of your own."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from importlib import import_module
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from caprmil.encoders import hub, lite, networks
+from caprmil.encoders.card import Card
+from caprmil.encoders.encoder import Encoder, behaviour, fingerprint, probe_patches
+from caprmil.encoders.table import DEFAULT, find, url
+from caprmil.errors import EncoderError
+
+Callee = Callable[[Tensor], Any]
+
+
+def load(
+    encoder: str | Callee | Encoder = DEFAULT,
+    *,
+    weights: str | PathLike[str] | None = None,
+    device: str | torch.device = "cpu",
+    precision: str = "auto",
+    trust_remote_code: bool = False,
+    card: Card | None = None,
+) -> Encoder:
+    """Load an encoder: a name of the table, `timm:NAME`, `package.module:callable`, or the object.
+
+    `weights` is a folder with the files of the hub, or one file; without it the hub is asked.
+    `card` says of a callable what it wants to see, or stands in place of a row of the table. A
+    callable may carry one itself, as its `card`. `device` is cpu, cuda, cuda:1, mps or auto.
+    """
+    how: dict[str, Any] = {"device": device, "precision": precision}
+    if isinstance(encoder, Encoder):
+        return encoder
+    if isinstance(encoder, str) and (":" not in encoder or encoder.startswith("timm:")):
+        place = None if weights is None else Path(weights)
+        return _load_card(card or find(encoder), place, trust_remote_code, how)
+    if weights is not None:
+        raise EncoderError("weights are for encoders of the table. A callable brings its own.")
+    named = _import(encoder) if isinstance(encoder, str) else encoder
+    return _load_callable(named, card or getattr(named, "card", None), how)
+
+
+def _load_card(card: Card, weights: Path | None, trust: bool, how: dict[str, Any]) -> Encoder:
+    if card.loader == "lite":
+        return _load_lite(card, weights, how)
+    if card.loader == "callable":
+        raise ValueError(f"{card.name} is the card of a callable. Pass the callable itself.")
+    if card.remote_code and not trust:
+        raise EncoderError(
+            f"{card.name} comes with Python code of its own, which would run here with your "
+            f"rights. Read it at {url(card)}, and allow it with trust_remote_code."
+        )
+    of_timm = card.loader in ("timm", "keep")
+    # Said before gigabytes are downloaded.
+    (networks.import_timm if of_timm else networks.import_transformers)(card.name)
+    source = hub.locate(card, weights)
+    state = hub.used(hub.read(source.file), card)
+    mark = fingerprint(state, card)
+    if of_timm:
+        network = networks.load_timm(card, state)
+    else:
+        del state  # transformers reads the file by itself
+        network = networks.load_transformers(card, source.folder, trust_remote_code=trust)
+    return Encoder(network, card, fingerprint=mark, revision=source.revision, **how)
+
+
+def _load_lite(card: Card, weights: Path | None, how: dict[str, Any]) -> Encoder:
+    state = lite.read_weights() if weights is None else hub.read(hub.locate(card, weights).file)
+    network = lite.Lite0()
+    hub.fit(network, state, card)
+    mark = fingerprint(state, card)
+    folded = lite.fold(network.eval()).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return Encoder(folded, card, fingerprint=mark, **how)
+
+
+def _import(text: str) -> Callee:
+    """Import what is written as `package.module:name`. A class is called for an object first."""
+    module, _, name = text.partition(":")
+    try:
+        found = getattr(import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as problem:
+        raise EncoderError(
+            f"'{text}' cannot be imported: {problem}. Write it as package.module:callable."
+        ) from problem
+    found = found() if isinstance(found, type) else found
+    if not callable(found):
+        raise EncoderError(f"'{text}' is of {type(found)}, and cannot be called with patches.")
+    return found
+
+
+def _load_callable(called: Callee, card: Card | None, how: dict[str, Any]) -> Encoder:
+    """Make an encoder of anything that turns (B, 3, H, W) into (B, width)."""
+    name = getattr(called, "__qualname__", type(called).__qualname__)
+    card = card or Card(name=name)
+    if not isinstance(card, Card):
+        raise EncoderError(f"The card of {name} is of {type(card)}, not a caprmil.encoders.Card.")
+    probe = probe_patches(card.input_px or card.patch_px or 224)
+    answer = Encoder(called, replace(card, width=card.width or 1), fingerprint="", **how).ask(probe)
+    state = called.state_dict() if isinstance(called, nn.Module) else {}
+    more = () if state else (f"{called.__module__}.{name}", behaviour(answer.ravel()))
+    mark = fingerprint(state, card, *more)
+    width = card.width or answer.shape[1]
+    return Encoder(called, replace(card, width=width), fingerprint=mark, **how)

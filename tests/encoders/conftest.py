@@ -1,0 +1,6 @@
+"""These tests need timm and transformers, and run in an environment of their own."""
+
+from importlib.util import find_spec
+
+if find_spec("timm") is None or find_spec("transformers") is None:
+    collect_ignore_glob = ["test_*.py"]

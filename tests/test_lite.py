@@ -1,0 +1,131 @@
+"""EfficientNet-Lite0, written anew: does it see what its weights have learnt to see?"""
+
+from copy import deepcopy
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from sklearn.datasets import load_sample_image
+from torch import Tensor
+
+from caprmil.encoders import lite
+
+DAISY, PALACE = 985, 698  # of the thousand classes of ImageNet
+
+# The largest features of `pattern`, from the network before anything was folded, in float64.
+# fmt: off
+REFERENCE = {
+    71: 3.2334, 113: 3.8045, 226: 2.7832, 265: 1.8186, 353: 1.3078, 400: 1.3568,
+    423: 1.7957, 468: 2.9111, 473: 2.0472, 616: 1.4632, 689: 3.2218, 747: 2.4629,
+    755: 1.7813, 778: 1.8376, 782: 1.9200, 806: 1.2181, 829: 1.2369, 897: 4.1765,
+    930: 2.6633, 989: 2.0119, 1006: 3.5546, 1042: 1.6970, 1157: 2.4933, 1260: 2.3418,
+}
+# fmt: on
+
+
+@pytest.fixture(scope="module")
+def network() -> lite.Lite0:
+    network = lite.Lite0().eval()
+    network.load_state_dict(lite.read_weights())
+    return network
+
+
+def scaled(picture: NDArray[np.uint8]) -> Tensor:
+    return (torch.from_numpy(picture).permute(2, 0, 1)[None].float() - 127) / 128
+
+
+def pattern() -> NDArray[np.uint8]:
+    x, y = np.meshgrid(np.arange(224), np.arange(224))
+    return np.stack([x, y, (x * y) // 196], axis=-1).astype(np.uint8)
+
+
+def photo(name: str) -> NDArray[np.uint8]:
+    """Return the middle of a photo that scikit-learn ships, as ImageNet is looked at."""
+    picture = Image.fromarray(load_sample_image(name))
+    side = int(min(picture.size) * 224 / 256)
+    left, top = ((n - side) // 2 for n in picture.size)
+    cut = picture.crop((left, top, left + side, top + side))
+    return np.array(cut.resize((224, 224), Image.Resampling.BICUBIC))
+
+
+@pytest.mark.parametrize(("name", "expected"), [("flower.jpg", DAISY), ("china.jpg", PALACE)])
+@torch.inference_mode()
+def test_it_knows_a_flower_and_a_palace(network: lite.Lite0, name: str, expected: int) -> None:
+    probabilities = network.classify(scaled(photo(name)))[0]
+    assert probabilities.argmax() == expected
+    assert probabilities[expected] > 0.3
+
+
+@torch.inference_mode()
+def test_it_is_less_sure_if_the_colours_are_scaled_as_for_other_networks(
+    network: lite.Lite0,
+) -> None:
+    picture = torch.from_numpy(photo("flower.jpg")).permute(2, 0, 1)[None] / 255
+    mean, std = torch.tensor([[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]]).view(2, 3, 1, 1)
+    other = network.classify((picture - mean) / std)[0, DAISY]
+    assert other < network.classify(scaled(photo("flower.jpg")))[0, DAISY] / 2
+
+
+@torch.inference_mode()
+def test_its_features_are_those_that_were_written_down(network: lite.Lite0) -> None:
+    features = network(scaled(pattern()))[0]
+    np.testing.assert_allclose(features[list(REFERENCE)], [*REFERENCE.values()], atol=2e-4)
+
+
+@torch.inference_mode()
+def test_folding_changes_nothing(network: lite.Lite0) -> None:
+    pictures = torch.randn(2, 3, 224, 224, generator=torch.Generator().manual_seed(0))
+    folded = lite.fold(deepcopy(network))
+    assert not any(isinstance(module, torch.nn.BatchNorm2d) for module in folded.modules())
+    np.testing.assert_allclose(folded(pictures), network(pictures), atol=1e-4, rtol=1e-4)
+
+
+def naive_depthwise(x: NDArray[np.float64], kernel: NDArray[np.float64], stride: int) -> NDArray:
+    """Slide one kernel per channel over a picture, in loops, padded as TensorFlow does."""
+    channels, height, width = x.shape
+    size = kernel.shape[-1]
+    rows, columns = -(-height // stride), -(-width // stride)
+    down = max((rows - 1) * stride + size - height, 0)
+    across = max((columns - 1) * stride + size - width, 0)
+    sides = ((0, 0), (down // 2, down - down // 2), (across // 2, across - across // 2))
+    x, out = np.pad(x, sides), np.zeros((channels, rows, columns))
+    for row in range(rows):
+        for column in range(columns):
+            window = x[:, row * stride : row * stride + size, column * stride :][:, :, :size]
+            out[:, row, column] = (window * kernel[:, 0]).sum(axis=(1, 2))
+    return out
+
+
+@pytest.mark.parametrize("index", [0, 1, 3, 4])  # kernels of 3 and 5, with and without a stride
+@pytest.mark.parametrize("shape", [(12, 12), (9, 13)])
+@torch.inference_mode()
+def test_a_block_is_what_plain_loops_make_of_it(
+    network: lite.Lite0, index: int, shape: tuple[int, int]
+) -> None:
+    block = network._blocks[index]
+    state = {name: value.double().numpy() for name, value in block.state_dict().items()}
+    x = np.random.default_rng(index).normal(size=({0: 32, 1: 16, 3: 24, 4: 40}[index], *shape))
+
+    def norm(name: str, values: NDArray) -> NDArray:
+        part = {key: state[f"{name}.{key}"][:, None, None] for key in ("weight", "bias")}
+        mean, var = (state[f"{name}.running_{key}"][:, None, None] for key in ("mean", "var"))
+        return (values - mean) / np.sqrt(var + 1e-3) * part["weight"] + part["bias"]
+
+    wide = x
+    if "_expand_conv.weight" in state:
+        wide = np.einsum("oc,chw->ohw", state["_expand_conv.weight"][:, :, 0, 0], wide)
+        wide = np.clip(norm("_bn0", wide), 0, 6)
+    stride = 2 if index in (1, 3) else 1
+    wide = np.clip(
+        norm("_bn1", naive_depthwise(wide, state["_depthwise_conv.weight"], stride)), 0, 6
+    )
+    expected = norm(
+        "_bn2", np.einsum("oc,chw->ohw", state["_project_conv.weight"][:, :, 0, 0], wide)
+    )
+    expected = expected + x if index == 4 else expected
+
+    answer = block(torch.from_numpy(x[None]).float())[0].numpy()
+
+    np.testing.assert_allclose(answer, expected, atol=1e-4 * np.abs(expected).max())
