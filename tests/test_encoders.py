@@ -284,7 +284,7 @@ def test_a_module_is_an_encoder() -> None:
 def test_a_function_is_an_encoder() -> None:
     encoder = load(mean_colour, card=Card(name="mine", input_px=32, mpp=0.25, patch_px=64))
     assert encoder(noise(3, side=64)).shape == (3, 3)
-    assert (encoder.name, encoder.mpp, encoder.patch_px) == ("mine", 0.25, 64)
+    assert (encoder.name, encoder.mpp, encoder.patch_px) == ("mine", 0.25, 32)
 
 
 def test_a_callable_may_carry_its_card() -> None:

@@ -54,6 +54,9 @@ Drawn = Annotated[
     Path | None, typer.Option(help="GeoJSON of QuPath: a file, or a folder with one a slide.")
 ]
 Weights = Annotated[Path | None, typer.Option(help="Local file or folder of encoder weights.")]
+Trust = Annotated[
+    bool, typer.Option("--trust-remote-code", help="Let an encoder run Python code of the hub.")
+]
 RunFolder = Annotated[Path, typer.Argument(help="A run that `caprmil train` made.")]
 
 
@@ -87,6 +90,7 @@ def encode(
     table: SlideTable = None,
     regions: Drawn = None,
     weights: Weights = None,
+    trust_remote_code: Trust = False,
     replace: Annotated[bool, typer.Option(help="Make bags of other settings again.")] = False,
     batch: Annotated[int, typer.Option(help="Patches at once; 0: by the device.", min=0)] = 0,
     workers: Annotated[int, typer.Option(help="Threads that read ahead.", min=1)] = 2,
@@ -97,7 +101,9 @@ def encode(
     from caprmil.runs import pick_device
 
     place = pick_device(device)
-    loaded = encoders.load(encoder, weights=weights, device=place)
+    loaded = encoders.load(
+        encoder, weights=weights, device=place, trust_remote_code=trust_remote_code
+    )
     config = extraction.configure(
         loaded, mpp=mpp, magnification=magnification, nominal=nominal, changes=change or []
     )
@@ -236,6 +242,7 @@ def predict(
     ] = None,
     slide_mpp: SlideScale = None,
     weights: Weights = None,
+    trust_remote_code: Trust = False,
     fold: Annotated[str, typer.Option(help="Ask the model of one fold; default: all.")] = "",
     force: Annotated[bool, typer.Option(help="Accept another encoder or scale.")] = False,
     device: Device = "auto",
@@ -259,6 +266,7 @@ def predict(
                 inputs,
                 features or Path(passing),
                 weights=weights,
+                trust_remote_code=trust_remote_code,
                 mpp=slide_mpp,
                 progress=step,
                 **options,

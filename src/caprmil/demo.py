@@ -38,7 +38,7 @@ class Plan:
         }
 
 
-WHOLE = Plan(cohort=SlideCohort(slides=60), epochs=20)
+WHOLE = Plan(cohort=SlideCohort(slides=60, tumour=0.04), epochs=20)
 QUICK = Plan(cohort=SlideCohort(slides=24, width=2240, height=1792), epochs=12)
 
 

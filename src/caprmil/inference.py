@@ -23,6 +23,7 @@ def bags_of(
     out: Path,
     *,
     weights: Path | None = None,
+    trust_remote_code: bool = False,
     mpp: float | None = None,
     device: str = "auto",
     force: bool = False,
@@ -39,7 +40,9 @@ def bags_of(
     slides = find_slides(pixels)
     if twins := sorted(found.keys() & slides):
         raise CohortError(f"Both a slide and a bag are given of {some(twins)}. Pass one of them.")
-    job = replace(for_run(run, out, weights=weights, device=device, force=force), mpp=mpp)
+    loading: dict[str, Any] = {"weights": weights, "trust_remote_code": trust_remote_code}
+    job = for_run(run, out, device=device, force=force, **loading)
+    job.mpp = mpp
     records = job.run(slides, progress=progress)
     failed = [
         replace(r, reason=r.reason or "No tissue was found.") for r in records if r.state != "done"
@@ -51,16 +54,19 @@ def bags_of(
 
 
 def for_run(
-    run: Run, out: Path, *, weights: Path | None = None, device: str = "auto", force: bool = False
+    run: Run, out: Path, *, device: str = "auto", force: bool = False, **loading: Any
 ) -> Extraction:
-    """Return an extraction that makes bags as those were made that a run was trained on."""
+    """Return an extraction that makes bags as those were made that a run was trained on.
+
+    `loading` is passed to `encoders.load`.
+    """
     facts = run.facts
     if facts.encoder is None or facts.mpp is None or facts.patch_px is None:
         raise RunError(
             f"The bags of {run.folder} do not say with which encoder and at which scale they were "
             "made. Encode the slides in the same way, and pass the bags."
         )
-    encoder = encoders.load(facts.encoder, weights=weights, device=pick_device(device))
+    encoder = encoders.load(facts.encoder, device=pick_device(device), **loading)
     if facts.fingerprint not in (None, encoder.fingerprint) and not force:
         raise EncoderError(
             f"The weights or the transform of {encoder.name} are not those that {run.folder} was "

@@ -42,8 +42,9 @@ def load(
         return _load_card(card or find(encoder), place, trust_remote_code, how)
     if weights is not None:
         raise EncoderError("weights are for encoders of the table. A callable brings its own.")
-    named = _import(encoder) if isinstance(encoder, str) else encoder
-    return _load_callable(named, card or getattr(named, "card", None), how)
+    called = _import(encoder) if isinstance(encoder, str) else encoder
+    name = encoder if isinstance(encoder, str) else _name(called)  # by which it is found again
+    return _load_callable(called, card or getattr(called, "card", None) or Card(name=name), how)
 
 
 def _load_card(card: Card, weights: Path | None, trust: bool, how: dict[str, Any]) -> Encoder:
@@ -54,7 +55,7 @@ def _load_card(card: Card, weights: Path | None, trust: bool, how: dict[str, Any
     if card.remote_code and not trust:
         raise EncoderError(
             f"{card.name} comes with Python code of its own, which would run here with your "
-            f"rights. Read it at {url(card)}, and allow it with trust_remote_code."
+            f"rights. Read it at {url(card)}, and allow it with --trust-remote-code."
         )
     of_timm = card.loader in ("timm", "keep")
     # Said before gigabytes are downloaded.
@@ -94,16 +95,20 @@ def _import(text: str) -> Callee:
     return found
 
 
-def _load_callable(called: Callee, card: Card | None, how: dict[str, Any]) -> Encoder:
+def _name(called: Callee) -> str:
+    return str(getattr(called, "__qualname__", type(called).__qualname__))
+
+
+def _load_callable(called: Callee, card: Card, how: dict[str, Any]) -> Encoder:
     """Make an encoder of anything that turns (B, 3, H, W) into (B, width)."""
-    name = getattr(called, "__qualname__", type(called).__qualname__)
-    card = card or Card(name=name)
     if not isinstance(card, Card):
-        raise EncoderError(f"The card of {name} is of {type(card)}, not a caprmil.encoders.Card.")
+        raise EncoderError(
+            f"The card of {_name(called)} is of {type(card)}, not a caprmil.encoders.Card."
+        )
     probe = probe_patches(card.input_px or card.patch_px or 224)
     answer = Encoder(called, replace(card, width=card.width or 1), fingerprint="", **how).ask(probe)
     state = called.state_dict() if isinstance(called, nn.Module) else {}
-    more = () if state else (f"{called.__module__}.{name}", behaviour(answer.ravel()))
+    more = () if state else (f"{called.__module__}.{_name(called)}", behaviour(answer.ravel()))
     mark = fingerprint(state, card, *more)
     width = card.width or answer.shape[1]
     return Encoder(called, replace(card, width=width), fingerprint=mark, **how)

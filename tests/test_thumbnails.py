@@ -1,0 +1,36 @@
+"""What generated thumbnails promise: the same picture for the same seed, and a truth that holds."""
+
+import numpy as np
+import pytest
+
+from caprmil.errors import UnknownName
+from caprmil.synthetic.thumbnails import CASES, thumbnail
+
+SMALL = (240, 300)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_picture_and_its_truth_fit_together(case: str) -> None:
+    made = thumbnail(case, shape=SMALL)
+    assert (made.image.shape, made.image.dtype) == ((*SMALL, 3), np.uint8)
+    assert made.truth.shape == made.pen.shape == SMALL
+    assert made.truth.any() == ("blank" not in case)
+    assert made.pen.any() == (CASES[case].ink != "")
+    assert not (made.truth & made.pen).any()
+
+
+def test_the_same_seed_gives_the_same_picture() -> None:
+    first, again, other = (thumbnail("scraps", seed, shape=SMALL) for seed in (3, 3, 4))
+    assert (first.image == again.image).all()
+    assert (first.truth == again.truth).all()
+    assert (first.truth != other.truth).any()
+
+
+def test_tissue_is_darker_than_glass() -> None:
+    made = thumbnail("pale", shape=SMALL)
+    assert made.image[made.truth].mean() < made.image[~made.truth].mean() - 5
+
+
+def test_an_unknown_case_comes_with_the_known_ones() -> None:
+    with pytest.raises(UnknownName, match=r"no case called 'blanc'\. Did you mean 'blank'"):
+        thumbnail("blanc")
