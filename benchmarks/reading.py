@@ -139,7 +139,8 @@ CASES = (
     Case("level 0, row order", PX, 0),
     Case("level 1, row order", 2 * PX, 1),
     Case("level 2, row order", 4 * PX, 2),
-    Case("0.2527 to 0.5 um/px, row order", PX * 0.5 / 0.2527, 0),
+    Case("0.2527 to 0.5 um/px (level 1), row order", PX * 0.5 / 0.2527, 1),
+    Case("0.263 to 0.5 um/px (level 0), row order", PX * 0.5 / 0.263, 0),
     Case("level 0, random order", PX, 0, shuffled=True),
     Case("level 0, row order, our OpenSlide reader", PX, 0, fast=False),
 )

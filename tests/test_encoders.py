@@ -462,7 +462,7 @@ def test_a_missing_package_is_named_with_its_cure(
 
 @pytest.mark.parametrize("name", ["hibou-l", "conch-v1.5"])
 def test_code_of_strangers_runs_only_if_allowed(name: str) -> None:
-    with pytest.raises(EncoderError, match=r"Python code of its own.*trust_remote_code"):
+    with pytest.raises(EncoderError, match=r"Python code of its own.*--trust-remote-code"):
         load(name)
 
 

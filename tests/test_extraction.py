@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from caprmil import bags, extraction
-from caprmil.errors import CohortError, RecipeError, RunError
+from caprmil.errors import CohortError, RecipeError, RunError, SlideError
 from caprmil.extraction import Extraction, ExtractionConfig, configure, listed
 from caprmil.patches import PatchConfig
 from caprmil.qc import Record
@@ -299,6 +300,42 @@ def test_regions_restrict_the_tissue_and_their_change_is_noticed(
     file.write_text(file.read_text().replace("400", "500"))
     with pytest.raises(RunError, match="regions"):
         job.run(slides)
+
+
+def test_regions_stand_in_where_no_tissue_is_found(job: Extraction, tmp_path: Path) -> None:
+    slides = {"empty": save(tmp_path / "slides" / "empty.tiff", blank())}
+    ring = [[0, 0], [400, 0], [400, 640], [0, 640], [0, 0]]
+    job.regions = tmp_path / "empty.geojson"
+    job.regions.write_text(f'{{"type": "Polygon", "coordinates": [{ring}]}}')
+    job.config = ExtractionConfig(patches=job.config.patches, regions="alone")
+    (record,) = job.run(slides)
+    assert (record.state, record.flags) == ("done", "")
+
+
+def test_a_bag_goes_when_other_settings_leave_no_patch(
+    job: Extraction, slides: dict[str, Path]
+) -> None:
+    job.run(slides)
+    none = PatchConfig(px=64, mpp=2.0, min_tissue=1.0)
+    job.config, job.replace = ExtractionConfig(patches=replace(none, px=600)), True
+    assert states(job.run(slides)) == ["no tissue"] * 3
+    assert list(job.out.glob("*.h5")) == []
+
+
+def test_regions_that_are_not_there_are_said_before_any_work(
+    job: Extraction, slides: dict[str, Path], tmp_path: Path
+) -> None:
+    job.regions = tmp_path / "nowhere"
+    with pytest.raises(SlideError, match="no file or folder of regions"):
+        job.run(slides)
+
+
+def test_a_scale_given_against_the_file_is_flagged(
+    job: Extraction, slides: dict[str, Path]
+) -> None:
+    job.mpp = 1.0
+    flags = job.run({"s0": slides["s0"]})[0].flags
+    assert flags.endswith("scale given as 1 um/px, the file says 2")
 
 
 def test_a_slide_without_regions_of_its_own_fails_by_name(

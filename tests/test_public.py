@@ -24,7 +24,7 @@ def blocks(page: str, language: str) -> list[str]:
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder that the README assumes: slides, a table, features and the recipes."""
     home = tmp_path_factory.mktemp("readme")
-    SlideCohort(slides=20, width=700, height=700, tumour=0.3).write(home)
+    SlideCohort(slides=12, width=700, height=700, tumour=0.3).write(home)
     encode = ["encode", "slides", "--out", "features"]
     subprocess.run([sys.executable, "-m", "caprmil", *encode], cwd=home, check=True)
     shutil.copytree(ROOT / "recipes", home / "recipes")

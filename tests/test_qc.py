@@ -44,8 +44,8 @@ def test_the_suspicious_come_first(tmp_path: Path) -> None:
 
 
 def test_the_picture_has_outline_grid_and_pen_where_they_are() -> None:
-    image = np.full((500, 600, 3), 240, dtype=np.uint8)
-    mask, pen = np.zeros((2, 500, 600), dtype=bool)
+    image = np.full((700, 900, 3), 240, dtype=np.uint8)
+    mask, pen = np.zeros((2, 700, 900), dtype=bool)
     mask[100:300, 100:300] = True
     pen[350:450, 400:500] = True
     thumbnail = Thumbnail(image=image, scale=4.0, mpp=8.0)

@@ -774,3 +774,10 @@ def test_a_folder_of_two_dicom_series_is_refused(
     monkeypatch.setattr(slides, "_opened", Series)
     with pytest.raises(SlideError, match=r"holds 2 DICOM series\. Give each slide a folder"):
         Slide(tmp_path)
+
+
+def test_pictures_in_the_folder_of_results_are_no_slides(tmp_path: Path) -> None:
+    for name in ("a.png", "out/qc/a.png"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8)).save(tmp_path / name)
+    assert find_slides([tmp_path], outside=tmp_path / "out") == {"a": tmp_path / "a.png"}

@@ -45,7 +45,7 @@ Shape = Annotated[
     typer.Option("--set", help="Another setting, e.g. patches.px=256 or tissue.min_density=0.03."),
 ]
 SlideScale = Annotated[
-    float | None, typer.Option(help="Microns per pixel of the slides, where they do not say it.")
+    float | None, typer.Option(help="Microns per pixel of the slides, instead of what they say.")
 ]
 SlideTable = Annotated[
     Path | None, typer.Option(help="Take the slides of this CSV; a column mpp gives their scale.")
@@ -150,7 +150,7 @@ def _extract(job: "Extraction", slides: "Sequence[Path]", table: Path | None) ->
     from caprmil.progress import bar
     from caprmil.slides import find_slides
 
-    found = find_slides(slides)
+    found = find_slides(slides, outside=job.out)
     if table is not None:
         found, job.mpps = listed(found, table)
     with bar("Encoding" if job.encoder else "Looking") as step:

@@ -34,12 +34,12 @@ class Plan:
     def settings(self) -> dict[str, Any]:
         return {
             "splits": {"folds": 3, "validation": 0.2},
-            "train": {"epochs": self.epochs, "warmup_epochs": 2, "lr": self.lr},
+            "train": {"epochs": self.epochs, "warmup_epochs": self.epochs // 8, "lr": self.lr},
         }
 
 
 WHOLE = Plan(cohort=SlideCohort(slides=60, tumour=0.04), epochs=20)
-QUICK = Plan(cohort=SlideCohort(slides=24, width=2240, height=1792), epochs=12)
+QUICK = Plan(cohort=SlideCohort(slides=30, width=2240, height=1792, tumour=0.15), epochs=16)
 
 
 @dataclass(frozen=True, kw_only=True)

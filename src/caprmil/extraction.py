@@ -36,7 +36,7 @@ from caprmil.patches import PatchConfig, Patches
 from caprmil.progress import Bar
 from caprmil.qc import Record
 from caprmil.slides import Slide, Thumbnail
-from caprmil.tissue import Mask, Tissue, TissueConfig
+from caprmil.tissue import Tissue, TissueConfig
 
 if TYPE_CHECKING:  # torch takes its time
     from caprmil.encoders import Encoder
@@ -86,9 +86,10 @@ class Prepared:
 class Extraction:
     """Slides to bags in one folder, with one encoder and one set of settings.
 
-    Without an encoder only the pictures and the table are made. `mpp` is the scale of slides that
-    do not say theirs, `mpps` that of single ones by name. `regions` is a GeoJSON file, or a folder
-    with one for each slide. Bags of other settings are an error, or made anew with `replace`.
+    Without an encoder only the pictures and the table are made. `mpp` is the scale of the slides
+    instead of what they say, `mpps` that of single ones by name. `regions` is a GeoJSON file, or
+    a folder with one for each slide. Bags of other settings are an error, or made anew with
+    `replace`.
     """
 
     out: Path
@@ -107,6 +108,8 @@ class Extraction:
         A slide that fails is noted, and the others go on. Several processes may work on one
         folder: each takes slides that no other has in hand.
         """
+        if self.regions is not None and not self.regions.exists():
+            raise SlideError(f"There is no file or folder of regions {self.regions}.")
         done = self._look(slides)
         if done:
             _log.info("%d of %d slides are done already.", len(done), len(slides))
@@ -195,21 +198,24 @@ class Extraction:
             thumbnail = slide.thumbnail(self.config.tissue.mpp)
             found = tissue.find(thumbnail.image, thumbnail.mpp, self.config.tissue)
             if self.regions is not None:
-                found = replace(found, mask=self._restricted(name, found.mask, thumbnail.scale))
+                found = self._restricted(name, found, thumbnail.scale)
             grid = patches.lay(slide, found.mask, thumbnail.scale, self.config.patches)
         except Exception as problem:
             return problem
         taken = monotonic() - start
         return Prepared(slide=slide, thumbnail=thumbnail, tissue=found, patches=grid, seconds=taken)
 
-    def _restricted(self, name: str, mask: Mask, scale: float) -> Mask:
-        """Return the mask within the regions that were drawn, or the regions alone."""
+    def _restricted(self, name: str, found: Tissue, scale: float) -> Tissue:
+        """Return the tissue within the regions that were drawn, or the regions in its stead."""
         file = self._drawn(name)
         if file is None:
             raise SlideError(f"There is no {name}.geojson in {self.regions}. Draw its regions.")
         drawn = regions.read_regions(file, classes=self.config.region_classes or None)
-        inside = drawn.draw(mask.shape, (1 / scale, 1 / scale))
-        return inside & mask if self.config.regions == "and tissue" else inside
+        mask = drawn.draw(found.mask.shape, (1 / scale, 1 / scale))
+        if self.config.regions == "and tissue":
+            mask &= found.mask
+        flags = tuple(flag for flag in found.flags if flag != "no tissue")
+        return replace(found, mask=mask, flags=flags if mask.any() else (*flags, "no tissue"))
 
     def _drawn(self, name: str) -> Path | None:
         if self.regions is None or self.regions.is_file():
@@ -233,7 +239,7 @@ class Extraction:
                 with ready.slide:
                     record = self._encode(record, ready, wanted, clock)
             except CaprmilError as problem:
-                record = replace(record, state="failed", reason=str(problem))
+                record = replace(record, reason=str(problem))
             except Exception as problem:
                 _log.exception("while encoding %s", name)
                 record = replace(record, reason=f"{type(problem).__name__}: {problem}")
@@ -256,13 +262,15 @@ class Extraction:
             patches=len(grid),
             tissue_mm2=ready.tissue.area_mm2,
             tissue_share=float(ready.tissue.mask.mean()),
-            flags="; ".join(ready.tissue.flags),
+            flags="; ".join([*ready.tissue.flags, *_doubts(slide)]),
             width=slide.size[0],
             height=slide.size[1],
             mpp=slide.mpp,
             reader=f"{slide.vendor}, {'libvips' if slide.fast else 'OpenSlide'}",
         )
         self._draw(described, ready)
+        if not len(grid) and self.replace:
+            (self.out / f"{record.slide}.h5").unlink(missing_ok=True)  # of other settings
         if len(grid) and self.encoder is not None:
             info = self._describe(record.slide, slide, grid, wanted, self.encoder)
             with bags.filling(info, grid.coords, replace=self.replace) as put:
@@ -392,6 +400,14 @@ class _Clock:
         time = f"{left:.0f} s" if left < 100 else f"{left / 60:.0f} min"
         rate = self.patches / max(passed, 1e-6)
         self.progress(done, self.total, f"slides, {rate:.0f} patches/s, {time} left")
+
+
+def _doubts(slide: Slide) -> list[str]:
+    """Return a flag if the scale that was given is not the one in the file."""
+    said = slide.said_mpp
+    if said is None or max(said, slide.mpp) <= 1.05 * min(said, slide.mpp):
+        return []
+    return [f"scale given as {slide.mpp:g} um/px, the file says {said:g}"]
 
 
 def _bytes(path: Path) -> int:

@@ -18,7 +18,7 @@ from caprmil.patches import Patches
 from caprmil.slides import Thumbnail
 
 OUTLINE, GRID, PEN = (0, 158, 115), (0, 114, 178), (213, 94, 0)
-_LONGEST = 1600  # side of a picture, in pixels
+_LEAST, _LONGEST = 800, 1600  # side of a picture, in pixels
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +79,8 @@ def picture(
 ) -> Image.Image:
     """Return the slide with the outline of its tissue, what was taken for pen, and the grid."""
     height, width = mask.shape
-    zoom = min(1.0, _LONGEST / max(height, width)) if max(height, width) > 400 else 3.0
+    longest = max(height, width)
+    zoom = min(_LONGEST / longest, max(1.0, min(3.0, _LEAST / longest)))
     size = (max(1, round(width * zoom)), max(1, round(height * zoom)))
     canvas = Image.fromarray(thumbnail.image).resize(size, Image.Resampling.BICUBIC)
     draw = ImageDraw.Draw(canvas)

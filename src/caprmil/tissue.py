@@ -137,13 +137,12 @@ def _glass(density: Density, outside: Mask) -> Mask:
     glass = _opened((spread < limit) & inside, 5) & undyed
     # Even spots in tissue are no glass: they are few, or the quiet end of something that is not
     # quiet, or there are brighter things about.
-    if (
-        glass.sum() < max(64, 0.002 * inside.sum())
-        or np.median(spread[glass]) > 0.6 * limit
-        or (lightness[inside] < np.quantile(lightness[glass], 0.02) - 0.02).mean() > 0.002
-    ):
+    few = 0.002 * inside.sum()
+    if glass.sum() < max(64, few) or np.median(spread[glass]) > 0.6 * limit:
         return np.zeros_like(glass)
-    return glass
+    brighter = (lightness < np.quantile(lightness[glass], 0.02) - 0.02) & inside
+    # A JPEG rings beside ink: where there is much glass, a few bright pixels say nothing.
+    return glass & (brighter.sum() <= max(few, 0.02 * glass.sum()))
 
 
 def _local(values: Density) -> tuple[Density, Density]:
