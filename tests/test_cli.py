@@ -214,7 +214,7 @@ def test_slides_are_encoded_and_the_broken_one_is_named_at_the_end(
 
 def test_slides_can_be_looked_at_without_encoding(slides: Path, tmp_path: Path) -> None:
     said = caprmil("patch", slides / "s0.tiff", "--out", tmp_path / "look", "--magnification", 5)
-    assert "1 slides done" in said
+    assert "1 slide done" in said
     assert (tmp_path / "look" / "qc" / "s0.png").exists()
     assert list((tmp_path / "look").glob("*.h5")) == []
 

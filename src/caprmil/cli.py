@@ -157,11 +157,15 @@ def _extract(job: "Extraction", slides: "Sequence[Path]", table: Path | None) ->
         records = job.run(found, progress=step)
     count = {state: sum(r.state == state for r in records) for state in ("done", "no tissue")}
     patches = sum(record.patches for record in records)
-    typer.echo(f"{count['done']} slides done, {patches:,} patches; {count['no tissue']} empty.")
+    typer.echo(f"{_slides(count['done'])} done, {patches:,} patches; {count['no tissue']} empty.")
     typer.echo(f"Written to {job.out}. Look at qc.csv, and at the pictures in qc/.")
     _tell([record for record in records if record.state == "failed"])
     if any(record.state == "failed" for record in records):
         raise typer.Exit(2)
+
+
+def _slides(count: int) -> str:
+    return f"{count} slide{'' if count == 1 else 's'}"
 
 
 def _tell(failed: "Sequence[Record]") -> None:
@@ -277,7 +281,7 @@ def predict(
         answers.write(out)
     _answers(answers)
     more = " Here are the first 20." if len(answers) > 20 else ""
-    typer.echo(f"{len(answers)} slides answered by {trained}.{more}")
+    typer.echo(f"{_slides(len(answers))} answered by {trained}.{more}")
     if out is not None:
         typer.echo(f"Written to {out}. With labels in it, score it with: caprmil evaluate {out}")
     _tell(failed)

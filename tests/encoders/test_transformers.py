@@ -184,7 +184,7 @@ def test_code_of_strangers_runs_only_if_allowed(
     save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
     card = replace(CARDS[name], width=1024)
 
-    with pytest.raises(EncoderError, match="trust_remote_code"):
+    with pytest.raises(EncoderError, match="--trust-remote-code"):
         load("any", card=card, weights=folder)
     assert not (tmp_path / "ran").exists()
 
