@@ -1,0 +1,86 @@
+"""The command line: parse, call, print. Imports of weight sit inside: --help stays quick."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from caprmil import __version__
+from caprmil.cli import slides, studies
+from caprmil.cli.shared import Device, answers_table, app, show_table
+from caprmil.errors import CaprmilError
+
+__all__ = ["app", "run", "slides", "studies"]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")
+    ] = False,
+) -> None:
+    """Slide-level learning in computational pathology."""
+
+
+@app.command()
+def doctor() -> None:
+    """Look at this machine before a long night: versions, devices, memory and disk."""
+    from caprmil.doctor import examine
+
+    findings = examine()
+    show_table(["what", "found", "remark"], [[f.what, f.found, f.remark] for f in findings])
+    if not all(finding.good for finding in findings):
+        raise typer.Exit(1)
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for slides, features and runs.")] = Path("demo"),
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer and smaller slides.")] = False,
+    device: Device = "auto",
+) -> None:
+    """Generate slides, encode them, cross-validate three models, answer new slides from pixels."""
+    from caprmil import demo as show
+    from caprmil.metrics import mean_and_spread
+
+    plan = show.QUICK if quick else show.WHOLE
+    cohort = plan.cohort
+    typer.echo(
+        f"{cohort.slides} generated slides of {cohort.width} x {cohort.height} px; in every second "
+        f"one {cohort.tumour:.0%} of the tissue is tumour. "
+        f"{'About two' if quick else 'Up to ten'} minutes on two cores."
+    )
+    results, answers = show.demo(out, plan=plan, device=device)
+    rows = []
+    for result in results:
+        scores = [mean_and_spread(result.folds(name)) for name in ("auc", "ace", "accuracy")]
+        cells = [f"{score.mean:.3f} ± {score.std:.3f}" for score in scores]
+        rows.append([result.name, f"{result.parameters:,}", *cells])
+    show_table(["model", "parameters", "AUC", "ACE", "accuracy"], rows)
+    typer.echo("Mean and standard deviation over folds, each model scored on its own test part.")
+    typer.echo("Two new slides, from pixels to probabilities by CAPRMIL:")
+    answers_table(answers)
+    typer.echo(f"Written to {out}: slides, features with pictures in qc/, a run for each model.")
+    typer.echo("Your own slides: caprmil encode SLIDES --out FEATURES")
+
+
+def run() -> None:
+    """Entry point: an error that a user can put right is one line, not a traceback."""
+    try:
+        app()
+    except CaprmilError as problem:
+        notes = "".join(f" ({note})" for note in getattr(problem, "__notes__", ()))
+        typer.secho(f"error: {problem}{notes}", err=True, fg="red")
+        raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        resumes = {"train", "demo", "encode", "patch"} & set(sys.argv[1:2])
+        more = " The same command goes on from here." if resumes else ""
+        typer.secho(f"Stopped.{more}", err=True, fg="yellow")
+        raise SystemExit(130) from None

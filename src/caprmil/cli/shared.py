@@ -1,0 +1,56 @@
+"""What the commands share: the application, options that several take, and tables."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from caprmil.predictions import Predictions
+    from caprmil.qc import Record
+
+app = typer.Typer(
+    name="caprmil",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 or mps.")]
+SlideScale = Annotated[
+    float | None, typer.Option(help="Microns per pixel of the slides, instead of what they say.")
+]
+Weights = Annotated[Path | None, typer.Option(help="Local file or folder of encoder weights.")]
+Trust = Annotated[
+    bool, typer.Option("--trust-remote-code", help="Let an encoder run Python code of the hub.")
+]
+
+
+def show_table(header: "Sequence[str]", rows: "Iterable[Sequence[str]]") -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(*header)
+    for row in rows:
+        table.add_row(*row)
+    Console(markup=False).print(table)  # a name may hold brackets
+
+
+def answers_table(answers: "Predictions") -> None:
+    shown = zip(answers.slides[:20], answers.probabilities[:20], strict=True)
+    rows = [[slide, *(f"{value:.4f}" for value in values)] for slide, values in shown]
+    show_table(["slide", *answers.classes], rows)
+
+
+def slides_text(count: int) -> str:
+    return f"{count} slide{'' if count == 1 else 's'}"
+
+
+def tell(failed: "Sequence[Record]") -> None:
+    for record in failed:
+        typer.secho(f"failed: {record.slide}: {record.reason}", err=True, fg="red")
+    if failed:
+        typer.secho("Put right what is said there; the same command tries them again.", err=True)

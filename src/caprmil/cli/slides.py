@@ -1,0 +1,190 @@
+"""Commands on slides and their features: encode, patch, convert, encoders."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from caprmil.cli.shared import (
+    Device,
+    SlideScale,
+    Trust,
+    Weights,
+    app,
+    show_table,
+    slides_text,
+    tell,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from caprmil.extraction import Extraction
+
+Slides = Annotated[list[Path], typer.Argument(help="Slides, or folders of them.")]
+Scale = Annotated[
+    float | None, typer.Option(help="Microns per pixel of the patches; default: the encoder's.")
+]
+Magnification = Annotated[
+    float | None, typer.Option(help="The same as a nickname: 10 is 1.0 um/px, 20 is 0.5.")
+]
+Nominal = Annotated[
+    bool, typer.Option("--nominal", help="Scale by nominal magnification, as TRIDENT does.")
+]
+Shape = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="Another setting, e.g. patches.px=256 or tissue.min_density=0.03."),
+]
+SlideTable = Annotated[
+    Path | None, typer.Option(help="Take the slides of this CSV; a column mpp gives their scale.")
+]
+Drawn = Annotated[
+    Path | None, typer.Option(help="GeoJSON of QuPath: a file, or a folder with one a slide.")
+]
+
+
+@app.command()
+def encode(
+    slides: Slides,
+    out: Annotated[Path, typer.Option(help="Folder for the bags: a new one, or one to go on in.")],
+    encoder: Annotated[
+        str, typer.Option(help="See `caprmil encoders`; or timm:NAME, or package.module:function.")
+    ] = "lite0",
+    mpp: Scale = None,
+    magnification: Magnification = None,
+    nominal: Nominal = False,
+    change: Shape = None,
+    slide_mpp: SlideScale = None,
+    table: SlideTable = None,
+    regions: Drawn = None,
+    weights: Weights = None,
+    trust_remote_code: Trust = False,
+    replace: Annotated[bool, typer.Option(help="Make bags of other settings again.")] = False,
+    batch: Annotated[int, typer.Option(help="Patches at once; 0: by the device.", min=0)] = 0,
+    workers: Annotated[int, typer.Option(help="Threads that read ahead.", min=1)] = 2,
+    device: Device = "auto",
+) -> None:
+    """Turn slides into bags of features, with pictures of what was taken as tissue."""
+    from caprmil import encoders, extraction
+    from caprmil.runs import pick_device
+
+    place = pick_device(device)
+    loaded = encoders.load(
+        encoder, weights=weights, device=place, trust_remote_code=trust_remote_code
+    )
+    config = extraction.configure(
+        loaded, mpp=mpp, magnification=magnification, nominal=nominal, changes=change or []
+    )
+    job = extraction.Extraction(
+        out=out,
+        encoder=loaded,
+        config=config,
+        mpp=slide_mpp,
+        regions=regions,
+        replace=replace,
+        batch=batch or (32 if place.type == "cpu" else 256),
+        workers=workers,
+    )
+    _extract(job, slides, table)
+    typer.echo(f"Train on them with: caprmil train LABELS.csv --features {out} --out runs/first")
+
+
+@app.command()
+def patch(
+    slides: Slides,
+    out: Annotated[Path, typer.Option(help="Folder for the pictures and the table.")],
+    mpp: Scale = None,
+    magnification: Magnification = None,
+    nominal: Nominal = False,
+    change: Shape = None,
+    slide_mpp: SlideScale = None,
+    table: SlideTable = None,
+    regions: Drawn = None,
+) -> None:
+    """Find tissue and lay the grid, without encoding: pictures to look at before a long night."""
+    from caprmil import extraction
+
+    config = extraction.configure(
+        None, mpp=mpp, magnification=magnification, nominal=nominal, changes=change or []
+    )
+    job = extraction.Extraction(
+        out=out, encoder=None, config=config, mpp=slide_mpp, regions=regions
+    )
+    _extract(job, slides, table)
+
+
+def _extract(job: "Extraction", slides: "Sequence[Path]", table: Path | None) -> None:
+    from caprmil.extraction import listed
+    from caprmil.progress import bar
+    from caprmil.slides import find_slides
+
+    found = find_slides(slides, outside=job.out)
+    if table is not None:
+        found, job.mpps = listed(found, table)
+    with bar("Encoding" if job.encoder else "Looking") as step:
+        records = job.run(found, progress=step)
+    count = {state: sum(r.state == state for r in records) for state in ("done", "no tissue")}
+    patches = sum(record.patches for record in records)
+    typer.echo(
+        f"{slides_text(count['done'])} done, {patches:,} patches; {count['no tissue']} empty."
+    )
+    typer.echo(f"Written to {job.out}. Look at qc.csv, and at the pictures in qc/.")
+    tell([record for record in records if record.state == "failed"])
+    if any(record.state == "failed" for record in records):
+        raise typer.Exit(2)
+
+
+@app.command()
+def convert(
+    bags: Annotated[list[Path], typer.Argument(help="Bags of any tool, or folders of them.")],
+    out: Annotated[Path, typer.Option(help="Folder for the converted bags.")],
+    to: Annotated[str, typer.Option(help="caprmil, trident, clam or stamp.")],
+    slides: Annotated[
+        list[Path] | None, typer.Option(help="Slides or folders of them, for what bags leave out.")
+    ] = None,
+    slide_mpp: SlideScale = None,
+    patch_px: Annotated[
+        int | None, typer.Option(help="Side of a patch as the encoder saw it.", min=1)
+    ] = None,
+    encoder: Annotated[str, typer.Option(help="Name of the encoder to write.")] = "",
+    replace: Annotated[bool, typer.Option(help="Write over files of other bags.")] = False,
+) -> None:
+    """Write bags in the layout of another tool, or those of another tool in ours."""
+    from caprmil import interchange
+    from caprmil.cohort import find_bags
+    from caprmil.progress import bar
+    from caprmil.slides import find_slides
+
+    found = find_bags(bags)
+    with bar("Converting") as step:
+        done = interchange.convert(
+            found,
+            out,
+            to,
+            slides=find_slides(slides) if slides else None,
+            slide_mpp=slide_mpp,
+            patch_px=patch_px,
+            encoder=encoder or None,
+            replace=replace,
+            progress=step,
+        )
+    typer.echo(f"{len(done.written)} files written to {out} as {to}, {len(done.kept)} were there.")
+    for name, reason in done.failed.items():
+        typer.secho(f"failed: {name}: {reason}", err=True, fg="red")
+    if done.failed:
+        raise typer.Exit(2)
+
+
+@app.command()
+def encoders() -> None:
+    """List the patch encoders: what they answer, what they were made for, who may use them."""
+    from caprmil.encoders import CARDS
+
+    rows = []
+    for card in CARDS.values():
+        scale = "any" if card.mpp is None else f"{card.mpp:g}"
+        gate = "gated" if card.gated else "open"
+        source = card.hub or "in the package"
+        rows.append([card.name, str(card.width), card.pooled, scale, gate, card.licence, source])
+    show_table(["name", "width", "features", "um/px", "weights", "licence", "from"], rows)
+    typer.echo("Also timm:NAME, and package.module:function. More: docs/encoders.md")

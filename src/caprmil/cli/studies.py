@@ -1,0 +1,195 @@
+"""Commands on cohorts and runs: train, predict, evaluate, check, models."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from caprmil.cli.shared import (
+    Device,
+    SlideScale,
+    Trust,
+    Weights,
+    answers_table,
+    app,
+    show_table,
+    slides_text,
+    tell,
+)
+
+Changes = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="One setting to change, e.g. train.epochs=5. May be repeated."),
+]
+Features = Annotated[Path | None, typer.Option(help="Folder with the bags.")]
+RunFolder = Annotated[Path, typer.Argument(help="A run that `caprmil train` made.")]
+
+
+@app.command()
+def train(
+    recipe: Annotated[Path, typer.Argument(help="A recipe (.toml), or a table of slides (.csv).")],
+    out: Annotated[Path, typer.Option(help="Folder for the run: a new one, or one to resume.")],
+    features: Features = None,
+    change: Changes = None,
+    device: Device = "auto",
+) -> None:
+    """Train a model on every fold of a cohort, and score each on its own test part."""
+    from caprmil import training
+
+    settings = training.read_recipe(recipe, features=features, changes=change or [])
+    run = training.cross_validate(settings, out, device=device)
+    typer.echo((run.folder / "scores.md").read_text())
+    typer.echo(f"Written to {out}: scores.md, predictions.csv, curves.png, roc.png, folds/.")
+    typer.echo(f"Predict new bags with: caprmil predict {out} BAGS --out predictions.csv")
+
+
+@app.command()
+def predict(
+    run: RunFolder,
+    inputs: Annotated[list[Path], typer.Argument(help="Slides or bags, or folders of them.")],
+    out: Annotated[
+        Path | None, typer.Option(help="CSV to write, a new one; default: only print.")
+    ] = None,
+    features: Annotated[
+        Path | None, typer.Option(help="Keep the bags of slides here, to resume from.")
+    ] = None,
+    slide_mpp: SlideScale = None,
+    weights: Weights = None,
+    trust_remote_code: Trust = False,
+    fold: Annotated[str, typer.Option(help="Ask the model of one fold; default: all.")] = "",
+    force: Annotated[bool, typer.Option(help="Accept another encoder or scale.")] = False,
+    device: Device = "auto",
+) -> None:
+    """Answer slides or bags: class probabilities, the mean over the folds' models."""
+    from tempfile import TemporaryDirectory
+
+    from caprmil import inference
+    from caprmil.files import refuse_existing
+    from caprmil.progress import bar
+    from caprmil.runs import Run
+
+    if out is not None:
+        refuse_existing(out)
+    trained = Run(run)
+    with TemporaryDirectory(prefix="caprmil-") as passing:
+        options: dict[str, Any] = {"force": force, "device": device}
+        with bar("Encoding") as step:
+            found, failed = inference.bags_of(
+                trained,
+                inputs,
+                features or Path(passing),
+                weights=weights,
+                trust_remote_code=trust_remote_code,
+                mpp=slide_mpp,
+                progress=step,
+                **options,
+            )
+        with bar("Predicting") as step:
+            answers = trained.predict(found, fold=fold or None, **options, progress=step)
+    if out is not None:
+        answers.write(out)
+    answers_table(answers)
+    more = " Here are the first 20." if len(answers) > 20 else ""
+    typer.echo(f"{slides_text(len(answers))} answered by {trained}.{more}")
+    if out is not None:
+        typer.echo(f"Written to {out}. With labels in it, score it with: caprmil evaluate {out}")
+    tell(failed)
+    if len(answers) < len(found):
+        typer.secho(f"{len(found) - len(answers)} bags could not be read.", err=True, fg="red")
+    if failed or len(answers) < len(found):
+        raise typer.Exit(2)
+
+
+@app.command()
+def evaluate(
+    target: Annotated[Path, typer.Argument(help="A run, or any CSV of predictions.")],
+    cohort: Annotated[
+        Path | None,
+        typer.Option(help="Another table of slides, to score a run's models on."),
+    ] = None,
+    features: Features = None,
+    label: Annotated[str, typer.Option(help="Column of the labels, if not recognised.")] = "",
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Write the predictions on the other table to this CSV."),
+    ] = None,
+    force: Annotated[bool, typer.Option(help="Accept another encoder or scale.")] = False,
+    device: Device = "auto",
+) -> None:
+    """Score predictions: of a run, of a run's models on another cohort, or in any CSV."""
+    from caprmil import predictions, runs
+    from caprmil.errors import CohortError
+    from caprmil.files import refuse_existing
+    from caprmil.progress import bar
+
+    of_table = not target.is_dir()
+    if (of_table or cohort is None) and (features, out, force) != (None, None, False):
+        raise CohortError("--features, --out and --force go with a run and --cohort TABLE.csv.")
+    if of_table and cohort is not None:
+        raise CohortError(f"--cohort is scored by the models of a run; {target} is a table.")
+    if label and not of_table and cohort is None:
+        raise CohortError("--label names a column of a CSV or of --cohort, not of a run.")
+    if out is not None:
+        refuse_existing(out)
+    if of_table:
+        table = predictions.Predictions.read(target, label=label or None)
+    elif cohort is None:
+        table = runs.Run(target).predictions
+    else:
+        with bar("Scoring") as step:
+            options: dict[str, Any] = {"label": label or None, "force": force, "device": device}
+            table = runs.Run(target).evaluate(cohort, features, **options, progress=step)
+        if out is not None:
+            table.write(out)
+    typer.echo(predictions.summary(table).as_markdown())
+
+
+@app.command()
+def check(
+    run: RunFolder,
+    bags: Annotated[
+        list[Path] | None,
+        typer.Argument(help="Bags to measure on; default: some of the run's own."),
+    ] = None,
+    most: Annotated[int, typer.Option(help="Bags to measure on, at most.", min=1)] = 8,
+) -> None:
+    """Measure a model's promises on your own bags: the largest deviation of each."""
+    from caprmil.checks import check as measure
+    from caprmil.cohort import find_bags
+    from caprmil.runs import Run
+
+    trained = Run(run)
+    paths = list(find_bags(bags).values()) if bags else trained.bag_paths()
+    fold = trained.answering()[0].name
+    findings = measure(trained.model(fold), paths[:most])
+    rows = [
+        [
+            finding.promise,
+            "not offered" if finding.deviation is None else f"{finding.deviation:.1e}",
+            "yes" if finding.holds else "NO",
+        ]
+        for finding in findings
+    ]
+    show_table(["promise", "largest deviation of a probability", "holds"], rows)
+    typer.echo(f"Measured on {len(paths[:most])} bags with the model of {fold}.")
+    if not all(finding.holds for finding in findings):
+        raise typer.Exit(1)
+
+
+@app.command()
+def models(
+    in_dim: Annotated[int, typer.Option(help="Features of a patch.", min=1)] = 1024,
+    n_classes: Annotated[int, typer.Option(help="Classes.", min=2)] = 2,
+) -> None:
+    """List the models, with their size and what 1,000 patches cost."""
+    from caprmil import cost
+    from caprmil.models import POOLS, create, list_models
+
+    pools = [f"caprmil+{name}" for name in POOLS if name != "mean"]
+    rows = []
+    for name in [*list_models(), *pools]:
+        model = create(name, in_dim, n_classes)
+        gigaflops = cost.flops(model, 1000) / 1e9
+        rows.append([name, type(model).__name__, f"{cost.parameters(model):,}", f"{gigaflops:.3f}"])
+    show_table(["name", "class", "parameters", "GFLOP, 1,000 patches"], rows)
+    typer.echo("caprmil+NAME puts the context stack before any of these pools or models.")
