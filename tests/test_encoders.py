@@ -539,3 +539,8 @@ def test_the_hub_is_asked_for_the_pinned_commit_and_the_safe_file_first(
     files = ("model.safetensors", "pytorch_model.bin")
     assert asked == [("MahmoodLab/UNI", name, commit) for name in files]
     assert (source.file.name, source.revision) == ("pytorch_model.bin", commit)
+
+
+def test_a_callable_that_fails_is_one_sentence() -> None:
+    with pytest.raises(EncoderError, match=r"fails on patches of shape .*float tensor"):
+        load("os:getcwd")

@@ -3,6 +3,7 @@
 import csv
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,10 +21,12 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from caprmil import bags, extraction
+from caprmil.encoders import Card
 from caprmil.errors import CohortError, RecipeError, RunError, SlideError
-from caprmil.extraction import Extraction, ExtractionConfig, configure, listed
+from caprmil.extraction import Extraction, listed
 from caprmil.patches import PatchConfig
 from caprmil.qc import Record
+from caprmil.settings import ExtractionConfig, configure
 from caprmil.slides import find_slides
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
@@ -177,7 +180,7 @@ def test_another_slide_of_the_same_name_is_noticed(
 ) -> None:
     job.run(slides)
     save(slides["s0"], section(99))
-    with pytest.raises(RunError, match="slide_bytes"):
+    with pytest.raises(RunError, match="slide_file"):
         job.run(slides)
 
 
@@ -276,7 +279,7 @@ def test_the_outline_that_was_written_can_be_drawn_on_as_regions(
         out=tmp_path / "again",
         encoder=Colour(),  # type: ignore[arg-type]
         config=config,
-        regions=job.out / "qc",
+        regions=shutil.copytree(job.out / "qc", tmp_path / "drawn"),
     )
     again.run(slides)
     first, second = (bags.read(each.out / "s0.h5") for each in (job, again))
@@ -330,6 +333,55 @@ def test_regions_that_are_not_there_are_said_before_any_work(
         job.run(slides)
 
 
+def test_regions_are_not_read_from_where_outlines_are_written(
+    job: Extraction, slides: dict[str, Path]
+) -> None:
+    job.run(slides)
+    job.regions = job.out / "qc"
+    with pytest.raises(SlideError, match="Copy your regions to a folder of their own"):
+        job.run(slides)
+
+
+def test_settings_of_regions_without_regions_are_refused(
+    job: Extraction, slides: dict[str, Path]
+) -> None:
+    job.config = ExtractionConfig(patches=job.config.patches, regions="alone")
+    with pytest.raises(RecipeError, match="go with --regions"):
+        job.run(slides)
+
+
+def test_pictures_alone_are_not_put_among_bags(job: Extraction, slides: dict[str, Path]) -> None:
+    job.run(slides)
+    job.encoder = None
+    with pytest.raises(RunError, match="holds bags"):
+        job.run(slides)
+
+
+def test_a_bag_whose_record_is_gone_is_noted_anew(job: Extraction, slides: dict[str, Path]) -> None:
+    job.run(slides)
+    (job.out / "qc" / "s1.json").unlink()
+    assert states(job.run(slides)) == ["done"] * 3
+    assert (job.out / "qc.csv").read_text().count("\n") == 4
+
+
+def test_a_slide_that_fails_to_be_made_again_says_that_the_old_bag_is_there(
+    job: Extraction, slides: dict[str, Path]
+) -> None:
+    job.run(slides)
+    slides["s0"].write_bytes(slides["s0"].read_bytes()[:4000])
+    job.replace = True
+    assert job.run(slides)[0].reason.endswith("s0.h5 is still there, of other settings.")
+
+
+def test_slides_that_cannot_be_prepared_are_closed(
+    job: Extraction, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed = []
+    monkeypatch.setattr(extraction.Slide, "close", lambda self: closed.append(self.name))
+    job.run({"s": save(tmp_path / "slides" / "s.tiff", section(), mpp=None)})
+    assert closed == ["s"]
+
+
 def test_a_scale_given_against_the_file_is_flagged(
     job: Extraction, slides: dict[str, Path]
 ) -> None:
@@ -358,7 +410,7 @@ def test_a_missing_scale_is_given_by_hand_or_by_the_table(job: Extraction, tmp_p
 def test_a_table_that_names_other_slides_is_refused(tmp_path: Path) -> None:
     table = tmp_path / "labels.csv"
     table.write_text("slide,mpp\na,0.5\nb,x\n")
-    with pytest.raises(CohortError, match=r"1 slides of .* not among those given: b"):
+    with pytest.raises(CohortError, match=r"Not among the slides given, but in .* \(1\): b"):
         listed({"a": Path("a.svs")}, table)
     with pytest.raises(CohortError, match="mpp is 'x', not a number"):
         listed({"a": Path("a.svs"), "b": Path("b.svs")}, table)
@@ -377,7 +429,7 @@ def test_without_an_encoder_there_are_pictures_and_no_bags(
 
 
 def test_the_scale_is_the_encoders_own_unless_told() -> None:
-    encoder: Any = Colour()
+    encoder = Card(name="colour", input_px=64, mpp=2.0)
     assert configure(encoder).patches == PatchConfig(px=64, mpp=2.0)
     assert configure(encoder, magnification=20).patches.mpp == 0.5
     nominal = configure(encoder, magnification=10, nominal=True).patches
@@ -386,6 +438,8 @@ def test_the_scale_is_the_encoders_own_unless_told() -> None:
     assert (changed.patches.px, changed.tissue.min_density) == (32, 0.05)
     with pytest.raises(RecipeError, match="same thing"):
         configure(encoder, mpp=1.0, magnification=10)
+    with pytest.raises(RecipeError, match="0 um/px are none"):
+        configure(encoder, mpp=0.0)
 
 
 @pytest.mark.skipif(not DATA.is_dir(), reason="no slides beside the repository")

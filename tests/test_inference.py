@@ -10,10 +10,11 @@ from typer.testing import CliRunner
 
 from caprmil import bags, encoders, runs
 from caprmil.cli import app
-from caprmil.errors import BagError, CohortError, EncoderError, RunError, SlideError
-from caprmil.extraction import Extraction, configure
+from caprmil.errors import BagError, EncoderError, RunError, SlideError
+from caprmil.extraction import Extraction
 from caprmil.inference import bags_of, for_run
 from caprmil.runs import Run
+from caprmil.settings import configure
 from caprmil.slides import find_slides
 from caprmil.synthetic import Section
 from caprmil.training import ModelConfig, Recipe, SplitConfig, TrainConfig, cross_validate
@@ -30,7 +31,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
         lines.append(f"s{number:02d},{number % 2}")
     (folder / "labels.csv").write_text("\n".join(lines) + "\n")
     encoder = encoders.load("lite0")
-    job = Extraction(out=folder / "features", encoder=encoder, config=configure(encoder))
+    job = Extraction(out=folder / "features", encoder=encoder, config=configure(encoder.card))
     job.run(find_slides([folder / "slides"]))
     recipe = Recipe(
         cohort=str(folder / "labels.csv"),
@@ -123,12 +124,38 @@ def test_scale_and_size_are_enough_where_the_settings_are_not_there(
     assert (patches.px, patches.mpp, patches.scale_rule) == (224, 0.5, "nominal")
 
 
-def test_a_slide_and_its_bag_at_once_are_one_too_many(
+def test_a_slide_whose_bag_is_given_too_is_not_encoded_again(
     run: Run, study: Path, tmp_path: Path
 ) -> None:
-    both = [study / "slides" / "s00.tiff", study / "features" / "s00.h5"]
-    with pytest.raises(CohortError, match="Both a slide and a bag are given of s00"):
-        bags_of(run, both, tmp_path)
+    mixed = tmp_path / "mixed"
+    shutil.copytree(study / "slides", mixed)
+    shutil.copy(study / "features" / "s00.h5", mixed)
+    for file in list(mixed.glob("*.tiff"))[2:]:
+        file.unlink()
+    found, _ = bags_of(run, [mixed], tmp_path / "out")
+    assert found["s00"] == mixed / "s00.h5"
+    assert {path.stem for path in mixed.iterdir()} == found.keys()
+
+
+def test_code_that_a_run_names_runs_only_if_allowed(run: Run, tmp_path: Path) -> None:
+    changed(run, encoder="antigravity:encode", fingerprint=None)
+    with pytest.raises(EncoderError, match="--trust-remote-code"):
+        for_run(run, tmp_path)
+
+
+def test_bags_of_drawn_regions_are_not_imitated_without_them(run: Run, tmp_path: Path) -> None:
+    drawn = f'regions = "abc"\n{run.facts.settings}'
+    with pytest.raises(RunError, match="cut from regions drawn by hand"):
+        for_run(changed(run, settings=drawn), tmp_path)
+    assert for_run(run, tmp_path, force=True).regions is None
+
+
+def test_bags_of_another_method_are_not_imitated(run: Run, tmp_path: Path) -> None:
+    later = str(run.facts.settings).replace("version = 1", "version = 2")
+    with pytest.raises(RunError, match="made by method 2"):
+        for_run(changed(run, settings=later), tmp_path)
+    with pytest.raises(RunError, match="of another caprmil"):
+        for_run(changed(run, settings="colour = 3"), tmp_path)
 
 
 def test_only_empty_slides_are_no_answer(run: Run, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -765,8 +766,9 @@ def test_both_readers_agree_on_a_real_slide() -> None:
 def test_a_folder_of_two_dicom_series_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Series:
+    class Series(nullcontext[Any]):
         def __init__(self, path: Path) -> None:
+            super().__init__(self)
             self.properties = {"dicom.SeriesInstanceUID": path.stem[-1]}
 
     for number, file in enumerate(sorted((DATA / "CMU-1-Small-Region-dicom").iterdir())[:2]):
@@ -781,3 +783,25 @@ def test_pictures_in_the_folder_of_results_are_no_slides(tmp_path: Path) -> None
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (8, 8)).save(tmp_path / name)
     assert find_slides([tmp_path], outside=tmp_path / "out") == {"a": tmp_path / "a.png"}
+
+
+def test_pictures_that_an_earlier_encode_made_are_no_slides(tmp_path: Path) -> None:
+    for name in ("a.png", "look/qc/a.png", "look/.locks/a"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8)).save(tmp_path / name, format="png")
+    (tmp_path / "folder.tif").mkdir()
+    assert find_slides([tmp_path]) == {"a": tmp_path / "a.png"}
+
+
+@needs_data
+def test_a_dicom_folder_that_one_stands_in_has_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = DATA / "CMU-1-Small-Region-dicom"
+    monkeypatch.chdir(folder)
+    assert list(find_slides([Path()])) == [folder.name]
+    assert list(find_slides(sorted(Path().glob("*.dcm")))) == [folder.name]
+    assert Slide(Path()).name == folder.name
+
+
+def test_a_slide_that_is_not_there_is_said_to_be_so(tmp_path: Path) -> None:
+    with pytest.raises(SlideError, match="There is no slide or folder"):
+        find_slides([tmp_path / "nowhere.svs"])

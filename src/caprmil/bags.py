@@ -212,7 +212,7 @@ def _as_stored(path: Path, features: NDArray[Any], dtype: str) -> NDArray[Any]:
             raise BagError(f"{path}: some features are NaN or infinite. Look at the encoder.")
         raise BagError(
             f"{path}: values up to {np.abs(features).max():.4g} do not fit into float16. "
-            'Pass dtype="float32".'
+            'Pass dtype="float32", or --set dtype=float32.'
         )
     return stored
 

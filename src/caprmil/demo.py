@@ -10,11 +10,12 @@ from typing import Any
 
 from caprmil import config, cost, encoders, figures
 from caprmil.errors import RunError
-from caprmil.extraction import Extraction, configure
+from caprmil.extraction import Extraction
 from caprmil.inference import bags_of
 from caprmil.predictions import Predictions
 from caprmil.progress import bar
 from caprmil.runs import Run, pick_device
+from caprmil.settings import configure
 from caprmil.slides import find_slides
 from caprmil.synthetic import SlideCohort
 from caprmil.training import Recipe, cross_validate
@@ -67,7 +68,7 @@ def demo(
     features = out / "features"
     encoder = encoders.load(encoders.DEFAULT, device=pick_device(device))
     with bar("Encoding", shown=progress) as step:
-        job = Extraction(out=features, encoder=encoder, config=configure(encoder))
+        job = Extraction(out=features, encoder=encoder, config=configure(encoder.card))
         job.run(find_slides([table.parent / "slides"]), progress=step)
     results = []
     for title, name in MODELS.items():

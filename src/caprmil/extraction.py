@@ -10,13 +10,13 @@ import json
 import logging
 import tomllib
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING
 
 from filelock import FileLock, Timeout
 
@@ -32,43 +32,17 @@ from caprmil.errors import (
     some,
 )
 from caprmil.files import refuse_unwritable, sweep, write_text
-from caprmil.patches import PatchConfig, Patches
-from caprmil.progress import Bar
+from caprmil.patches import Patches
+from caprmil.progress import Bar, Pace
 from caprmil.qc import Record
+from caprmil.settings import ExtractionConfig, Settings, stamp
 from caprmil.slides import Slide, Thumbnail
-from caprmil.tissue import Tissue, TissueConfig
+from caprmil.tissue import Tissue
 
 if TYPE_CHECKING:  # torch takes its time
     from caprmil.encoders import Encoder
 
-VERSION = 1  # of the method: another one gives other bags from the same settings
 _log = logging.getLogger("caprmil")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExtractionConfig:
-    """What shapes a bag, apart from the slide and the encoder."""
-
-    patches: PatchConfig = field(default_factory=PatchConfig)
-    tissue: TissueConfig = field(default_factory=TissueConfig)
-    regions: Literal["and tissue", "alone"] = "and tissue"
-    """Whether drawn regions restrict the tissue that is found, or stand in for it."""
-    region_classes: tuple[str, ...] = ()
-    """Only regions of these classes; none: of all."""
-    dtype: Literal["float16", "float32"] = "float16"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    """Everything that shapes the bag of a slide. Kept on the bag: equal settings, equal bag."""
-
-    version: int = VERSION
-    encoder: str | None
-    fingerprint: str | None
-    extraction: ExtractionConfig
-    slide_bytes: int
-    slide_mpp: float | None = None  # as given by hand
-    regions: str | None = None  # hash of what was drawn
 
 
 @dataclass(eq=False, kw_only=True)
@@ -108,12 +82,11 @@ class Extraction:
         A slide that fails is noted, and the others go on. Several processes may work on one
         folder: each takes slides that no other has in hand.
         """
-        if self.regions is not None and not self.regions.exists():
-            raise SlideError(f"There is no file or folder of regions {self.regions}.")
+        self._check()
         done = self._look(slides)
         if done:
             _log.info("%d of %d slides are done already.", len(done), len(slides))
-        clock = _Clock(progress, total=len(slides) - len(done))
+        clock = Pace(progress, total=len(slides) - len(done))
         try:
             for wait in (False, True):  # first what nobody has in hand, then what is left
                 todo = {name: path for name, path in slides.items() if name not in done}
@@ -127,6 +100,23 @@ class Extraction:
             with self._lock("qc.csv"):
                 qc.write_table(self._qc, self.out / "qc.csv")
         return [done[name] for name in slides]
+
+    def _check(self) -> None:
+        """Refuse what could not end well, before any work."""
+        drawn = self.regions
+        if drawn is not None and not drawn.exists():
+            raise SlideError(f"There is no file or folder of regions {drawn}.")
+        if drawn is not None and self.out.resolve() in (drawn.resolve(), *drawn.resolve().parents):
+            raise SlideError(
+                f"{drawn} lies in {self.out}, where outlines are written. Copy your regions to a "
+                "folder of their own."
+            )
+        if drawn is None and self.config != replace(
+            self.config, regions="and tissue", region_classes=()
+        ):
+            raise RecipeError("regions and region_classes go with --regions FILE_OR_FOLDER.")
+        if self.encoder is None and any(self.out.glob("*.h5")):
+            raise RunError(f"{self.out} holds bags. Choose another folder for pictures alone.")
 
     def _look(self, slides: Mapping[str, Path]) -> dict[str, Record]:
         """Return the slides that are done with these settings; refuse bags of others."""
@@ -164,7 +154,22 @@ class Extraction:
             raise BagError(
                 f"{bag} was made with other settings ({some(config.differences(made, wanted))})."
             )
-        return record or Record(slide=name, state="done", patches=info.n_patches)
+        return record or self._noted(name, wanted, info)
+
+    def _noted(self, name: str, wanted: Settings, info: BagInfo) -> Record:
+        """Note a bag anew whose record is gone, e.g. by a kill in just that moment."""
+        width, height = info.slide_size or (0, 0)
+        record = Record(
+            slide=name,
+            state="done",
+            patches=info.n_patches,
+            width=width,
+            height=height,
+            mpp=info.slide_mpp or 0.0,
+            digest=config.digest(wanted),
+        )
+        record.write(self._qc)
+        return record
 
     def settings(self, name: str, path: Path) -> Settings:
         """Return everything that shapes the bag of a slide."""
@@ -173,7 +178,7 @@ class Extraction:
             encoder=self.encoder.name if self.encoder else None,
             fingerprint=self.encoder.fingerprint if self.encoder else None,
             extraction=self.config,
-            slide_bytes=_bytes(path),
+            slide_file=stamp(path),
             slide_mpp=self.mpps.get(name, self.mpp),
             regions=hashlib.sha256(drawn.read_bytes()).hexdigest() if drawn else None,
         )
@@ -192,7 +197,7 @@ class Extraction:
 
     def _prepare(self, name: str, path: Path) -> Prepared | Exception:
         """Open a slide, find its tissue, lay the grid; or return what stood in the way."""
-        start = monotonic()
+        start, slide = monotonic(), None
         try:
             slide = Slide(path, mpp=self.mpps.get(name, self.mpp))
             thumbnail = slide.thumbnail(self.config.tissue.mpp)
@@ -201,6 +206,8 @@ class Extraction:
                 found = self._restricted(name, found, thumbnail.scale)
             grid = patches.lay(slide, found.mask, thumbnail.scale, self.config.patches)
         except Exception as problem:
+            if slide is not None:
+                slide.close()
             return problem
         taken = monotonic() - start
         return Prepared(slide=slide, thumbnail=thumbnail, tissue=found, patches=grid, seconds=taken)
@@ -220,17 +227,22 @@ class Extraction:
     def _drawn(self, name: str) -> Path | None:
         if self.regions is None or self.regions.is_file():
             return self.regions
-        files = (self.regions / f"{name}{suffix}" for suffix in (".geojson", ".json"))
-        return next((file for file in files if file.is_file()), None)
+        file = self.regions / f"{name}.geojson"
+        return file if file.is_file() else None
 
     def _take(
-        self, name: str, path: Path, ready: Prepared | Exception, clock: "_Clock", *, wait: bool
+        self, name: str, path: Path, ready: Prepared | Exception, clock: Pace, *, wait: bool
     ) -> Record:
         """Encode a slide and note what became of it; Timeout if another process has it in hand."""
         wanted = self.settings(name, path)
         record = Record(slide=name, state="failed", path=str(path), digest=config.digest(wanted))
         with self._lock(name, wait=wait):
-            sweep(self.out / f"{name}.h5")
+            bag = self.out / f"{name}.h5"
+            for file in (
+                bag,
+                *(self._qc / f"{name}.{kind}" for kind in ("png", "geojson", "json")),
+            ):
+                sweep(file)
             try:
                 if done := self._done_by_another(name, wanted):
                     return done
@@ -243,6 +255,9 @@ class Extraction:
             except Exception as problem:
                 _log.exception("while encoding %s", name)
                 record = replace(record, reason=f"{type(problem).__name__}: {problem}")
+            if record.state == "failed" and bag.exists():
+                more = f"{bag} is still there, of other settings."
+                record = replace(record, reason=f"{record.reason} {more}")
             record.write(self._qc)
         return record
 
@@ -254,7 +269,7 @@ class Extraction:
                 return None
             raise
 
-    def _encode(self, record: Record, ready: Prepared, wanted: Settings, clock: "_Clock") -> Record:
+    def _encode(self, record: Record, ready: Prepared, wanted: Settings, clock: Pace) -> Record:
         start, slide, grid = monotonic(), ready.slide, ready.patches
         described = replace(
             record,
@@ -327,29 +342,6 @@ class Extraction:
             yield
 
 
-def configure(
-    encoder: "Encoder | None",
-    *,
-    mpp: float | None = None,
-    magnification: float | None = None,
-    nominal: bool = False,
-    changes: Sequence[str] = (),
-) -> ExtractionConfig:
-    """Return settings for an encoder: its own scale and patch size, unless told otherwise."""
-    if mpp is not None and magnification is not None:
-        raise RecipeError("--mpp and --magnification say the same thing. Pass one of them.")
-    if magnification is not None:
-        if not magnification > 0:
-            raise RecipeError(f"A magnification is more than 0, not {magnification:g}.")
-        mpp = 10 / magnification
-    table: dict[str, Any] = {"scale_rule": "nominal" if nominal else "exact"}
-    if encoder is not None:
-        table |= {"px": encoder.patch_px, "mpp": mpp or encoder.mpp or 1.0}
-    elif mpp is not None:
-        table["mpp"] = mpp
-    return config.parse({"patches": table}, into=ExtractionConfig, name="--set", changes=changes)
-
-
 def listed(slides: Mapping[str, Path], table: Path) -> tuple[dict[str, Path], dict[str, float]]:
     """Return the slides that a table names, and the scales that its column `mpp` gives."""
     content = tables.read(table)
@@ -359,7 +351,7 @@ def listed(slides: Mapping[str, Path], table: Path) -> tuple[dict[str, Path], di
     names = [bags.slide_name(cell) for cell in content.names(column)]
     if missing := [name for name in names if name not in slides]:
         raise CohortError(
-            f"{len(missing)} slides of {table} are not among those given: {some(missing)}. "
+            f"Not among the slides given, but in {table} ({len(missing)}): {some(missing)}. "
             "Remove their lines, or pass the folder that they are in."
         )
     scale = next(iter(tables.called(content.columns, tables.COLUMNS["mpp"])), None)
@@ -368,38 +360,9 @@ def listed(slides: Mapping[str, Path], table: Path) -> tuple[dict[str, Path], di
         for name, (cell, place) in zip(names, content.placed(scale), strict=True):
             if tables.is_known(cell) and not tables.is_number(cell):
                 raise CohortError(f"{place}: {scale} is '{cell}', not a number.")
-            mpps |= {name: float(cell)} if tables.is_known(cell) else {}
+            if tables.is_known(cell) and mpps.setdefault(name, float(cell)) != float(cell):
+                raise CohortError(f"{place}: {name} has another {scale} above. Keep one of them.")
     return {name: slides[name] for name in dict.fromkeys(names)}, mpps
-
-
-class _Clock:
-    """How far one is: slides done, patches a second, time left."""
-
-    def __init__(self, progress: Bar | None, *, total: int) -> None:
-        self.progress, self.total = progress, total
-        self.slides, self.patches, self.part = 0, 0, 0.0
-        self.start = monotonic()
-
-    def count(self, more: int, of: int) -> None:
-        """Note that patches of the slide in work are done."""
-        self.patches += more
-        self.part += more / of
-        self._show()
-
-    def tick(self) -> None:
-        """Note that a slide is done."""
-        self.slides, self.part = self.slides + 1, 0.0
-        self._show()
-
-    def _show(self) -> None:
-        if self.progress is None or not self.total:
-            return
-        done = self.slides + min(self.part, 0.999)
-        passed = monotonic() - self.start
-        left = passed / max(done, 1e-6) * (self.total - done)
-        time = f"{left:.0f} s" if left < 100 else f"{left / 60:.0f} min"
-        rate = self.patches / max(passed, 1e-6)
-        self.progress(done, self.total, f"slides, {rate:.0f} patches/s, {time} left")
 
 
 def _doubts(slide: Slide) -> list[str]:
@@ -408,9 +371,3 @@ def _doubts(slide: Slide) -> list[str]:
     if said is None or max(said, slide.mpp) <= 1.05 * min(said, slide.mpp):
         return []
     return [f"scale given as {slide.mpp:g} um/px, the file says {said:g}"]
-
-
-def _bytes(path: Path) -> int:
-    """Return the size of a slide on disk: another slide of the same name is another slide."""
-    files = [path] if path.is_file() else path.glob("*")
-    return sum(file.stat().st_size for file in files)

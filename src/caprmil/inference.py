@@ -8,12 +8,13 @@ from typing import Any
 
 from caprmil import bags, config, encoders
 from caprmil.cohort import find_bags
-from caprmil.errors import CohortError, EncoderError, RunError, SlideError, some
-from caprmil.extraction import Extraction, ExtractionConfig, Settings
+from caprmil.errors import EncoderError, RecipeError, RunError, SlideError
+from caprmil.extraction import Extraction
 from caprmil.patches import PatchConfig
 from caprmil.progress import Bar
 from caprmil.qc import Record
 from caprmil.runs import Run, pick_device
+from caprmil.settings import VERSION, ExtractionConfig, Settings
 from caprmil.slides import find_slides
 
 
@@ -31,15 +32,15 @@ def bags_of(
 ) -> tuple[dict[str, Path], list[Record]]:
     """Return the bags of slides and bags, for a run to answer, and the slides that gave none.
 
-    Slides are encoded into `out` as the run's own bags were.
+    Slides are encoded into `out` as the run's own bags were, unless their bag is given as well.
     """
-    given, pixels = _told_apart(inputs)
+    given = [path for path in inputs if _holds(path, bags.SUFFIXES)]
     found = find_bags(given) if given else {}
-    if not pixels:
+    pixels = [path for path in inputs if path not in given or _holds(path, bags.IMAGES)]
+    slides = find_slides(pixels, outside=out) if pixels else {}
+    slides = {name: path for name, path in slides.items() if name not in found}
+    if not slides:
         return found, []
-    slides = find_slides(pixels)
-    if twins := sorted(found.keys() & slides):
-        raise CohortError(f"Both a slide and a bag are given of {some(twins)}. Pass one of them.")
     loading: dict[str, Any] = {"weights": weights, "trust_remote_code": trust_remote_code}
     job = for_run(run, out, device=device, force=force, **loading)
     job.mpp = mpp
@@ -66,6 +67,13 @@ def for_run(
             f"The bags of {run.folder} do not say with which encoder and at which scale they were "
             "made. Encode the slides in the same way, and pass the bags."
         )
+    if ":" in facts.encoder and not (
+        facts.encoder.startswith("timm:") or loading.get("trust_remote_code")
+    ):
+        raise EncoderError(
+            f"The bags of {run.folder} were made by code of somebody, {facts.encoder}, which would "
+            "run here with your rights. Allow it with --trust-remote-code, or pass bags."
+        )
     encoder = encoders.load(facts.encoder, device=pick_device(device), **loading)
     if facts.fingerprint not in (None, encoder.fingerprint) and not force:
         raise EncoderError(
@@ -74,19 +82,32 @@ def for_run(
             "Pass the right ones with --weights, or accept these with --force."
         )
     if facts.settings is not None:
-        made = config.parse(tomllib.loads(facts.settings), into=Settings)
-        return Extraction(out=out, encoder=encoder, config=made.extraction)
+        return Extraction(out=out, encoder=encoder, config=_settings(run, facts.settings, force))
     rule: Any = facts.scale_rule or "exact"
     grid = PatchConfig(px=facts.patch_px, mpp=facts.mpp, scale_rule=rule)
     return Extraction(out=out, encoder=encoder, config=ExtractionConfig(patches=grid))
 
 
-def _told_apart(inputs: Sequence[Path]) -> tuple[list[Path], list[Path]]:
-    """Return bags, and slides. A folder that holds bags is a folder of bags."""
+def _settings(run: Run, text: str, force: bool) -> ExtractionConfig:
+    """Return how a bag of the run was made, if slides can be encoded in that way here."""
+    try:
+        made = config.parse(tomllib.loads(text), into=Settings)
+    except (RecipeError, tomllib.TOMLDecodeError) as problem:
+        raise RunError(f"The bags of {run.folder} are of another caprmil ({problem}).") from None
+    if made.version != VERSION:
+        raise RunError(
+            f"The bags of {run.folder} were made by method {made.version}, and this caprmil has "
+            f"{VERSION}. Use the caprmil that made them, or encode and train again."
+        )
+    if made.regions is not None and not force:
+        raise RunError(
+            f"The bags of {run.folder} were cut from regions drawn by hand. Encode the slides with "
+            "`caprmil encode --regions` and pass the bags, or take all tissue with --force."
+        )
+    return replace(made.extraction, regions="and tissue", region_classes=())
 
-    def holds_bags(path: Path) -> bool:
-        files = path.rglob("*") if path.is_dir() else [path]
-        return any(file.suffix.lower() in bags.SUFFIXES for file in files)
 
-    given = [path for path in inputs if holds_bags(path)]
-    return given, [path for path in inputs if path not in given]
+def _holds(path: Path, endings: Sequence[str]) -> bool:
+    """Tell whether a file, or any in a folder, ends in one of these."""
+    files = path.rglob("*") if path.is_dir() else [path]
+    return any(file.suffix.lower() in endings and file.parent.name != "qc" for file in files)

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from time import monotonic
 from typing import Protocol
 
 Step = Callable[[int, int], None]
@@ -49,3 +50,33 @@ def _lines(title: str) -> Bar:
             sys.stderr.write(f"{title}: {done:.3g} of {total:g} {remark}".rstrip() + "\n")
 
     return step
+
+
+class Pace:
+    """How far one is: slides done, patches a second, time left."""
+
+    def __init__(self, progress: Bar | None, *, total: int) -> None:
+        self.progress, self.total = progress, total
+        self.slides, self.patches, self.part = 0, 0, 0.0
+        self.start = monotonic()
+
+    def count(self, more: int, of: int) -> None:
+        """Note that patches of the slide in work are done."""
+        self.patches += more
+        self.part += more / of
+        self._show()
+
+    def tick(self) -> None:
+        """Note that a slide is done."""
+        self.slides, self.part = self.slides + 1, 0.0
+        self._show()
+
+    def _show(self) -> None:
+        if self.progress is None or not self.total:
+            return
+        done = self.slides + min(self.part, 0.99)
+        passed = monotonic() - self.start
+        left = passed / max(done, 1e-6) * (self.total - done)
+        time = f"{left:.0f} s" if left < 100 else f"{left / 60:.0f} min"
+        rate = f"{self.patches / max(passed, 1e-6):.0f} patches/s, " if self.patches else ""
+        self.progress(done, self.total, f"slides, {rate}{time} left")

@@ -29,6 +29,8 @@ class Reader(Protocol):
 
     def fetch(self, level: int, x: int, y: int, width: int, height: int) -> Pixels: ...
 
+    def close(self) -> None: ...
+
 
 class OpenSlideReader:
     def __init__(self, slide: openslide.OpenSlide) -> None:
@@ -41,6 +43,9 @@ class OpenSlideReader:
         if region.getchannel("A").getextrema() != (255, 255):  # tiles that were never scanned
             region = Image.alpha_composite(Image.new("RGBA", region.size, "white"), region)
         return np.array(region.convert("RGB"))
+
+    def close(self) -> None:
+        self.slide.close()
 
 
 class VipsReader:
@@ -68,6 +73,11 @@ class VipsReader:
             self.damage = problem
             raise
         return np.frombuffer(data, dtype=np.uint8).reshape(height, width, 3)
+
+    def close(self) -> None:
+        self.images, self.own = (), threading.local()  # libvips closes what nobody holds
+        if self.judge is not None:
+            self.judge.close()
 
     def _check(self, *area: int) -> None:
         if self.judge is None:

@@ -95,8 +95,7 @@ class Slide:
         self.close()
 
     def close(self) -> None:
-        if self._slide is not None:
-            self._slide.close()
+        self._reader.close()
 
     @property
     def size(self) -> tuple[int, int]:
@@ -229,6 +228,10 @@ def find_slides(
     found: dict[str, Path] = {}
     barred = None if outside is None else Path(outside).resolve()
     for path in map(Path, paths):
+        if not path.exists():
+            raise SlideError(f"There is no slide or folder {path}. Check its name.")
+        if path.suffix.lower() == ".dcm":
+            path = path.absolute().parent
         own = _in_folder(path) if path.is_dir() else [path]
         own = [file for file in own if barred not in file.resolve().parents]
         if not own:
@@ -245,14 +248,17 @@ def find_slides(
 
 def slide_name_of(path: Path) -> str:
     """Return the name of the slide in a file; DICOM files are called as their folder."""
+    path = path.absolute()
     return path.parent.name if path.suffix.lower() == ".dcm" else slide_name(path.name)
 
 
 def _in_folder(folder: Path) -> list[Path]:
-    def shown(path: Path) -> bool:
-        return not any(part.startswith(".") for part in path.relative_to(folder).parts)
+    def is_slide(path: Path) -> bool:
+        hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
+        of_ours = path.parent.name == "qc" and (path.parent.parent / ".locks").exists()
+        return not (hidden or of_ours) and path.is_file()
 
-    files = sorted(p for p in folder.rglob("*") if p.suffix.lower() in IMAGES and shown(p))
+    files = sorted(p for p in folder.rglob("*") if p.suffix.lower() in IMAGES and is_slide(p))
     dicom = sorted({file.parent for file in files if file.suffix.lower() == ".dcm"})
     return [file for file in files if file.suffix.lower() != ".dcm"] + dicom
 
@@ -262,7 +268,10 @@ def _in_dicom_folder(folder: Path) -> Path:
     files = sorted(folder.glob("*.dcm"))
     if not files:
         raise SlideError(f"{folder} is a folder without DICOM files. Pass a slide.")
-    uids = {str(_opened(f).properties.get("dicom.SeriesInstanceUID")): f for f in reversed(files)}
+    uids = set()
+    for file in files:
+        with _opened(file) as slide:
+            uids.add(slide.properties.get("dicom.SeriesInstanceUID"))
     if len(uids) > 1:
         raise SlideError(
             f"{folder} holds {len(uids)} DICOM series. Give each slide a folder of its own."

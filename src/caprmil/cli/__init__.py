@@ -79,8 +79,9 @@ def run() -> None:
         notes = "".join(f" ({note})" for note in getattr(problem, "__notes__", ()))
         typer.secho(f"error: {problem}{notes}", err=True, fg="red")
         raise SystemExit(2) from None
-    except KeyboardInterrupt:
-        resumes = {"train", "demo", "encode", "patch"} & set(sys.argv[1:2])
-        more = " The same command goes on from here." if resumes else ""
-        typer.secho(f"Stopped.{more}", err=True, fg="yellow")
-        raise SystemExit(130) from None
+    except SystemExit as end:
+        if end.code == 130:  # typer's word for Ctrl-C
+            resumes = {"train", "demo", "encode", "patch"} & set(sys.argv[1:2])
+            more = " The same command goes on from here." if resumes else ""
+            typer.secho(f"Stopped.{more}", err=True, fg="yellow")
+        raise

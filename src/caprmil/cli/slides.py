@@ -65,15 +65,15 @@ def encode(
     device: Device = "auto",
 ) -> None:
     """Turn slides into bags of features, with pictures of what was taken as tissue."""
-    from caprmil import encoders, extraction
+    from caprmil import encoders, extraction, settings
     from caprmil.runs import pick_device
 
     place = pick_device(device)
     loaded = encoders.load(
         encoder, weights=weights, device=place, trust_remote_code=trust_remote_code
     )
-    config = extraction.configure(
-        loaded, mpp=mpp, magnification=magnification, nominal=nominal, changes=change or []
+    config = settings.configure(
+        loaded.card, mpp=mpp, magnification=magnification, nominal=nominal, changes=change or []
     )
     job = extraction.Extraction(
         out=out,
@@ -93,6 +93,7 @@ def encode(
 def patch(
     slides: Slides,
     out: Annotated[Path, typer.Option(help="Folder for the pictures and the table.")],
+    encoder: Annotated[str, typer.Option(help="Whose scale and patches to take.")] = "lite0",
     mpp: Scale = None,
     magnification: Magnification = None,
     nominal: Nominal = False,
@@ -102,10 +103,14 @@ def patch(
     regions: Drawn = None,
 ) -> None:
     """Find tissue and lay the grid, without encoding: pictures to look at before a long night."""
-    from caprmil import extraction
+    from caprmil import encoders, extraction, settings
 
-    config = extraction.configure(
-        None, mpp=mpp, magnification=magnification, nominal=nominal, changes=change or []
+    config = settings.configure(
+        encoders.find(encoder),
+        mpp=mpp,
+        magnification=magnification,
+        nominal=nominal,
+        changes=change or [],
     )
     job = extraction.Extraction(
         out=out, encoder=None, config=config, mpp=slide_mpp, regions=regions

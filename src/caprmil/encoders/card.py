@@ -50,6 +50,11 @@ class Card:
         if self.resize_px is not None and self.resize_px < (self.input_px or self.resize_px + 1):
             raise ValueError(f"{self.name}: {self.resize_px=} has no {self.input_px=} within.")
 
+    @property
+    def sees_px(self) -> int:
+        """Side of patches that the network sees as they are, without resampling."""
+        return self.resize_px or self.input_px or self.patch_px or 224
+
     def facts(self) -> dict[str, Any]:
         """Return what decides, beside the weights, what the features of a patch are."""
         return {

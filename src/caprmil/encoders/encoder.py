@@ -40,8 +40,7 @@ class Encoder:
             raise ValueError(f"{card.name}: {card.width=} is not known.")
         self.card = card
         self.name, self.width, self.mpp = card.name, card.width, card.mpp
-        self.patch_px = card.resize_px or card.input_px or card.patch_px or 224
-        """Side of patches that the network sees as they are, without resampling."""
+        self.patch_px = card.sees_px
         self.fingerprint = fingerprint
         """Of the weights and of all that is done to a patch, in hex; equal on every machine."""
         self.revision = revision

@@ -14,7 +14,7 @@ from caprmil.encoders import hub, lite, networks
 from caprmil.encoders.card import Card
 from caprmil.encoders.encoder import Encoder, behaviour, fingerprint, probe_patches
 from caprmil.encoders.table import DEFAULT, find, url
-from caprmil.errors import EncoderError
+from caprmil.errors import CaprmilError, EncoderError
 
 Callee = Callable[[Tensor], Any]
 
@@ -106,7 +106,16 @@ def _load_callable(called: Callee, card: Card, how: dict[str, Any]) -> Encoder:
             f"The card of {_name(called)} is of {type(card)}, not a caprmil.encoders.Card."
         )
     probe = probe_patches(card.input_px or card.patch_px or 224)
-    answer = Encoder(called, replace(card, width=card.width or 1), fingerprint="", **how).ask(probe)
+    trial = Encoder(called, replace(card, width=card.width or 1), fingerprint="", **how)
+    try:
+        answer = trial.ask(probe)
+    except CaprmilError:
+        raise
+    except Exception as problem:  # whatever somebody's code raises
+        raise EncoderError(
+            f"{card.name} fails on patches of shape {tuple(probe.shape)} ({type(problem).__name__}:"
+            f" {problem}). It is called with a float tensor (B, 3, H, W)."
+        ) from problem
     state = called.state_dict() if isinstance(called, nn.Module) else {}
     more = () if state else (f"{called.__module__}.{_name(called)}", behaviour(answer.ravel()))
     mark = fingerprint(state, card, *more)
