@@ -510,6 +510,21 @@ def test_a_kill_costs_the_slide_in_work_and_nothing_else(
     ]
 
 
+def test_an_interrupt_says_that_the_command_goes_on(
+    tmp_path: Path, slides: dict[str, Path]
+) -> None:
+    process = start(tmp_path, seconds=0.2)
+    while not list((tmp_path / "out").glob("s*.h5")):
+        assert process.poll() is None, process.stdout and process.stdout.read()
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    said, _ = process.communicate(timeout=100)
+    assert process.returncode == 130
+    assert "Stopped. The same command goes on from here." in said
+    assert "Traceback" not in said
+    assert (tmp_path / "out" / "qc.csv").exists()
+
+
 def test_two_processes_share_a_folder_and_do_nothing_twice(
     tmp_path: Path, slides: dict[str, Path]
 ) -> None:
