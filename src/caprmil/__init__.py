@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from caprmil.models import CAPRMIL, MILModel, Output, create, list_models
     from caprmil.predictions import Predictions
     from caprmil.runs import Run
+    from caprmil.slides import Slide
     from caprmil.training import Recipe, cross_validate, read_recipe
 
 _HOMES = {
@@ -29,6 +30,7 @@ _HOMES = {
     "Predictions": "predictions",
     "Recipe": "training",
     "Run": "runs",
+    "Slide": "slides",
     "create": "models",
     "cross_validate": "training",
     "list_models": "models",
@@ -46,6 +48,7 @@ __all__ = [
     "Predictions",
     "Recipe",
     "Run",
+    "Slide",
     "create",
     "cross_validate",
     "list_models",
