@@ -87,9 +87,9 @@ def learning_rate(epoch: int, train: TrainConfig) -> float:
 class Learner(pl.LightningModule):
     """Asks a model for its loss terms, sums and logs them."""
 
-    def __init__(self, model: MILModel, train: TrainConfig, seed: int) -> None:
+    def __init__(self, model: MILModel, train: TrainConfig, seed: int, n_bags: int = 1) -> None:
         super().__init__()
-        self.model, self.settings, self.seed = model, train, seed
+        self.model, self.settings, self.seed, self.n_bags = model, train, seed, n_bags
         self.losses: list[tuple[float, int]] = []
         self.answers: list[tuple[Tensor, Tensor, dict[str, Tensor]]] = []
         self.validated: Row = {}
@@ -108,6 +108,7 @@ class Learner(pl.LightningModule):
         state = np.random.SeedSequence([self.seed, self.current_epoch]).generate_state(1)
         torch.manual_seed(int(state[0]))
         self.losses.clear()
+        self.model.begin_epoch(self.current_epoch, self.n_bags)
 
     def training_step(self, batch: Batch, _: int) -> Tensor:
         terms = self.terms(batch)[1]
@@ -280,7 +281,7 @@ def fit(
             use_distributed_sampler=False,
         )
         trainer.fit(
-            Learner(model, settings, seed),
+            Learner(model, settings, seed, len(train)),
             batches.load(train, batch_size=settings.batch_size, sampler=sampler, **reading),
             batches.load(validation, **reading) if validation else None,
             ckpt_path=keeper.last if keeper.last.exists() else None,

@@ -1,7 +1,7 @@
 """MIL models under one contract: `model(features, mask=..., grid=...) -> Output`. Torch only."""
 
 from caprmil.models.abmil import ABMIL
-from caprmil.models.base import MILModel, Output
+from caprmil.models.base import MILModel, Output, Spread
 from caprmil.models.caprmil import CAPRMIL, ContextStack
 from caprmil.models.mean import MeanMIL
 from caprmil.models.pooling import POOLS, AttentionPool, GatedAttentionPool, MeanPool, Pool
@@ -20,6 +20,7 @@ __all__ = [
     "MeanPool",
     "Output",
     "Pool",
+    "Spread",
     "create",
     "list_models",
 ]

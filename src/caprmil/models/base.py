@@ -4,7 +4,7 @@ Axes, in every model file: B bags, N patches, E encoder features, D width, H hea
 M tokens, C classes. The aliases below are checked at run time, under pytest only.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
 from typing import Any, ClassVar, TypeAlias
@@ -33,12 +33,23 @@ EMPTY = "A bag has no patches. Leave slides without tissue out."
 
 
 @dataclass(frozen=True, kw_only=True)
+class Spread:
+    """How far the draws of a random model lie apart: standard deviations, of patches and bags."""
+
+    attention: Weights
+    probabilities: Float[Tensor, "B C"]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Output:
     """What every model returns, always whole: no flags, no tuples of changing length."""
 
     logits: Logits
     embedding: Float[Tensor, "B ..."]
     attention: Weights  # sums to one over the real patches of a bag
+    class_attention: Float[Tensor, "B C N"] | None = None  # where each class has its own
+    scores: Float[Tensor, "B N C"] | None = None  # what a patch alone says, where a model asks it
+    spread: Spread | None = None  # where a model is random
     assignments: tuple[Assignments, ...] = ()  # one per context block
     aux: dict[str, Tensor] = field(default_factory=dict)  # for this model's own loss, nobody else
 
@@ -68,7 +79,20 @@ class MILModel(nn.Module):
         return self.forward_bags(*self.at_the_door(features, mask), grid)
 
     def forward_bags(self, features: Features, mask: Mask, grid: Grid | None) -> Output:
-        """Do the work. This is the method a new model writes."""
+        """Do the work. A new model writes this method, or else `forward_bag`."""
+        outputs = []
+        for number, real in enumerate(mask):
+            bag, cells = features[number : number + 1], None if grid is None else grid[number, real]
+            whole = bool(real.all())
+            outputs.append(self.forward_bag(bag if whole else bag[:, real], cells))
+        return join(outputs, mask)
+
+    def forward_bag(self, features: Features, grid: Int[Tensor, "N 2"] | None) -> Output:
+        """Do the work for one bag without padding, a batch of one.
+
+        For models that read patches as a sequence or draw at random: there, padding can neither
+        shift a neighbour nor take a draw. Tensors in `aux` have one row a bag.
+        """
         raise NotImplementedError
 
     @torch.no_grad()
@@ -112,6 +136,12 @@ class MILModel(nn.Module):
             if isinstance(module, MILModel):
                 module.class_weights = weights
 
+    def begin_epoch(self, epoch: int, n_bags: int) -> None:
+        """Hear which epoch of training begins, and how many bags it has. Most have no use for it.
+
+        A training loop calls it before each epoch.
+        """
+
     def undecayed(self) -> set[str]:
         """Return the names of the parameters that weight decay leaves alone."""
         return set()
@@ -148,3 +178,41 @@ class MILModel(nn.Module):
         if not isinstance(model, cls):
             raise TypeError(f"{folder} holds a {type(model).__name__}, not a {cls.__name__}.")
         return model
+
+
+def join(outputs: Sequence[Output], mask: Mask) -> Output:
+    """Put bags side by side again, with zeros where the mask has padding."""
+    if len(outputs) == 1 and outputs[0].attention.shape == mask.shape:
+        return outputs[0]
+
+    def rows(pick: Callable[[Output], Any]) -> Any:
+        return None if pick(outputs[0]) is None else torch.cat([pick(each) for each in outputs])
+
+    def patches(pick: Callable[[Output], Any]) -> Any:
+        """Lay out what has one row a patch."""
+        if pick(outputs[0]) is None:
+            return None
+        real = torch.cat([pick(each)[0] for each in outputs])
+        return real.new_zeros((*mask.shape, *real.shape[1:])).masked_scatter(
+            mask.reshape(*mask.shape, *[1] * (real.ndim - 1)), real
+        )
+
+    def by_patch(each: Output) -> Tensor | None:
+        return None if each.class_attention is None else each.class_attention.mT
+
+    by_class = patches(by_patch)
+    spread = None
+    if outputs[0].spread is not None:
+        spread = Spread(
+            attention=patches(lambda each: each.spread and each.spread.attention),
+            probabilities=rows(lambda each: each.spread and each.spread.probabilities),
+        )
+    return Output(
+        logits=rows(lambda each: each.logits),
+        embedding=rows(lambda each: each.embedding),
+        attention=patches(lambda each: each.attention),
+        class_attention=None if by_class is None else by_class.mT,
+        scores=patches(lambda each: each.scores),
+        spread=spread,
+        aux={name: torch.cat([each.aux[name] for each in outputs]) for name in outputs[0].aux},
+    )

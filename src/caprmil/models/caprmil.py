@@ -298,6 +298,10 @@ class CAPRMIL(MILModel):
             return self.pool.loss(output, labels)
         return super().loss(output, labels)
 
+    def begin_epoch(self, epoch: int, n_bags: int) -> None:
+        if isinstance(self.pool, MILModel):
+            self.pool.begin_epoch(epoch, n_bags)
+
     def undecayed(self) -> set[str]:
         """Spare the temperatures: decay would pull them all towards softplus(0) = 0.69."""
         spared = {name for name, _ in self.named_parameters() if name.endswith("temperature.raw")}

@@ -1,7 +1,7 @@
-"""What several models share: sums over patches that keep their digits in any precision."""
+"""What several models share: sums over patches that keep their digits, and draws that repeat."""
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 
@@ -29,3 +29,16 @@ def weighted_sum(
 def summing_dtype(values: Tensor) -> torch.dtype:
     """Return the precision for sums over patches: the values' own, and at least float32."""
     return torch.promote_types(values.dtype, torch.float32)
+
+
+def content_order(patches: Float[Tensor, "N D"]) -> Int[Tensor, " N"]:
+    """Return an order of the patches by what they hold, not by where they stand in a file.
+
+    What is drawn for a patch in evaluation goes by this, so that the order of a file is no matter.
+    """
+    return patches.detach().sum(dim=-1, dtype=torch.float64).argsort(stable=True)
+
+
+def seeded(seed: int, device: torch.device) -> torch.Generator:
+    """Return a generator of its own for an evaluation: same seed, same answer."""
+    return torch.Generator(device).manual_seed(seed)

@@ -1,0 +1,64 @@
+"""Models side by side, fold by fold."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from caprmil.figures.style import (
+    BLUE,
+    CHANCE,
+    FROM_ZERO,
+    GREY,
+    TITLES,
+    VERMILLION,
+    Values,
+    new_figure,
+    tidy,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+def model_bars(
+    scores: Mapping[str, Mapping[str, Values]], *, metrics: Sequence[str] = ("auc", "ace")
+) -> "Figure":
+    """Draw models side by side: `scores[model][metric]` holds a value for each fold.
+
+    A dot is a fold, the bar is the mean (with the standard deviation in numbers beside it), and
+    NaN is left out. Chance is a dashed line.
+    """
+    figure = new_figure(0.8 + 3.9 * len(metrics), 1.3 + 0.46 * len(scores))
+    row = figure.subplots(1, len(metrics), sharey=True, squeeze=False)[0]
+    for axes, metric in zip(row, metrics, strict=True):
+        tidy(axes, title=TITLES.get(metric, metric))
+        axes.grid(visible=False, axis="y")
+        if metric in CHANCE:
+            axes.axvline(CHANCE[metric], color=GREY, lw=1, ls=(0, (4, 4)))
+            axes.text(CHANCE[metric], len(scores) - 0.45, " chance", color=GREY, fontsize=8)
+        for place, model in enumerate(scores):
+            values = np.asarray(scores[model].get(metric, ()), dtype=float)
+            values = values[~np.isnan(values)]
+            if len(values):
+                _draw_model(axes, place, values)
+        if metric in FROM_ZERO:
+            axes.set_xlim(left=0)
+    row[0].set_yticks(range(len(scores)), labels=list(scores), fontsize=10)
+    row[0].set_ylim(len(scores) - 0.4, -0.6)  # the first model on top
+    figure.supxlabel("dot: one fold    bar: mean of the folds", fontsize=8, color=GREY)
+    return figure
+
+
+def _draw_model(axes: "Axes", place: int, values: NDArray[np.float64]) -> None:
+    mean, spread = values.mean(), ""
+    axes.plot([mean, mean], [place - 0.3, place + 0.3], color=VERMILLION, lw=2.5)
+    aside = np.full(len(values), float(place))
+    if len(values) > 1:
+        aside += np.linspace(-0.16, 0.16, len(values))
+        spread = f" ± {values.std(ddof=1):.3f}"
+    axes.plot(values, aside, "o", color=BLUE, ms=5.5, mec="white", mew=0.6, clip_on=False)
+    beside = axes.get_yaxis_transform()
+    axes.text(1.02, place, f"{mean:.3f}{spread}", transform=beside, va="center", fontsize=9)

@@ -1,0 +1,68 @@
+"""What all pictures share: colours, titles, empty axes, and how they are saved.
+
+Figures are objects (no pyplot, no global state), so they can be made in threads and on servers
+without a display. Matplotlib loads inside the functions. Colours are those of Okabe and Ito, which
+people with any colour vision can tell apart.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from caprmil import files
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Values: TypeAlias = Sequence[float | int] | NDArray[Any]
+
+BLUE, VERMILLION, GREEN, ORANGE = "#0072B2", "#D55E00", "#009E73", "#E69F00"
+PURPLE, SKY, BLACK, YELLOW = "#CC79A7", "#56B4E9", "#000000", "#F0E442"
+COLOURS = (BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY, BLACK, YELLOW)
+GREY = "#777777"
+
+TITLES = {
+    "auc": "AUC",
+    "accuracy": "Accuracy",
+    "balanced_accuracy": "Balanced accuracy",
+    "f1": "F1",
+    "kappa": "Quadratic kappa",
+    "ace": "ACE (lower is better)",
+    "ece": "ECE (lower is better)",
+    "ece_positive": "ECE of class 1 (lower is better)",
+    "brier": "Brier score (lower is better)",
+}
+CHANCE = {"auc": 0.5, "kappa": 0.0}
+FROM_ZERO = frozenset({"ace", "ece", "ece_positive", "brier"})
+Slides: TypeAlias = tuple[NDArray[np.integer], NDArray[np.floating]]  # labels and probabilities
+
+
+def save(figure: "Figure", path: Path | str, dpi: int = 150, *, replace: bool = False) -> Path:
+    """Write the figure; the ending of the name says the format (png, pdf, svg)."""
+    with files.beside(path, replace=replace) as passing:
+        figure.savefig(passing, dpi=dpi)
+    return Path(path)
+
+
+def new_figure(width: float, height: float) -> "Figure":
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained", facecolor="white")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def tidy(axes: "Axes", *, title: str = "", across: str = "", up: str = "") -> None:
+    """Leave only the lines that carry something."""
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(color="#E5E5E5", lw=0.6)
+    axes.set_axisbelow(True)
+    axes.tick_params(labelsize=9, length=3)
+    axes.set_title(title, fontsize=11, loc="left")
+    axes.set_xlabel(across, fontsize=10)
+    axes.set_ylabel(up, fontsize=10)
