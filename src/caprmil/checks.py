@@ -8,6 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from caprmil import bags
@@ -34,11 +35,13 @@ def check(model: MILModel, paths: Sequence[Path]) -> list[Finding]:
     model = model.cpu().eval()
     seen: dict[str, list[float]] = {promise: [] for promise in PROMISES}
     for path in paths:
-        bag = torch.from_numpy(bags.read(path).features)[None]
-        before = _ask(model, bag)
+        bag = bags.read(path)
+        features, cells = torch.from_numpy(bag.features)[None], bag.grid()
+        grid = None if cells is None else torch.from_numpy(cells)[None]
+        before = _ask(model, features, grid)
         for promise, ask in PROMISES.items():
             try:
-                deviation = float((ask(model, bag) - before).abs().max())
+                deviation = float((ask(model, features, grid) - before).abs().max())
             except NotImplementedError:
                 continue
             seen[promise].append(inf if isnan(deviation) else deviation)
@@ -49,44 +52,44 @@ def check(model: MILModel, paths: Sequence[Path]) -> list[Finding]:
 
 
 @torch.no_grad()
-def _ask(model: MILModel, features: Tensor, mask: Tensor | None = None) -> Tensor:
-    return model(features, mask=mask).logits.softmax(dim=-1)
+def _ask(
+    model: MILModel, features: Tensor, grid: Tensor | None, mask: Tensor | None = None
+) -> Tensor:
+    return model(features, mask=mask, grid=grid).logits.softmax(dim=-1)
 
 
-def _padding(model: MILModel, bag: Tensor) -> Tensor:
-    n, more = bag.shape[1], bag.shape[1] // 2 + 1
-    junk = torch.full((1, more, bag.shape[2]), 7.0, dtype=bag.dtype)
-    return _ask(model, torch.cat([bag, junk], dim=1), torch.arange(n + more)[None] < n)
+def _padding(model: MILModel, features: Tensor, grid: Tensor | None) -> Tensor:
+    n, more = features.shape[1], features.shape[1] // 2 + 1
+    padded = F.pad(features, (0, 0, 0, more), value=7.0)
+    cells = None if grid is None else F.pad(grid, (0, 0, 0, more))  # all in the first cell
+    return _ask(model, padded, cells, torch.arange(n + more)[None] < n)
 
 
-def _order(model: MILModel, bag: Tensor) -> Tensor:
+def _order(model: MILModel, features: Tensor, grid: Tensor | None) -> Tensor:
     if model.order_matters:
         raise NotImplementedError
     generator = torch.Generator().manual_seed(0)
-    return _ask(model, bag[:, torch.randperm(bag.shape[1], generator=generator)])
+    order = torch.randperm(features.shape[1], generator=generator)
+    return _ask(model, features[:, order], None if grid is None else grid[:, order])
 
 
-def _precision(model: MILModel, bag: Tensor) -> Tensor:
-    return _ask(deepcopy(model).double(), bag)
+def _precision(model: MILModel, features: Tensor, grid: Tensor | None) -> Tensor:
+    return _ask(deepcopy(model).double(), features, grid)
 
 
-def _chunks(model: MILModel, bag: Tensor) -> Tensor:
-    size = bag.shape[1] // 7 + 1
-    return model.stream(lambda: torch.split(bag, size, dim=1)).softmax(dim=-1)
+def _chunks(model: MILModel, features: Tensor, _: Tensor | None) -> Tensor:
+    size = features.shape[1] // 7 + 1
+    return model.stream(lambda: torch.split(features, size, dim=1)).softmax(dim=-1)
 
 
-def _reload(model: MILModel, bag: Tensor) -> Tensor:
+def _reload(model: MILModel, features: Tensor, grid: Tensor | None) -> Tensor:
     with TemporaryDirectory() as folder:
         model.save_pretrained(folder)
-        return _ask(MILModel.from_pretrained(folder), bag)
+        return _ask(MILModel.from_pretrained(folder), features, grid)
 
 
-def _again(model: MILModel, bag: Tensor) -> Tensor:
-    return _ask(model, bag)
-
-
-PROMISES: dict[str, Callable[[MILModel, Tensor], Tensor]] = {
-    "asking twice": _again,
+PROMISES: dict[str, Callable[[MILModel, Tensor, Tensor | None], Tensor]] = {
+    "asking twice": _ask,
     "padding": _padding,
     "order of patches": _order,
     "double precision": _precision,

@@ -11,8 +11,18 @@ from caprmil.errors import BagError
 from caprmil.models import MODELS, POOLS, MILModel, create
 
 NYSTROM = {"dim": 32, "heads": 4, "landmarks": 8}  # else their inverses take the whole night
-SMALL: dict[str, dict[str, Any]] = {"transmil": NYSTROM, "dgrmil": NYSTROM}
-VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {}
+BAYES = {"dim": 64, "hidden": 32}  # its draws of 100,000 patches take a dozen seconds else
+SMALL: dict[str, dict[str, Any]] = {"transmil": NYSTROM, "dgrmil": NYSTROM, "bayesmil": BAYES}
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "clam, single": ("clam", {"branches": "single", "k": 2}),
+    "clam, subtyping": ("clam", {"subtyping": True}),
+    "dsmil, both streams": ("dsmil", {"both_streams": True}),
+    "dsmil, multilabel with values": ("dsmil", {"multilabel": True, "value_map": True}),
+    "dtfd, maxmins": ("dtfd", {"distil": "maxmins"}),
+    "bayesmil, no draws": ("bayesmil", {"draws": 0, "prior": "subtyping", **BAYES}),
+    "sgpmil, shared noise": ("sgpmil", {"noise": "shared"}),
+    "sgpmil, normalised": ("sgpmil", {"normalise": True}),
+}
 CASES = {
     **{name: (name, SMALL.get(name, {})) for name in MODELS},
     **{

@@ -2,17 +2,30 @@
 
 from caprmil.models.abmil import ABMIL
 from caprmil.models.base import MILModel, Output, Spread
+from caprmil.models.bayesmil import BayesMIL
 from caprmil.models.caprmil import CAPRMIL, ContextStack
+from caprmil.models.clam import CLAM
+from caprmil.models.dgrmil import DGRMIL
+from caprmil.models.dsmil import DSMIL
+from caprmil.models.dtfd import DTFDMIL
 from caprmil.models.mean import MeanMIL
 from caprmil.models.pooling import POOLS, AttentionPool, GatedAttentionPool, MeanPool, Pool
 from caprmil.models.registry import MODELS, create, list_models
+from caprmil.models.sgpmil import SGPMIL
+from caprmil.models.transmil import TransMIL
 
 __all__ = [
     "ABMIL",
     "CAPRMIL",
+    "CLAM",
+    "DGRMIL",
+    "DSMIL",
+    "DTFDMIL",
     "MODELS",
     "POOLS",
+    "SGPMIL",
     "AttentionPool",
+    "BayesMIL",
     "ContextStack",
     "GatedAttentionPool",
     "MILModel",
@@ -21,6 +34,7 @@ __all__ = [
     "Output",
     "Pool",
     "Spread",
+    "TransMIL",
     "create",
     "list_models",
 ]

@@ -9,14 +9,28 @@ from torch import nn
 from caprmil.errors import RecipeError, UnknownName, suggest
 from caprmil.models.abmil import ABMIL
 from caprmil.models.base import MILModel
+from caprmil.models.bayesmil import BayesMIL
 from caprmil.models.caprmil import CAPRMIL
+from caprmil.models.clam import CLAM
+from caprmil.models.dgrmil import DGRMIL
+from caprmil.models.dsmil import DSMIL
+from caprmil.models.dtfd import DTFDMIL
 from caprmil.models.mean import MeanMIL
 from caprmil.models.pooling import POOLS
+from caprmil.models.sgpmil import SGPMIL
+from caprmil.models.transmil import TransMIL
 
 MODELS: dict[str, type[MILModel]] = {
     "caprmil": CAPRMIL,
     "mean": MeanMIL,
     "abmil": ABMIL,
+    "clam": CLAM,
+    "dsmil": DSMIL,
+    "dtfd": DTFDMIL,
+    "transmil": TransMIL,
+    "dgrmil": DGRMIL,
+    "bayesmil": BayesMIL,
+    "sgpmil": SGPMIL,
 }
 
 Built = TypeVar("Built", bound=nn.Module)

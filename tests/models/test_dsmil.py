@@ -1,0 +1,135 @@
+"""DSMIL against its paper: sizes, the equations of both streams, and their losses."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from caprmil import cost
+from caprmil.models import DSMIL
+
+
+@pytest.mark.parametrize(
+    ("settings", "parameters"), [({}, 153_860), ({"value_map": True}, 1_203_460)]
+)
+def test_size_is_the_releases(settings: dict[str, Any], parameters: int) -> None:
+    assert cost.parameters(DSMIL(1024, 2, **settings)) == parameters
+
+
+def test_a_thousand_patches_cost_what_the_equations_say() -> None:
+    assert cost.flops(DSMIL(1024, 2), n_patches=1000) / 1e9 == pytest.approx(0.304, rel=2e-3)
+
+
+def test_weights_start_orthogonal_and_biases_at_zero() -> None:
+    for layer in DSMIL(24, 3, value_map=True).modules():
+        if isinstance(layer, nn.Linear):
+            assert layer.bias.eq(0).all()
+            rows, columns = layer.weight.shape
+            short = layer.weight if rows <= columns else layer.weight.T
+            torch.testing.assert_close(short @ short.T, torch.eye(len(short)))
+
+
+def plain_bag_stream(model: DSMIL, bag: Tensor) -> Tensor:
+    """The equations for one bag, class by class and patch by patch."""
+    queries, logits = model.query(bag), model.classify.bias.clone()
+    for c, opinions in enumerate(model.judge(bag).T):
+        critical = queries[opinions.argmax()]
+        likeness = torch.stack([query @ critical / len(query) ** 0.5 for query in queries])
+        weights = likeness.exp() / likeness.exp().sum()
+        pooled = sum(w * v for w, v in zip(weights, model.value(bag), strict=True))
+        kernel = model.classify.weight[:, c * len(pooled) : (c + 1) * len(pooled)]
+        logits = logits + kernel @ pooled
+    return logits
+
+
+@pytest.mark.parametrize("value_map", [False, True])
+def test_the_bag_stream_is_the_equations_of_the_paper(value_map: bool) -> None:
+    torch.manual_seed(0)
+    model = DSMIL(24, 3, value_map=value_map).double().eval()
+    bags = torch.randn(2, 9, 24, dtype=torch.float64)
+    logits = model(bags, mask=torch.arange(9) < torch.tensor([[5], [9]])).logits
+    torch.testing.assert_close(logits[0], plain_bag_stream(model, bags[0, :5]))
+    torch.testing.assert_close(logits[1], plain_bag_stream(model, bags[1]))
+
+
+def test_padding_is_never_critical() -> None:
+    model, bag = DSMIL(24, 2), -torch.rand(1, 9, 24)
+    nn.init.ones_(model.judge.weight)  # every patch says less than padding would
+    padded = model(bag, mask=torch.arange(9)[None] < 5)
+    torch.testing.assert_close(padded.logits[0], plain_bag_stream(model, bag[0, :5]))
+
+
+@pytest.mark.parametrize("value_map", [False, True])
+def test_logits_are_sums_over_patches(value_map: bool) -> None:
+    model = DSMIL(24, 3, value_map=value_map).double().eval()
+    bags = torch.randn(2, 9, 24, dtype=torch.float64)
+    output = model(bags)
+    kernels = model.classify.weight.unflatten(1, (3, 24))
+    said = torch.einsum("cke,bne->bckn", kernels, model.value(bags))
+    each = (output.class_attention[:, None] * said).sum(dim=2)  # one number a class and patch
+    expected = model.classify.bias + each.sum(dim=-1)
+    torch.testing.assert_close(output.logits, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_each_class_has_its_attention() -> None:
+    mask = torch.arange(9) < torch.tensor([[5], [9]])
+    output = DSMIL(24, 3)(torch.randn(2, 9, 24), mask=mask)
+    assert output.class_attention is not None
+    torch.testing.assert_close(output.class_attention.sum(dim=-1), torch.ones(2, 3))
+    torch.testing.assert_close(output.class_attention.mean(dim=1), output.attention)
+    assert output.class_attention[0, :, 5:].eq(0).all()
+
+
+def test_scores_are_the_patch_stream() -> None:
+    model, bag = DSMIL(24, 3), torch.randn(1, 9, 24)
+    torch.testing.assert_close(model(bag).scores, model.judge(bag).softmax(dim=-1))
+    model = DSMIL(24, 3, multilabel=True)
+    torch.testing.assert_close(model(bag).scores, model.judge(bag).sigmoid())
+    padded = model(bag, mask=torch.arange(9)[None] < 5)
+    assert padded.scores[0, 5:].eq(0).all()
+
+
+def test_each_stream_has_half_of_the_loss() -> None:
+    model, bags, labels = DSMIL(24, 3, both_streams=True), torch.randn(2, 9, 24), torch.arange(2)
+    terms = model.loss(model(bags), labels)
+    alone = DSMIL(24, 3)
+    alone.load_state_dict(model.state_dict())
+    best = model.judge(bags).amax(dim=1)
+    torch.testing.assert_close(terms["bag"], F.cross_entropy(alone(bags).logits, labels) / 2)
+    torch.testing.assert_close(terms["max"], F.cross_entropy(best, labels) / 2)
+
+
+def test_both_streams_answer_by_their_mean() -> None:
+    model, bag = DSMIL(24, 3, both_streams=True).double(), torch.randn(9, 24).double()
+    expected = (plain_bag_stream(model, bag) + model.judge(bag).amax(dim=0)) / 2
+    torch.testing.assert_close(model(bag[None]).logits[0], expected)
+
+
+def test_in_multilabel_each_class_is_a_question_of_its_own() -> None:
+    model, bags, labels = DSMIL(24, 3, multilabel=True), torch.randn(2, 9, 24), torch.arange(2)
+    output = model(bags)
+    right = output.logits.sigmoid()
+    right = torch.where(torch.eye(3)[labels].bool(), right, 1 - right)
+    torch.testing.assert_close(model.loss(output, labels)["bag"], -right.log().mean() / 2)
+
+
+def test_the_critical_patch_learns_as_a_query_too() -> None:
+    torch.manual_seed(0)
+    model, bag = DSMIL(6, 2, hidden=4).double(), torch.randn(1, 4, 6).double().requires_grad_()
+    assert torch.autograd.gradcheck(lambda features: model(features).logits, bag)
+
+
+def test_of_equal_patches_the_first_is_critical_also_in_pieces() -> None:
+    model, bag = DSMIL(24, 2).eval(), torch.randn(1, 6, 24)
+    nn.init.zeros_(model.judge.weight)  # every patch says the same
+    pieces = model.stream(lambda: bag.split(4, dim=1))
+    torch.testing.assert_close(pieces, model(bag).logits)
+    torch.testing.assert_close(pieces[0], plain_bag_stream(model, bag[0]))
+
+
+def test_dropout_without_a_value_map_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"dropout=0.2, value_map=False"):
+        DSMIL(24, 2, dropout=0.2)
+    assert DSMIL(24, 2, dropout=0.2, value_map=True)
