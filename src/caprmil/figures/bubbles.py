@@ -1,0 +1,163 @@
+"""Models as bubbles: what they need against what they take or give."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import inf, isnan, nan, sqrt
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from caprmil.figures.style import BLUE, GREY, VERMILLION, log_scale, new_figure, tidy
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.transforms import Bbox
+
+WIDE = 12  # a scale that spans more than this is logarithmic
+SIDES = np.array([(1, 0), (0, 1), (0, -1), (-1, 0), *product((0.7, -0.7), (0.7, -0.7))])
+LARGEST = 34  # diameter of the largest bubble, in points
+ROUND = tuple(size * 10**zeros for zeros in range(2, 9) for size in (1, 3))  # parameters
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bubble:
+    """One model in the plane; its area is the number of parameters."""
+
+    name: str
+    across: float
+    up: float
+    parameters: int
+    spread: float = nan  # of `up`, one standard deviation
+
+
+def bubbles(
+    models: Sequence[Bubble], *, across: str, up: str, title: str = "", ours: str = "caprmil"
+) -> "Figure":
+    """Draw models in the plane of two measures; those whose name begins with `ours` stand out.
+
+    A scale that spans more than a factor of twelve is logarithmic.
+    """
+    figure = new_figure(7.2, 5.0)
+    axes = figure.subplots()
+    tidy(axes, title=title, across=across, up=up)
+    _scale(axes, "x", [model.across for model in models])
+    _scale(axes, "y", [model.up for model in models if isnan(model.spread)])
+    unit = LARGEST / sqrt(max(model.parameters for model in models))
+    for model in sorted(models, key=lambda model: -model.parameters):  # the small ones on top
+        colour = VERMILLION if model.name.startswith(ours) else BLUE
+        if not isnan(model.spread):
+            axes.errorbar(
+                model.across, model.up, yerr=model.spread, color=colour, lw=1, alpha=0.6, zorder=2
+            )
+        look: dict[str, Any] = {"mfc": colour, "mec": "white", "mew": 0.8, "alpha": 0.75}
+        axes.plot(model.across, model.up, "o", ms=unit * sqrt(model.parameters), zorder=3, **look)
+    axes.margins(0.14)
+    _size_key(axes, unit)
+    _name(axes, models, unit)
+    return figure
+
+
+def _scale(axes: "Axes", which: str, values: Sequence[float]) -> None:
+    """Make a scale logarithmic if it must be."""
+    if values and min(values) > 0 and max(values) / min(values) > WIDE:
+        log_scale(axes, which)
+
+
+def _size_key(axes: "Axes", unit: float) -> None:
+    """Show what the sizes mean, by three round numbers; `unit` is the diameter of one parameter."""
+    from matplotlib.lines import Line2D
+
+    sizes = [size for size in ROUND if unit * sqrt(size) <= 1.1 * LARGEST][-3:]
+    look: dict[str, Any] = {"mfc": "none", "mec": GREY, "ls": "", "marker": "o"}
+    marks = [Line2D([], [], ms=unit * sqrt(size), **look) for size in sizes]
+    widest = LARGEST / 8  # in units of the font size
+    key = axes.legend(
+        marks,
+        [f"{size / 1e6:g} M" for size in sizes],
+        title="parameters",
+        loc="upper left",
+        bbox_to_anchor=(1.01, 1.0),
+        frameon=False,
+        fontsize=8,
+        title_fontsize=8,
+        handlelength=widest,
+        handleheight=widest,
+        borderpad=1,
+    )
+    key.set_alignment("left")
+    for text in key.get_texts():
+        text.set_y(8)  # else it hangs below the middle of its bubble
+
+
+def _name(axes: "Axes", models: Sequence[Bubble], unit: float) -> None:
+    """Write each name beside its bubble, where it covers no other name and no other bubble."""
+    from matplotlib.transforms import Bbox
+
+    axes.figure.canvas.draw()  # the layout is settled only now
+    scale = axes.figure.dpi / 72  # pixels in a point
+    inside = axes.get_window_extent()
+    homes, taken = [], []
+    for model in models:
+        x, y = axes.transData.transform((model.across, model.up))
+        radius = scale * unit * sqrt(model.parameters) / 2
+        homes.append(Bbox.from_extents(x - radius, y - radius, x + radius, y + radius))
+        if not isnan(model.spread):
+            top = axes.transData.transform((model.across, model.up + model.spread))[1]
+            taken.append(Bbox.from_extents(x - scale, 2 * y - top, x + scale, top))
+    taken += homes
+    for model, home in zip(models, homes, strict=True):
+        text = axes.text(0, 0, model.name, fontsize=9)
+        size = text.get_window_extent()
+        text.remove()
+        others = [box for box in taken if box is not home]
+        near, step = _free_place(home, size, others, inside, scale)
+        taken.append(Bbox(home.get_points().mean(axis=0) + step + _centred(size)))
+        axes.annotate(
+            model.name,
+            (model.across, model.up),
+            xytext=(step[0] / scale, step[1] / scale),
+            textcoords="offset points",
+            fontsize=9,
+            ha="center",
+            va="center",
+            # A hair leads to the bubble where the name could not stand beside it.
+            arrowprops=None if near else {"arrowstyle": "-", "color": GREY, "lw": 0.7},
+            zorder=4,
+        )
+
+
+def _free_place(
+    home: "Bbox", size: "Bbox", others: "list[Bbox]", inside: "Bbox", scale: float
+) -> tuple[bool, NDArray[np.float64]]:
+    """Return whether a name can stand right beside its bubble, and the step from there to it.
+
+    Of all places around the bubble, that where the name covers least, and of equals the nearest.
+    """
+    from matplotlib.transforms import Bbox
+
+    best, least = (True, np.zeros(2)), inf
+    for away, side in product((2, 8, 16, 26, 38), SIDES):
+        reach = np.array([home.width + size.width, home.height + size.height]) / 2 + away * scale
+        step = side * reach
+        box = Bbox(home.get_points().mean(axis=0) + step + _centred(size))
+        outside = box.width * box.height - _overlap(box, inside)
+        cover = round(outside + sum(_overlap(box, other) for other in others))
+        if cover < least:
+            best, least = (away == 2, step), cover
+    return best
+
+
+def _centred(size: "Bbox") -> NDArray[np.float64]:
+    """Return the corners of a box of that size around zero."""
+    half = np.array([size.width, size.height]) / 2
+    return np.stack([-half, half])
+
+
+def _overlap(one: "Bbox", other: "Bbox") -> float:
+    """Return the area that two boxes share."""
+    width = min(one.x1, other.x1) - max(one.x0, other.x0)
+    height = min(one.y1, other.y1) - max(one.y0, other.y0)
+    return max(width, 0.0) * max(height, 0.0)
