@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from caprmil import config, cost, encoders, figures
-from caprmil.errors import RunError
 from caprmil.extraction import Extraction
 from caprmil.inference import bags_of
 from caprmil.predictions import Predictions
@@ -18,7 +17,7 @@ from caprmil.runs import Run, pick_device
 from caprmil.settings import configure
 from caprmil.slides import find_slides
 from caprmil.synthetic import SlideCohort
-from caprmil.training import Recipe, cross_validate
+from caprmil.training import Recipe, complete
 
 MODELS = {"Mean": "mean", "ABMIL": "abmil", "CAPRMIL + Mean": "caprmil"}
 
@@ -74,7 +73,7 @@ def demo(
     for title, name in MODELS.items():
         files = {"cohort": str(table), "features": str(features), "model": {"name": name}}
         recipe = config.parse({**files, **plan.settings}, into=Recipe)
-        run = _run(recipe, out / name, device=device, progress=progress)
+        run = complete(recipe, out / name, device=device, progress=progress)
         size = cost.parameters(run.model(run.splits[0].name))
         results.append(Result(name=title, parameters=size, run=run))
     if not (out / "demo.png").exists():
@@ -91,16 +90,6 @@ def _answer_new(plan: Plan, run: Run, folder: Path, *, device: str) -> Predictio
             plan.cohort.section(plan.cohort.slides + number).write(slides[-1])
     found, _ = bags_of(run, slides, folder / "features", device=device)
     return run.predict(found, device=device)
-
-
-def _run(recipe: Recipe, out: Path, *, device: str, progress: bool) -> Run:
-    try:
-        run = Run(out)
-    except RunError:
-        run = None
-    if run is not None and run.finished and run.facts.digest == config.digest(recipe):
-        return run
-    return cross_validate(recipe, out, device=device, progress=progress)
 
 
 def draw(results: Sequence[Result], path: Path) -> None:

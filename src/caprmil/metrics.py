@@ -152,6 +152,7 @@ METRICS: dict[str, Metric] = {
 TWO_CLASSES_ONLY = frozenset({"ece_positive"})
 # Biased upwards in small samples, and again in each draw of a bootstrap.
 CALIBRATION_ERRORS = frozenset({"ace", "ece", "ece_positive"})
+LOWER_IS_BETTER = CALIBRATION_ERRORS | {"brier"}
 
 
 def score(labels: Labels, probabilities: Probabilities) -> dict[str, float]:

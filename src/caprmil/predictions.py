@@ -248,11 +248,8 @@ class Summary:
         rows = self.as_rows()
         counts = {"slides": self.slides, "patients": self.patients, "folds": len(self.folds)}
         sizes = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
-        table = [list(rows[0]), ["---"] * len(rows[0]), *(list(row.values()) for row in rows)]
-        lines = [f"| {' | '.join(cells)} |" for cells in table]
-        return (
-            "\n".join([f"{sizes}.", "", *lines, "", *(f"- {note}" for note in self.notes)]) + "\n"
-        )
+        table = tables.markdown(list(rows[0]), [list(row.values()) for row in rows], self.notes)
+        return f"{sizes}.\n\n{table}"
 
 
 def summary(

@@ -5,11 +5,14 @@ recipe.toml       every setting, resolved
 splits.json       who was in which part of which fold
 folds/NAME/       model/ (config.json, model.safetensors), history.csv, test.csv, validation.csv
 predictions.csv   every slide, answered by models that had not seen it
-scores.json, scores.md, curves.png, roc.png
+shortcuts/        the same slides, answered without a model: patch_count.csv, mean_feature.csv, ...
+calibration.json  the temperature of each fold, and errors before and after
+scores.json, scores.md, curves.png, roc.png, reliability.png
 """
 
 import json
 import logging
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -34,6 +37,7 @@ from caprmil.progress import Step
 
 FACTS, RECIPE, SPLITS = "run.json", "recipe.toml", "splits.json"
 PREDICTIONS, SCORES = "predictions.csv", "scores.json"
+SHORTCUTS, CALIBRATION, RELIABILITY = "shortcuts", "calibration.json", "reliability.png"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +115,18 @@ class Run:
     def scores(self) -> dict[str, Any]:
         """The scores over folds and pooled, as in scores.json."""
         return read_json(self._finished(SCORES))
+
+    @cached_property
+    def shortcuts(self) -> dict[str, Predictions]:
+        """The same slides, answered without a model; none in a run of an older version."""
+        found = sorted(self._finished(SHORTCUTS).glob("*.csv"))
+        return {path.stem.replace("_", " "): Predictions.read(path) for path in found}
+
+    @property
+    def validation(self) -> dict[str, Predictions]:
+        """The validation part of each fold that has one, answered by the fold's model."""
+        paths = {fold.name: self.fold_folder(fold.name) / "validation.csv" for fold in self.done}
+        return {name: Predictions.read(path) for name, path in paths.items() if path.exists()}
 
     def _finished(self, name: str) -> Path:
         if not self.finished:
@@ -310,8 +326,16 @@ def answer(
 
 
 def as_json(table: Mapping[str, Any]) -> str:
-    """Return a table as the JSON files of a run have it."""
-    return json.dumps(table, indent=2, ensure_ascii=False) + "\n"
+    """Return a table as the JSON files of a run have it; what is not known (NaN) is null."""
+    return json.dumps(_plain(table), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _plain(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(inner) for inner in value]
+    return None if isinstance(value, float) and math.isnan(value) else value
 
 
 def read_json(path: Path) -> dict[str, Any]:

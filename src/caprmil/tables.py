@@ -2,7 +2,7 @@
 
 import csv
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
@@ -120,6 +120,12 @@ def called(header: Iterable[str], words: Iterable[str]) -> list[str]:
     """Return the columns that are called one of these words, in the order of the words."""
     spelt = [(name.strip().lower().replace(" ", "_"), name) for name in header]
     return [name for word in words for spelling, name in spelt if spelling == word]
+
+
+def markdown(header: Sequence[str], rows: Iterable[Sequence[str]], notes: Iterable[str]) -> str:
+    """Return a table in Markdown, with remarks below it."""
+    lines = [f"| {' | '.join(cells)} |" for cells in (header, ["---"] * len(header), *rows)]
+    return "\n".join([*lines, "", *(f"- {note}" for note in notes)]) + "\n"
 
 
 def is_known(cell: str) -> bool:

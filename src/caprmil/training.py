@@ -17,19 +17,20 @@ from filelock import FileLock, Timeout
 from lightning.pytorch import loggers as lightning_loggers
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 
-from caprmil import config, figures, predictions, runs
+from caprmil import calibration, comparison, config, figures, predictions, runs, shortcuts
 from caprmil.batches import Cache, Sample
 from caprmil.cohort import Cohort, CohortConfig, Fold, SplitConfig
 from caprmil.cohort import load as load_cohort
+from caprmil.comparison import Comparison
 from caprmil.errors import CaprmilError, CohortError, RecipeError, RunError
 from caprmil.files import refuse_unwritable, write_text
 from caprmil.learner import Row, TrainConfig, fit, kept_epoch
 from caprmil.models import MILModel, create
 from caprmil.predictions import Predictions
-from caprmil.progress import bar
+from caprmil.progress import Step, bar
 from caprmil.runs import Facts, Run
 
-__all__ = ["ModelConfig", "Recipe", "TrainConfig", "cross_validate", "read_recipe"]
+__all__ = ["ModelConfig", "Recipe", "TrainConfig", "complete", "cross_validate", "read_recipe"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,8 +108,20 @@ def cross_validate(
                 _train_fold(run, recipe, cohort, fold, cache=cache, device=device, listen=listen)
             for checkpoint in run.fold_folder(fold.name).glob("*.ckpt"):
                 checkpoint.unlink()  # only now: a fold has its name, or all it needs to go on
-    _finish(run)
+    with bar("Reading bags for shortcuts", shown=progress) as step:
+        _finish(run, cohort, step)
     return Run(out)
+
+
+def complete(
+    recipe: Recipe, out: str | Path, *, device: str = "auto", progress: bool = True
+) -> Run:
+    """Return the finished run of a recipe in a folder; train what of it is not there yet."""
+    with suppress(RunError):
+        run = Run(out)
+        if run.finished and run.facts.digest == config.digest(recipe):
+            return run
+    return cross_validate(recipe, out, device=device, progress=progress)
 
 
 @contextmanager
@@ -251,13 +264,39 @@ def _table(
     )
 
 
-def _finish(run: Run) -> None:
-    """Put the folds together: predictions, pictures and, last of all, the scores."""
+def _finish(run: Run, cohort: Cohort, step: Step) -> None:
+    """Put the folds together: predictions, what stands beside them and, last of all, the scores."""
     folders = {fold.name: run.fold_folder(fold.name) for fold in run.splits}
     tables = {name: Predictions.read(folder / "test.csv") for name, folder in folders.items()}
     everything = Predictions.concatenate(list(tables.values()))
-    (run.folder / runs.PREDICTIONS).unlink(missing_ok=True)  # without scores it is unfinished
-    everything.write(run.folder / runs.PREDICTIONS)
+    _write_again(everything, run.folder / runs.PREDICTIONS)
+    _draw(run, folders, tables)
+    summary = predictions.summary(everything)
+    beside, remarks = _beside_shortcuts(run, cohort, everything, step)
+    calibrated = calibration.calibrate(everything, run.validation)
+    write_text(run.folder / runs.CALIBRATION, runs.as_json(calibrated.as_dict()), replace=True)
+    figures.save(calibrated.draw(), run.folder / runs.RELIABILITY, replace=True)
+    sections = {
+        "": summary.as_markdown(),
+        "## Beside shortcuts\n\n": f"{remarks}\n\n{beside.as_markdown()}",
+        "## Calibration\n\n": calibrated.as_markdown(),
+    }
+    text = "\n".join(title + section for title, section in sections.items())
+    write_text(run.folder / "scores.md", text, replace=True)
+    scores = summary.as_dict() | {
+        "shortcuts": beside.as_dict(),
+        "calibration": calibrated.as_dict(),
+    }
+    write_text(run.folder / runs.SCORES, runs.as_json(scores))
+
+
+def _write_again(table: Predictions, path: Path) -> None:
+    """Write a table of a run without scores, which is unfinished: what is there is of no use."""
+    path.unlink(missing_ok=True)
+    table.write(path)
+
+
+def _draw(run: Run, folders: Mapping[str, Path], tables: Mapping[str, Predictions]) -> None:
     histories = {name: read_history(folder / "history.csv") for name, folder in folders.items()}
     kept = {
         name: runs.read_json(folder / "fold.json")["kept_epoch"] for name, folder in folders.items()
@@ -267,9 +306,18 @@ def _finish(run: Run) -> None:
     truth = {name: (np.asarray(t.labels), t.probabilities) for name, t in tables.items()}
     with suppress(CohortError):  # no fold has slides of two classes: there is nothing to draw
         figures.save(figures.roc_curves(truth, run.classes), run.folder / "roc.png", replace=True)
-    summary = predictions.summary(everything)
-    write_text(run.folder / "scores.md", summary.as_markdown(), replace=True)
-    write_text(run.folder / runs.SCORES, runs.as_json(summary.as_dict()))
+
+
+def _beside_shortcuts(
+    run: Run, cohort: Cohort, answers: Predictions, step: Step
+) -> tuple[Comparison, str]:
+    """Answer the same slides without a model, and say which of these answers it does not beat."""
+    found = shortcuts.answer(cohort, run.splits, progress=step)
+    for name, table in found.items():
+        _write_again(table, run.folder / runs.SHORTCUTS / f"{name.replace(' ', '_')}.csv")
+    beside = comparison.beside_shortcuts("The model", answers, found)
+    told = list(beside.warnings()) or ["The model beats every shortcut."]
+    return beside, "\n\n".join([*told, shortcuts.find_sites(cohort).remark])
 
 
 def read_history(path: Path) -> dict[str, list[float]]:

@@ -7,11 +7,11 @@ from typing import Annotated
 import typer
 
 from caprmil import __version__
-from caprmil.cli import slides, studies
+from caprmil.cli import comparisons, experiments, reproduction, slides, studies
 from caprmil.cli.shared import Device, answers_table, app, show_table
 from caprmil.errors import CaprmilError
 
-__all__ = ["app", "run", "slides", "studies"]
+__all__ = ["app", "comparisons", "experiments", "reproduction", "run", "slides", "studies"]
 
 
 def _version(wanted: bool) -> None:
@@ -81,7 +81,9 @@ def run() -> None:
         raise SystemExit(2) from None
     except SystemExit as end:
         if end.code == 130:  # typer's word for Ctrl-C
-            resumes = {"train", "demo", "encode", "patch"} & set(sys.argv[1:2])
+            resumes = {"train", "demo", "encode", "patch", "reproduce", "sweep"} & set(
+                sys.argv[1:2]
+            )
             more = " The same command goes on from here." if resumes else ""
             typer.secho(f"Stopped.{more}", err=True, fg="yellow")
         raise

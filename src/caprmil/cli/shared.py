@@ -39,6 +39,19 @@ def show_table(header: "Sequence[str]", rows: "Iterable[Sequence[str]]") -> None
     Console(markup=False).print(table)  # a name may hold brackets
 
 
+def name_runs(paths: "Sequence[Path]") -> dict[Path, str]:
+    """Return what each is called: its last word, or all of it where that is not enough."""
+    from caprmil.errors import CohortError
+
+    if len({path.resolve() for path in paths}) < len(paths):
+        raise CohortError("A run is named twice. Name each once.")
+    words = [path.resolve().name for path in paths]
+    return {
+        path: word if words.count(word) == 1 else str(path)
+        for path, word in zip(paths, words, strict=True)
+    }
+
+
 def answers_table(answers: "Predictions") -> None:
     shown = zip(answers.slides[:20], answers.probabilities[:20], strict=True)
     rows = [[slide, *(f"{value:.4f}" for value in values)] for slide, values in shown]

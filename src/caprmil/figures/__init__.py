@@ -1,7 +1,23 @@
 """Pictures of numbers. Each function returns a figure; `save` writes it."""
 
+from caprmil.figures.ablations import Trial, ablation_panels, search_panels
 from caprmil.figures.bars import model_bars
+from caprmil.figures.bubbles import Bubble, bubbles
 from caprmil.figures.curves import learning_curves, roc_curves
+from caprmil.figures.reliability import Bin, Reliability, reliability
 from caprmil.figures.style import save
 
-__all__ = ["learning_curves", "model_bars", "roc_curves", "save"]
+__all__ = [
+    "Bin",
+    "Bubble",
+    "Reliability",
+    "Trial",
+    "ablation_panels",
+    "bubbles",
+    "learning_curves",
+    "model_bars",
+    "reliability",
+    "roc_curves",
+    "save",
+    "search_panels",
+]

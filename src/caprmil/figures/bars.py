@@ -14,6 +14,7 @@ from caprmil.figures.style import (
     TITLES,
     VERMILLION,
     Values,
+    caption,
     new_figure,
     tidy,
 )
@@ -48,7 +49,7 @@ def model_bars(
             axes.set_xlim(left=0)
     row[0].set_yticks(range(len(scores)), labels=list(scores), fontsize=10)
     row[0].set_ylim(len(scores) - 0.4, -0.6)  # the first model on top
-    figure.supxlabel("dot: one fold    bar: mean of the folds", fontsize=8, color=GREY)
+    caption(figure, "dot: one fold", "bar: mean of the folds")
     return figure
 
 

@@ -66,3 +66,23 @@ def tidy(axes: "Axes", *, title: str = "", across: str = "", up: str = "") -> No
     axes.set_title(title, fontsize=11, loc="left")
     axes.set_xlabel(across, fontsize=10)
     axes.set_ylabel(up, fontsize=10)
+
+
+def log_scale(axes: "Axes", which: str, subs: Sequence[float] = (1.0, 2.0, 5.0)) -> None:
+    """Make the scale of x or y logarithmic, with plain numbers at these multiples of ten."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    axes.set(**{f"{which}scale": "log"})
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    axis.set_major_locator(LogLocator(subs=subs))
+    axis.set_major_formatter(lambda value, _: f"{value:g}")
+    axis.set_minor_formatter(NullFormatter())
+
+
+def caption(figure: "Figure", *remarks: str) -> None:
+    """Write remarks below a figure, on as many lines as its width asks for."""
+    room, lines = int(19 * figure.get_figwidth()), [""]  # 19 letters to the inch
+    for remark in filter(None, remarks):
+        longer = f"{lines[-1]}    {remark}".strip()
+        lines = [*lines[:-1], longer] if len(longer) <= room else [*lines, remark]
+    figure.supxlabel("\n".join(lines), fontsize=8, color=GREY)

@@ -4,6 +4,7 @@ from caprmil.synthetic.anatomy import KINDS, TRUTH_UM
 from caprmil.synthetic.bags import RareSignal
 from caprmil.synthetic.painting import ARTEFACTS
 from caprmil.synthetic.sections import Rendered, Section, SlideCohort
+from caprmil.synthetic.standins import StandIn
 
 __all__ = [
     "ARTEFACTS",
@@ -13,4 +14,5 @@ __all__ = [
     "Rendered",
     "Section",
     "SlideCohort",
+    "StandIn",
 ]

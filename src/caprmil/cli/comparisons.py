@@ -1,0 +1,108 @@
+"""Commands that judge runs: compare, calibrate."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from caprmil.cli.shared import app, name_runs, show_table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from caprmil.comparison import Comparison
+    from caprmil.predictions import Predictions
+
+HEADLINES = frozenset({"auc", "balanced_accuracy", "kappa", "ace", "brier"})
+
+
+@app.command()
+def compare(
+    runs: Annotated[list[Path], typer.Argument(help="Runs, or CSVs of predictions.")],
+    against: Annotated[
+        Path | None, typer.Option(help="Compare each with this one only; default: all pairs.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for comparison.csv and .md, with all metrics.")
+    ] = None,
+) -> None:
+    """Tell which differences between runs are real, and whether they beat their shortcuts."""
+    from caprmil import comparison
+    from caprmil.errors import CohortError
+    from caprmil.files import refuse_existing, write_text
+
+    names = name_runs([*runs, *([against] if against and against not in runs else [])])
+    tables, shortcuts = _read(names)
+    reference = [names[against]] if against else []
+    if len(tables) == 1 and not any(shortcuts.values()):
+        raise CohortError(
+            f"{runs[0]} stands alone and has no shortcuts beside it. Name a second run or CSV, or "
+            "train again with this version, which answers by shortcuts as well."
+        )
+    for name in ("comparison.csv", "comparison.md") if out else ():
+        refuse_existing(Path(str(out)) / name)
+    text = ""
+    if len(tables) > 1:
+        found = comparison.compare(tables, against=reference)
+        _show(found, found.sentences(HEADLINES), HEADLINES)
+        text += f"# Comparison\n\n{found.as_markdown()}"
+        if out is not None:
+            found.write(out / "comparison.csv")
+    for name, own in shortcuts.items():
+        if own:
+            beside = comparison.beside_shortcuts(name, tables[name], own)
+            told = list(beside.warnings()) or [f"{name} beats every shortcut."]
+            _show(beside, told)
+            text += "\n\n".join([f"\n# {name} beside shortcuts", *told, beside.as_markdown()])
+    if out is not None:
+        write_text(out / "comparison.md", text.lstrip("\n"))
+        typer.echo(f"Written to {out}.")
+
+
+def _read(
+    names: dict[Path, str],
+) -> tuple[dict[str, "Predictions"], dict[str, dict[str, "Predictions"]]]:
+    """Return the answers of each run or CSV, and the shortcuts beside it, if there are any."""
+    from caprmil.predictions import Predictions
+
+    tables, shortcuts = {}, {}
+    for path, name in names.items():
+        if path.is_dir():
+            from caprmil.runs import Run  # torch loads here, and CSVs have no need of it
+
+            run = Run(path)
+            tables[name], shortcuts[name] = run.predictions, run.shortcuts
+        else:
+            tables[name] = Predictions.read(path)
+    return tables, shortcuts
+
+
+def _show(
+    found: "Comparison", sentences: "Iterable[str]", names: frozenset[str] | None = None
+) -> None:
+    rows = found.as_rows(names)
+    typer.echo(found.size())
+    show_table(list(rows[0]), [list(row.values()) for row in rows])
+    typer.echo("\n".join([*sentences, *(f"Note: {note}" for note in found.notes), ""]))
+
+
+@app.command()
+def calibrate(
+    run: Annotated[Path, typer.Argument(help="A run that `caprmil train` made.")],
+) -> None:
+    """Tell how far probabilities can be trusted, before and after temperature scaling."""
+    from caprmil import calibration, figures
+    from caprmil.files import write_text
+    from caprmil.runs import CALIBRATION, RELIABILITY, Run, as_json
+
+    trained = Run(run)
+    found = calibration.calibrate(trained.predictions, trained.validation)
+    typer.echo(found.as_markdown())
+    written = [name for name in (CALIBRATION, RELIABILITY) if not (run / name).exists()]
+    if CALIBRATION in written:
+        write_text(run / CALIBRATION, as_json(found.as_dict()))
+    if RELIABILITY in written:
+        figures.save(found.draw(), run / RELIABILITY)
+    if written:
+        typer.echo(f"Written to {run}: {', '.join(written)}.")
+    typer.echo(f"Look at {run / RELIABILITY}.")

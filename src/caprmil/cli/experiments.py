@@ -1,0 +1,164 @@
+"""Commands that set models side by side: cost, sweep."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from caprmil.cli.shared import Device, app, name_runs, show_table
+from caprmil.cli.studies import Features
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from caprmil.cost import Cost
+    from caprmil.errors import CaprmilError
+    from caprmil.sweep import Point, Result
+
+
+@app.command()
+def cost(
+    models: Annotated[
+        str, typer.Option(help="Models, with commas between; default: all, or those of --run.")
+    ] = "",
+    run: Annotated[
+        list[Path] | None,
+        typer.Option(help="A finished run, whose model is measured too. May be repeated."),
+    ] = None,
+    patches: Annotated[int, typer.Option(help="Patches of the bag.", min=1)] = 1000,
+    features: Annotated[int, typer.Option(help="Features of a patch.", min=1)] = 1024,
+    classes: Annotated[int, typer.Option(help="Classes.", min=2)] = 2,
+    repeats: Annotated[int, typer.Option(help="Rounds to take the median of.", min=1)] = 15,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for tables and pictures; default: only print.")
+    ] = None,
+    device: Device = "auto",
+) -> None:
+    """Measure what models cost: parameters, operations, time and peak memory of one bag."""
+    from caprmil.cost import compare, tables
+    from caprmil.files import refuse_existing
+    from caprmil.models import create, list_models
+    from caprmil.progress import bar
+    from caprmil.runs import Run, pick_device
+
+    for name in ("cost.csv", "cost.md", "cost.tex", "cost.png", "performance.png") if out else ():
+        refuse_existing(Path(str(out)) / name)
+    opened = {name: Run(path) for path, name in name_runs(run or []).items()}
+    trained = {f"{each.facts.model} ({name})": each for name, each in opened.items()}
+    names = [name.strip() for name in models.split(",") if name.strip()]
+    if names == ["all"] or not (names or trained):
+        names = [*list_models(), "caprmil+attention", "caprmil+gated"]
+    measured = {name: create(name, features, classes) for name in names}
+    measured |= {name: each.model(each.splits[0].name) for name, each in trained.items()}
+    scores = {name: each.scores for name, each in trained.items()}
+    with bar("Measuring") as step:
+        costs = compare(
+            measured, patches, device=pick_device(device), repeats=repeats, progress=step
+        )
+    show_table(tables.HEADER, tables.rows(costs))
+    for note in tables.notes(costs):
+        typer.echo(f"- {note}")
+    if out is not None:
+        typer.echo(f"Written to {out}: {', '.join(_write_costs(costs, scores, out))}.")
+
+
+def _write_costs(
+    costs: "Sequence[Cost]", scores: "Mapping[str, Mapping[str, Any]]", out: Path
+) -> list[str]:
+    """Write tables and pictures, and return their names."""
+    from caprmil import figures
+    from caprmil.cost import tables
+    from caprmil.files import write_text
+
+    def bubble(each: "Cost", up: float, spread: float | None = None) -> figures.Bubble:
+        return figures.Bubble(
+            name=each.name,
+            across=each.train_peak_mib,
+            up=up,
+            parameters=each.parameters,
+            spread=float("nan") if spread is None else spread,
+        )
+
+    across = "Peak memory of a training step (MiB)"
+    pictures = {
+        "cost.png": figures.bubbles(
+            [bubble(each, each.train_ms) for each in costs],
+            across=across,
+            up="Training step (ms)",
+            title=f"A bag of {costs[0].n_patches:,} patches on {costs[0].device}",
+        )
+    }
+    if scores:
+        answers = {name: run["metrics"]["balanced_accuracy"] for name, run in scores.items()}
+        pictures["performance.png"] = figures.bubbles(
+            [
+                bubble(each, score["mean_over_folds"], score["std_over_folds"])
+                for each in costs
+                if (score := answers.get(each.name))
+            ],
+            across=across,
+            up="Balanced accuracy, mean ± std over folds",
+        )
+    texts = {
+        "cost.csv": tables.as_csv(costs),
+        "cost.md": tables.as_markdown(costs),
+        "cost.tex": tables.as_latex(costs),
+    }
+    for name, text in texts.items():
+        write_text(out / name, text)
+    for name, picture in pictures.items():
+        figures.save(picture, out / name)
+    return [*texts, *pictures]
+
+
+@app.command()
+def sweep(
+    recipe: Annotated[Path, typer.Argument(help="A recipe (.toml), or a table of slides (.csv).")],
+    out: Annotated[Path, typer.Option(help="Folder for the sweep: a new one, or one to resume.")],
+    change: Annotated[
+        list[str],
+        typer.Option(
+            "--set",
+            help="model.tokens=2,4,8 varies a setting, train.epochs=5 only changes it; to search, "
+            "also train.lr=1e-5..1e-3. May be repeated.",
+        ),
+    ],
+    features: Features = None,
+    search: Annotated[
+        Literal["grid", "random", "bayes"],
+        typer.Option(help="All points, points at random, or points that Optuna proposes."),
+    ] = "grid",
+    trials: Annotated[
+        int | None, typer.Option(help="Points to train, at most; default: the grid, or 20.", min=1)
+    ] = None,
+    metric: Annotated[str, typer.Option(help="What is best, on the validation parts.")] = "auc",
+    seed: Annotated[int, typer.Option(help="Of the search, not of the training.", min=0)] = 0,
+    device: Device = "auto",
+) -> None:
+    """Train a recipe at many settings, each as a run of its own; choose on validation alone."""
+    from caprmil import sweep as sweeps
+    from caprmil.sweep.results import show
+
+    plan = sweeps.read_plan(
+        recipe, change, features=features, search=search, metric=metric, seed=seed
+    )
+
+    def listen(
+        number: int, total: int, point: "Point", outcome: "Result | CaprmilError | None"
+    ) -> None:
+        if outcome is None:
+            typer.echo(f"{number}/{total} {point.name}", err=True)
+        elif isinstance(outcome, sweeps.Result):
+            said = [f"{part} {show(outcome.mean(part, metric))}" for part in ("validation", "test")]
+            typer.echo(f"    {metric} on {', on '.join(said)}; {outcome.seconds:.0f} s", err=True)
+        else:
+            typer.secho(f"    failed: {outcome}", err=True, fg="red")
+
+    progress = sys.stderr.isatty()  # in a log file, a line for each point is enough
+    found = sweeps.sweep(plan, out, trials=trials, device=device, progress=progress, listen=listen)
+    typer.echo(found.as_markdown())
+    if found.results:
+        typer.echo(f"Written to {out}: sweep.csv, sweep.md, sweep.png, and the runs in points/.")
+    if found.failures:
+        raise typer.Exit(2)

@@ -1,0 +1,57 @@
+"""The command that runs the paper's benchmarks: reproduce."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from caprmil.cli.shared import Device, app, show_table
+from caprmil.cli.studies import Changes
+
+
+@app.command()
+def reproduce(
+    protocol: Annotated[str, typer.Argument(help="camelyon16, tcga-nsclc, panda or bracs.")],
+    features: Annotated[Path | None, typer.Option(help="Folder with the bags.")] = None,
+    labels: Annotated[Path | None, typer.Option(help="Table of slides and labels.")] = None,
+    models: Annotated[
+        str, typer.Option(help="Models, with commas between, or all of the paper's tables.")
+    ] = "caprmil",
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for runs and tables. Default: runs/PROTOCOL.")
+    ] = None,
+    rehearse: Annotated[
+        bool, typer.Option("--rehearse", help="Generate a small stand-in and run on that.")
+    ] = False,
+    change: Changes = None,
+    device: Device = "auto",
+) -> None:
+    """Run one of the paper's benchmarks, and put its figures beside ours."""
+    from caprmil import protocols
+    from caprmil.errors import CohortError
+
+    protocols.find(protocol)
+    chosen, changes = protocols.choose(models), change or []
+    out = out or Path("runs") / (f"{protocol}-rehearsal" if rehearse else protocol)
+    if rehearse:
+        from caprmil.synthetic import StandIn
+
+        if features or labels:
+            raise CohortError("--rehearse makes its own slides: leave --features and --labels out.")
+        labels = StandIn(protocol=protocol).write(out / "stand-in")
+        features = labels.parent / "features"
+        changes = [*protocols.REHEARSAL, *changes]
+        typer.echo("A rehearsal on generated bags: its figures stand for nothing.")
+    if features is None or labels is None:
+        raise CohortError("Pass --features DIR and --labels TABLE.csv, or --rehearse to try it.")
+    result = protocols.reproduce(
+        protocol, labels, features, chosen, out, changes=changes, device=device
+    )
+    rows = result.rows()
+    show_table(list(rows[0]), [list(row.values()) for row in rows])
+    for note in result.notes:
+        typer.echo(f"- {note}")
+    typer.echo(f"Written to {out}: table.md, table.csv, table.tex, and a run for each model.")
+    if len(chosen) > 1:
+        folders = " ".join(str(out / model) for model in chosen)
+        typer.echo(f"Which differences are real: caprmil compare {folders}")

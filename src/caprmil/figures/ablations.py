@@ -1,0 +1,181 @@
+"""Ablations: a score over the settings of a model, with its spread over folds."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from caprmil.figures.style import (
+    BLUE,
+    FROM_ZERO,
+    TITLES,
+    VERMILLION,
+    Values,
+    caption,
+    log_scale,
+    new_figure,
+    tidy,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+FAINT = "#CFCFCF"
+MANY = 8  # ticks with a name of their own
+WIDE = 20  # numbers that span as much stand on a logarithmic scale
+ROOM = 45  # letters that fit below a panel
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """One choice of settings, and a value for each fold of each metric."""
+
+    settings: Mapping[str, str]
+    folds: Mapping[str, Values]
+    chosen: bool = False
+
+
+def ablation_panels(
+    trials: Sequence[Trial], *, metrics: Sequence[str] = ("auc", "ace"), about: str = ""
+) -> "Figure":
+    """Draw metrics over one setting, a row of panels for each value of a second one.
+
+    A dot is a fold, the line their mean, the band one sample standard deviation. The means of the
+    other rows lie grey behind. A ring is around the choice.
+    """
+    names = list(trials[0].settings)
+    if len(names) not in (1, 2):
+        raise ValueError(f"Panels are for one or two settings: {names=}")
+    ticks = _values(trials, names[0])
+    groups: dict[str, list[Trial]] = {}
+    for trial in trials:
+        groups.setdefault(trial.settings[names[-1]] if len(names) == 2 else "", []).append(trial)
+    height = 2.9 if len(groups) == 1 else 1.75
+    figure = new_figure(0.7 + 3.7 * len(metrics), 1.0 + height * len(groups))
+    grid = figure.subplots(len(groups), len(metrics), sharex=True, sharey="col", squeeze=False)
+    for number, (value, members) in enumerate(groups.items()):
+        row, last = grid[number], number == len(groups) - 1
+        for axes, metric in zip(row, metrics, strict=True):
+            title = "" if number else TITLES.get(metric, metric)
+            tidy(axes, title=title, across=names[0] if last else "")
+            for others in groups.values():
+                if others is not members:
+                    _mean_line(axes, others, ticks, metric, color=FAINT, lw=1)
+            _spread(axes, members, ticks, metric)
+        if len(names) == 2:
+            row[0].set_ylabel(f"{names[1]} = {value}", fontsize=10)
+    for axes in grid.flat:
+        _name_ticks(axes, ticks)
+    for axes, metric in zip(grid[0], metrics, strict=True):
+        if metric in FROM_ZERO:
+            axes.set_ylim(bottom=0)
+    meaning = ("dot: one fold", "line: mean", "band: ± 1 std")
+    ring = "ring: chosen on validation" if any(trial.chosen for trial in trials) else ""
+    caption(figure, about, *meaning, ring)
+    return figure
+
+
+def search_panels(trials: Sequence[Trial], *, metric: str, about: str = "") -> "Figure":
+    """Draw a metric over each setting of a search: a dot and its spread for each trial."""
+    names = [name for name in trials[0].settings if len(_values(trials, name)) > 1]
+    names = names or list(trials[0].settings)
+    columns = 2 if len(names) == 4 else min(len(names), 3)
+    lines = -(-len(names) // columns)
+    figure = new_figure(0.7 + 3.3 * columns, 0.8 + 2.8 * lines)
+    grid = figure.subplots(lines, columns, sharey=True, squeeze=False)
+    for axes, name in zip(grid.flat, names, strict=False):
+        tidy(axes, across=name)
+        places = _places(axes, trials, name)
+        for place, trial in zip(places, trials, strict=True):
+            mean, spread = _mean_and_spread(trial, metric)
+            colour, front = (VERMILLION, 4) if trial.chosen else (BLUE, 3)
+            look: dict[str, Any] = {"color": colour, "mec": "white", "mew": 0.6, "ms": 6.5}
+            bar = (mean - spread, mean + spread)
+            axes.plot((place, place), bar, color=colour, lw=1, alpha=0.35, zorder=front - 2)
+            axes.plot(place, mean, "o", zorder=front, **look)
+    for axes in grid.flat[len(names) :]:
+        axes.set_visible(False)
+    for row in grid:
+        row[0].set_ylabel(TITLES.get(metric, metric), fontsize=10)
+    best = "orange: the best" if any(trial.chosen for trial in trials) else ""
+    caption(figure, about, "dot: mean of the folds", "bar: ± 1 std", best)
+    return figure
+
+
+def _values(trials: Sequence[Trial], name: str) -> list[str]:
+    """Return the values of a setting, numbers in their order, words as they come."""
+    values = list(dict.fromkeys(trial.settings[name] for trial in trials))
+    return sorted(values, key=float) if all(map(_is_number, values)) else values
+
+
+def _places(axes: "Axes", trials: Sequence[Trial], name: str) -> list[float]:
+    """Return where each trial stands: by value where there are many, else by name side by side."""
+    values = _values(trials, name)
+    if len(values) <= MANY or not all(map(_is_number, values)):
+        _name_ticks(axes, values)
+        aside = np.linspace(-0.15, 0.15, len(trials))  # equal values stand beside each other
+        return [
+            values.index(trial.settings[name]) + shift
+            for trial, shift in zip(trials, aside.tolist(), strict=True)
+        ]
+    numbers = [float(trial.settings[name]) for trial in trials]
+    span = max(numbers) / min(numbers) if min(numbers) > 0 else 1
+    if span >= WIDE:
+        log_scale(axes, "x", (1.0, 2.0, 5.0) if span < 10 * WIDE else (1.0,))
+    return numbers
+
+
+def _name_ticks(axes: "Axes", names: list[str]) -> None:
+    """Write names side by side, aslant if they are long."""
+    long = sum(len(name) + 2 for name in names) > ROOM
+    look: dict[str, Any] = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"}
+    axes.set_xticks(range(len(names)), labels=names, **(look if long else {}))
+
+
+def _spread(axes: "Axes", trials: Sequence[Trial], ticks: list[str], metric: str) -> None:
+    """Draw folds, mean and band of one row."""
+    ordered = _in_order(trials, ticks)
+    places = [ticks.index(_first(trial)) for trial in ordered]
+    means, stds = zip(*(_mean_and_spread(trial, metric) for trial in ordered), strict=True)
+    low, high = np.subtract(means, stds), np.add(means, stds)
+    axes.fill_between(places, low, high, color=BLUE, alpha=0.13, lw=0)
+    _mean_line(axes, trials, ticks, metric, color=BLUE, lw=2)
+    for place, trial, mean in zip(places, ordered, means, strict=True):
+        values = np.asarray(trial.folds[metric], dtype=float)
+        aside = place + np.linspace(-0.07, 0.07, len(values)) if len(values) > 1 else [place]
+        axes.plot(aside, values, "o", color=BLUE, ms=3.5, mec="white", mew=0.4, alpha=0.8)
+        if trial.chosen:
+            axes.plot(place, mean, "o", mfc="none", mec=VERMILLION, mew=2, ms=12, zorder=5)
+
+
+def _mean_line(
+    axes: "Axes", trials: Sequence[Trial], ticks: list[str], metric: str, **look: Any
+) -> None:
+    ordered = _in_order(trials, ticks)
+    means = [_mean_and_spread(trial, metric)[0] for trial in ordered]
+    axes.plot([ticks.index(_first(trial)) for trial in ordered], means, **look)
+
+
+def _in_order(trials: Sequence[Trial], ticks: list[str]) -> list[Trial]:
+    return sorted(trials, key=lambda trial: ticks.index(_first(trial)))
+
+
+def _first(trial: Trial) -> str:
+    return next(iter(trial.settings.values()))
+
+
+def _mean_and_spread(trial: Trial, metric: str) -> tuple[float, float]:
+    values = np.asarray(trial.folds[metric], dtype=float)
+    values = values[~np.isnan(values)]
+    mean = float(values.mean()) if len(values) else float("nan")
+    return mean, float(values.std(ddof=1)) if len(values) > 1 else 0.0
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,391 @@
+"""What a comparison promises: DeLong's figures, honest p, and no comparison of what differs."""
+
+import csv
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.stats import norm
+from typer.testing import CliRunner
+
+from caprmil import metrics
+from caprmil.cli import app
+from caprmil.comparison import Comparison, Difference, beside_shortcuts, compare
+from caprmil.comparison.bootstrap import SAMPLERS
+from caprmil.errors import CaprmilError, CohortError, UnknownName
+from caprmil.predictions import Predictions
+from caprmil.runs import Run
+
+
+def answers(
+    skills: tuple[float, ...] = (1.0, 1.0),
+    *,
+    n: int = 120,
+    folds: int = 3,
+    slides: int = 1,
+    classes: int = 2,
+    seed: int = 0,
+) -> dict[str, Predictions]:
+    """Models of known skill on the same slides, of which each patient has so many.
+
+    A score is skill x truth + what the patient is like + what the models see alike + noise; half
+    of its variance, which is 1, is the patient's, as far as patients have several slides.
+    """
+    rng = np.random.default_rng(seed)
+    patients = np.arange(n) // slides
+    labels = np.resize(np.arange(classes), n // slides + 1)[patients]
+    alike = rng.normal(size=(n, classes)) * np.sqrt(0.25)
+    tables = {}
+    for name, skill in zip("ABCDEF", skills, strict=False):
+        person = rng.normal(size=(n, classes))[patients] * np.sqrt(0.5)
+        own = rng.normal(size=(n, classes)) * np.sqrt(0.25)
+        scores = skill * np.eye(classes)[labels] + alike + person + own
+        if classes == 2:
+            scores[:, 0] = 0
+        odds = np.exp(scores - scores.max(axis=1, keepdims=True))
+        tables[name] = Predictions(
+            slides=tuple(f"s{k}" for k in range(n)),
+            classes=("a", "b", "c")[:classes],
+            probabilities=odds / odds.sum(axis=1, keepdims=True),
+            labels=labels,
+            patients=tuple(f"p{p}" for p in patients),
+            folds=tuple(f"fold-{p % folds}" for p in patients // classes),
+        )
+    return tables
+
+
+def pair(*args: Any, names: tuple[str, ...] = ("auc",), **options: Any) -> Difference:
+    (found,) = compare(answers(*args, **options), names=names).differences
+    return found
+
+
+def plain_delong(labels: np.ndarray, one: np.ndarray, other: np.ndarray) -> tuple[float, float]:
+    """Difference of two areas and its variance, by DeLong's double loop."""
+
+    def placements(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        hits, misses = scores[labels == 1], scores[labels == 0]
+        wins = np.array([[(h > m) + 0.5 * (h == m) for m in misses] for h in hits])
+        return wins.mean(axis=1), wins.mean(axis=0)
+
+    tens, ones = zip(*(placements(scores) for scores in (one, other)), strict=True)
+    weights = np.array([1, -1])
+    spread = np.cov(tens) / len(tens[0]) + np.cov(ones) / len(ones[0])
+    return tens[0].mean() - tens[1].mean(), float(weights @ spread @ weights)
+
+
+# DeLong
+
+
+@pytest.mark.parametrize("steps", [None, 7])
+def test_one_fold_of_single_slides_is_delongs_test(steps: int | None) -> None:
+    tables = answers((1.0, 0.6), folds=1)
+    if steps:  # ties
+        tables = {n: replace(t, probabilities=coarse(t, steps)) for n, t in tables.items()}
+    one, other = (table.probabilities[:, 1] for table in tables.values())
+    difference, variance = plain_delong(np.asarray(tables["A"].labels), one, other)
+    (found,) = compare(tables, names=["auc"]).differences
+    reach = norm.ppf(0.975) * np.sqrt(variance)
+    assert found.difference == pytest.approx(difference)
+    assert found.interval == pytest.approx((difference - reach, difference + reach))
+    assert found.p == pytest.approx(2 * norm.sf(abs(difference) / np.sqrt(variance)))
+
+
+def coarse(table: Predictions, steps: int) -> np.ndarray:
+    second = np.rint(table.probabilities[:, 1] * steps) / steps
+    return np.stack([1 - second, second], axis=1)
+
+
+def test_folds_of_other_patients_add_their_variances() -> None:
+    tables = answers((1.0, 0.6), folds=3)
+    apart = []
+    for fold in tables["A"].by_fold():
+        parts = [table.by_fold()[fold] for table in tables.values()]
+        scores = [part.probabilities[:, 1] for part in parts]
+        apart.append(plain_delong(np.asarray(parts[0].labels), *scores))
+    (found,) = compare(tables, names=["auc"]).differences
+    differences, variances = np.array(apart).T
+    assert found.difference == pytest.approx(differences.mean())
+    width = 2 * norm.ppf(0.975) * np.sqrt(variances.sum()) / 3
+    assert found.interval.high - found.interval.low == pytest.approx(width)
+
+
+def test_values_are_the_mean_over_folds_of_the_metrics() -> None:
+    tables = answers(classes=3)
+    found = compare(tables, draws=5)
+    assert {d.metric for d in found.differences} == set(metrics.METRICS) - {"ece_positive"}
+    for d in found.differences:
+        folds = [scores[d.metric] for scores in tables["B"].fold_scores().values()]
+        assert d.of_second == pytest.approx(metrics.mean_and_spread(folds))
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_the_interval_of_the_area_covers_the_truth(classes: int) -> None:
+    truth = norm.cdf(1.2 / np.sqrt(2)) - norm.cdf(0.6 / np.sqrt(2))  # two normal distributions
+    if classes > 2:
+        truth = pair((1.2, 0.6), classes=classes, n=60_000, folds=1, seed=1).difference
+    found = [pair((1.2, 0.6), classes=classes, seed=seed).interval for seed in range(250)]
+    assert 0.91 <= np.mean([low <= truth <= high for low, high in found]) <= 0.985
+
+
+@pytest.mark.parametrize("slides", [1, 3])
+def test_two_equal_models_differ_once_in_twenty_times(slides: int) -> None:
+    false = np.mean([pair(slides=slides, seed=seed).p < 0.05 for seed in range(300)])
+    assert 0.02 <= false <= 0.085
+
+
+def test_without_patients_several_slides_of_one_fool_the_test() -> None:
+    def blind(seed: int) -> Comparison:
+        tables = answers(slides=3, seed=seed).items()
+        return compare({n: replace(t, patients=None) for n, t in tables}, names=["auc"])
+
+    assert np.mean([blind(seed).differences[0].p < 0.05 for seed in range(100)]) > 0.1
+    assert "No patients are named" in blind(0).notes[0]
+
+
+def test_a_real_difference_is_found_in_every_metric_that_shows_it() -> None:
+    found = compare(answers((2.5, 0.5), n=300), draws=500)
+    verdicts = {d.metric: (d.verdict, d.better) for d in found.differences}
+    for metric in ("auc", "accuracy", "balanced_accuracy", "f1", "kappa", "brier"):
+        assert verdicts[metric] == ("real", "A")
+
+
+# What has no spread
+
+
+def test_the_same_answers_differ_by_nothing() -> None:
+    one = answers()["A"]
+    for d in compare({"one": one, "again": one}, draws=50).differences:
+        assert (d.difference, d.interval, d.p, d.verdict) == (0, (0, 0), 1, "not shown")
+
+
+def sure(labels: np.ndarray) -> np.ndarray:
+    return np.eye(2)[labels] * 0.8 + 0.1
+
+
+@pytest.mark.parametrize(("n", "verdict"), [(4, "not shown"), (40, "real")])
+def test_without_any_spread_p_is_that_of_a_sign_test(n: int, verdict: str) -> None:
+    table = answers(n=n, folds=1)["A"]
+    labels = np.asarray(table.labels)
+    right, blank = (replace(table, probabilities=p) for p in (sure(labels), np.full((n, 2), 0.5)))
+    (found,) = compare({"right": right, "blank": blank}, names=["auc"]).differences
+    assert (found.difference, found.p, found.verdict) == (0.5, 2.0 ** (1 - n), verdict)
+    assert np.isnan(found.interval).all()
+
+
+def test_one_slide_of_a_class_in_a_fold_leaves_p_unknown() -> None:
+    tables = {n: t.take([0, 1, 2, 4, 6, 8]) for n, t in answers((9, -9), folds=1).items()}
+    found = compare(tables, names=["auc"])
+    assert found.differences[0].verdict == "not known"
+    assert any("one slide of b" in note for note in found.notes)
+    assert "too few slides" in found.differences[0].sentence()
+
+
+def test_a_fold_of_one_class_is_left_out_of_the_area() -> None:
+    tables = answers((1.0, 0.5), folds=2)
+    labels = np.asarray(tables["A"].labels)
+    keep = [k for k, fold in enumerate(tables["A"].folds or ()) if fold == "fold-0" or labels[k]]
+    (found,) = compare({n: t.take(keep) for n, t in tables.items()}, names=["auc"]).differences
+    only = {n: t.by_fold()["fold-0"] for n, t in tables.items()}
+    assert found.of_first.counted == 1
+    assert found.p == pytest.approx(compare(only, names=["auc"]).differences[0].p)
+
+
+# The bootstrap
+
+
+def test_every_metric_but_the_area_is_drawn() -> None:
+    assert set(SAMPLERS) == set(metrics.METRICS) - {"auc"}
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+@pytest.mark.parametrize("metric", sorted(SAMPLERS))
+@pytest.mark.parametrize("steps", [6, 1000])
+def test_a_draw_is_the_metric_on_slides_repeated(metric: str, classes: int, steps: int) -> None:
+    if metric == "ece_positive" and classes > 2:
+        pytest.skip("for two classes only")
+    rng = np.random.default_rng(steps)
+    labels = rng.integers(classes, size=37)
+    probabilities = rng.multinomial(steps, rng.dirichlet([0.5] * classes, 37)) / steps
+    weights = rng.poisson(1, size=(30, 37)).astype(float)
+    weights[0] = 0
+    expected = [np.nan]
+    for row in weights[1:].astype(int):
+        again = np.repeat(np.arange(37), row)
+        expected.append(metrics.METRICS[metric](labels[again], probabilities[again]))
+    found = SAMPLERS[metric](labels, probabilities, weights)
+    np.testing.assert_allclose(found, expected, atol=1e-12)
+
+
+def test_the_bootstrap_also_errs_once_in_twenty_times() -> None:
+    names = ("balanced_accuracy", "brier")
+    tables = [answers(slides=2, seed=seed) for seed in range(150)]
+    found = [compare(t, names=names, draws=300).differences for t in tables]
+    for at in range(len(names)):
+        assert 0.01 <= np.mean([differences[at].p < 0.05 for differences in found]) <= 0.1
+
+
+def test_two_thousand_draws_of_six_models_take_seconds() -> None:
+    import time
+
+    tables = answers((1, 1, 1, 1, 1, 1), n=300, folds=5)
+    start = time.process_time()
+    assert len(compare(tables, draws=2000).differences) == 15 * 9
+    assert time.process_time() - start < 15
+
+
+# Several comparisons
+
+
+def test_p_is_corrected_after_holm_for_each_metric_apart() -> None:
+    found = compare(answers((1.5, 1.2, 0.8)), names=["auc", "brier"], draws=100).differences
+    for metric in ("auc", "brier"):
+        own = sorted((d for d in found if d.metric == metric), key=lambda d: d.p)
+        raw = [d.p for d in own]
+        by_hand = [3 * raw[0], max(3 * raw[0], 2 * raw[1])]
+        by_hand.append(max(by_hand[1], raw[2]))
+        assert [d.corrected_p for d in own] == pytest.approx(np.minimum(by_hand, 1))
+
+
+def test_a_reference_is_compared_with_each_and_the_others_are_not() -> None:
+    found = compare(answers((1, 1, 1)), against=["B"], names=["auc"]).differences
+    assert [(d.first, d.second) for d in found] == [("A", "B"), ("C", "B")]
+
+
+def test_mistaken_names_and_single_tables_are_refused() -> None:
+    tables = answers()
+    with pytest.raises(UnknownName, match="'auk'"):
+        compare(tables, names=["auk"])
+    with pytest.raises(UnknownName, match="table called 'D'"):
+        compare(tables, against=["D"])
+    with pytest.raises(CohortError, match="nothing to compare"):
+        compare({"A": tables["A"]})
+
+
+# Common ground
+
+
+def flip(table: Predictions) -> Predictions:
+    """The same answers with rows, classes and the names of folds otherwise."""
+    turned = table.take(range(len(table) - 1, -1, -1))
+    return replace(
+        turned,
+        classes=turned.classes[::-1],
+        probabilities=turned.probabilities[:, ::-1],
+        labels=len(turned.classes) - 1 - np.asarray(turned.labels),
+        folds=tuple(f"{name}b" for name in turned.folds or ()),
+    )
+
+
+def test_order_of_rows_and_classes_and_names_of_folds_do_not_matter() -> None:
+    tables = answers((1.0, 0.5), classes=3)
+    expected = compare(tables, draws=20)
+    found = compare({**tables, "B": flip(tables["B"])}, draws=20)
+    for one, other in zip(expected.differences, found.differences, strict=True):
+        if one.metric != "kappa":  # whose classes are in the order of the first
+            assert one.of_second == pytest.approx(other.of_second)
+            assert one.p == pytest.approx(other.p)
+
+
+def test_other_labels_and_other_patients_are_refused_by_name() -> None:
+    tables = answers()
+    labels = np.asarray(tables["B"].labels).copy()
+    labels[3] = 1 - labels[3]
+    with pytest.raises(CohortError, match="other labels for 1 slides: s3"):
+        compare({**tables, "B": replace(tables["B"], labels=labels)})
+    strangers = tuple(f"q{k}" for k in range(120))
+    with pytest.raises(CohortError, match="other patients for 120 slides"):
+        compare({**tables, "B": replace(tables["B"], patients=strangers)})
+
+
+def test_other_slides_and_other_classes_are_refused() -> None:
+    tables = answers()
+    with pytest.raises(CohortError, match=r"not tested on the same slides.*these 2: s118, s119"):
+        compare({**tables, "B": tables["B"].take(range(118))})
+    with pytest.raises(CohortError, match="the classes a, b, and B has x, y"):
+        compare({**tables, "B": replace(tables["B"], classes=("x", "y"))})
+
+
+def test_other_folds_of_the_same_slides_are_pooled_and_it_is_said() -> None:
+    tables = answers((1.0, 0.5))
+    other = replace(tables["B"], folds=tuple(f"fold-{k % 4}" for k in range(120)))
+    found = compare({**tables, "B": other}, names=["auc"])
+    assert found.differences[0].of_first.mean == pytest.approx(tables["A"].scores()["auc"])
+    assert any("are pooled" in note for note in found.notes)
+    assert "all slides pooled" in found.size()
+
+
+def test_folds_that_only_one_has_are_left_out_and_it_is_said() -> None:
+    tables = answers((1.0, 0.5))
+    two = [k for k, fold in enumerate(tables["B"].folds or ()) if fold != "fold-2"]
+    found = compare({**tables, "B": tables["B"].take(two)}, names=["auc"])
+    assert found.folds == ("fold-0", "fold-1")
+    assert any("fold-2 of A is left out" in note for note in found.notes)
+
+
+# What is printed
+
+
+def test_a_calibration_error_stands_beside_its_floor() -> None:
+    tables = answers()
+    found = compare(tables, names=["ace"], draws=20)
+    parts = tables["A"].by_fold().values()
+    floor = np.mean([metrics.ace_floor(part.probabilities)[0] for part in parts])
+    assert f"(floor {floor:.3f})" in found.as_rows()[0]["first's"]
+    assert "read too high" in found.as_markdown()
+
+
+def test_the_csv_holds_every_number_in_full(tmp_path: Path) -> None:
+    found = compare(answers((1.5, 0.5)), draws=50)
+    with found.write(tmp_path / "c.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [float(row["p"]) for row in rows] == [d.p for d in found.differences]
+    assert [row["verdict"] for row in rows] == [d.verdict for d in found.differences]
+    assert found.as_markdown().count("\n| A | B |") == len(rows) == 9
+
+
+def test_the_better_one_is_named_first_and_lower_errors_are_better() -> None:
+    found: Comparison = compare(answers((0.2, 3.0), n=300), names=["auc", "brier"], draws=200)
+    for sentence in found.sentences():
+        assert sentence.startswith("B is better than A in ")
+
+
+def test_a_shortcut_that_is_not_beaten_is_named() -> None:
+    tables = answers((1.0, 1.0, 0.0), n=300)
+    beside = beside_shortcuts("model", tables["A"], {"count": tables["B"], "site": tables["C"]})
+    (warning,) = beside.warnings()
+    assert warning.startswith("model does not beat 'count' (p = ")
+
+
+# The command
+
+
+def command(*words: object) -> str:
+    result = CliRunner().invoke(app, ["compare", *map(str, words)], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_a_run_alone_is_compared_with_its_shortcuts(tiny_run: Run) -> None:
+    assert set(tiny_run.shortcuts) == {"patch count", "mean feature"}
+    said = command(tiny_run.folder)
+    assert "beats every shortcut" in said or "does not beat" in said
+
+
+def test_runs_and_tables_are_compared_and_written(tiny_run: Run, tmp_path: Path) -> None:
+    table = tiny_run.shortcuts["patch count"].write(tmp_path / "other.csv")
+    said = command(tiny_run.folder, table, "--against", table, "--out", tmp_path / "out")
+    assert "24 slides of 24 patients, mean over 3 folds." in said
+    assert (tmp_path / "out" / "comparison.csv").read_text().count("\nrun,other.csv,") == 9
+    assert "# run beside shortcuts" in (tmp_path / "out" / "comparison.md").read_text()
+    with pytest.raises(CaprmilError, match="there already"):
+        command(tiny_run.folder, table, "--out", tmp_path / "out")
+
+
+def test_a_table_alone_and_a_table_twice_are_refused(tiny_run: Run) -> None:
+    table = tiny_run.folder / "predictions.csv"
+    with pytest.raises(CohortError, match="stands alone and has no shortcuts"):
+        command(table)
+    with pytest.raises(CohortError, match="named twice"):
+        command(table, table)
