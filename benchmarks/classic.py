@@ -8,27 +8,23 @@ that was stopped goes on. What is written by hand on the page, outside the two m
 """
 
 import argparse
-import json
-import sys
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from functools import lru_cache
-from multiprocessing import get_context
+from functools import lru_cache, partial
 from pathlib import Path
 from time import process_time
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from sklearn.model_selection import StratifiedKFold
 
-from caprmil import metrics, progress
+from caprmil import metrics
 from caprmil.config import digest
-from caprmil.errors import BagError, CaprmilError, RunError, UnknownName
+from caprmil.errors import BagError, CaprmilError, UnknownName
 from caprmil.estimator import MILClassifier
-from caprmil.files import write_text
+from caprmil.models import list_models
+from record import Page, Record
 
 FOLDS = 10
 
@@ -42,9 +38,6 @@ class Recipe:
     weight_decay: float = 1e-2
     warmup_epochs: int = 2
     batch_size: int = 4
-
-
-BEGIN, END = "<!-- begin: made by benchmarks/classic.py -->", "<!-- end -->"
 
 
 class Shape(NamedTuple):
@@ -175,7 +168,7 @@ def standardise(train: Bags, test: Bags) -> tuple[Bags, Bags]:
     return scaled(train), scaled(test)
 
 
-def run(folder: Path, job: Job, recipe: Recipe) -> Result:
+def run(folder: Path, recipe: Recipe, job: Job) -> Result:
     """Train on nine tenths, and score the tenth."""
     start = process_time()
     bags, labels = read_once(folder, job.set)
@@ -196,69 +189,19 @@ def run(folder: Path, job: Job, recipe: Recipe) -> Result:
 
 
 def run_all(
-    folder: Path,
-    jobs: Sequence[Job],
-    recipe: Recipe,
-    record: Path,
-    *,
-    processes: int = 2,
-    told: Callable[[str], None] = print,
+    folder: Path, jobs: Sequence[Job], recipe: Recipe, path: Path, *, processes: int
 ) -> list[Result]:
-    """Run what is not in the record yet, adding to it fold by fold; return all of the jobs."""
-    done = {result.job: result for result in kept(record, recipe)}
-    results = [done[job] for job in jobs if job in done]
-    to_do = [job for job in jobs if job not in done]
-    if results:
-        told(f"{len(results)} of {len(jobs)} folds are in {record} already.")
-    record.parent.mkdir(parents=True, exist_ok=True)
-    with progress.bar("Folds", shown=sys.stderr.isatty()) as step, record.open("a") as lines:
-        if record.read_text()[-1:] not in ("", "\n"):
-            lines.write("\n")  # the last line was cut short
-        for result in work(folder, to_do, recipe, processes):
-            results.append(result)
-            lines.write(json.dumps(asdict(result)) + "\n")
-            lines.flush()
-            step(len(results), len(jobs), f"{result.set}, {result.model}")
-            cell = [r for r in results if (r.set, r.model) == (result.set, result.model)]
-            if len(cell) == sum((j.set, j.model) == (result.set, result.model) for j in jobs):
-                seconds = sum(r.seconds for r in cell)
-                told(
-                    f"{result.set}, {result.model}: accuracy {spread(cell, 'accuracy')}, "
-                    f"AUC {spread(cell, 'auc')}, {seconds:.0f} s"
-                )
+    """Run what is not in the record yet; tell of each set and model when it is done."""
+    record, results = Record(path, Result, digest(recipe)), []
+    for result in record.complete(jobs, partial(run, folder, recipe), processes=processes):
+        results.append(result)
+        cell = [r for r in results if r.job[:2] == result.job[:2]]
+        if len(cell) == sum(job[:2] == result.job[:2] for job in jobs):
+            print(
+                f"{result.set}, {result.model}: accuracy {spread(cell, 'accuracy')}, "
+                f"AUC {spread(cell, 'auc')}, {sum(r.seconds for r in cell):.0f} s"
+            )
     return results
-
-
-def work(folder: Path, jobs: Sequence[Job], recipe: Recipe, processes: int) -> Iterable[Result]:
-    """Yield results as they come, from so many processes of one thread each."""
-    if processes <= 1:
-        for job in jobs:
-            yield run(folder, job, recipe)
-        return
-    # spawn: a forked process would inherit torch's threads in an unknown state
-    with ProcessPoolExecutor(
-        processes, mp_context=get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,)
-    ) as pool:
-        futures = [pool.submit(run, folder, job, recipe) for job in jobs]
-        try:
-            for future in as_completed(futures):
-                yield future.result()
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
-
-
-def kept(record: Path, recipe: Recipe) -> list[Result]:
-    """Return the results of this recipe. A last line that was cut short is left out."""
-    if not record.exists():
-        return []
-    found = []
-    for line in record.read_text().splitlines():
-        try:
-            found.append(Result(**json.loads(line)))
-        except (ValueError, TypeError):
-            continue
-    return [result for result in found if result.settings == digest(recipe)]
 
 
 def spread(results: Sequence[Result], metric: str) -> str:
@@ -296,8 +239,7 @@ def report(
     settings = "\n".join(f"{name} = {value!r}" for name, value in asdict(recipe).items())
     folds = f"{FOLDS} folds" + (f" of {repeats} repeats" if repeats > 1 else "")
     minutes = sum(result.seconds for result in results) / 60
-    return f"""{BEGIN}
-```bash
+    return f"""```bash
 {command}
 ```
 
@@ -318,21 +260,7 @@ core in all. The published figures stand as their sources have them.
 ### Area under the ROC curve
 
 {table(results, "auc", sets, models)}
-{END}"""
-
-
-def around(path: Path) -> tuple[str, str]:
-    """Return what stands on the page before and after the markers."""
-    if not path.exists():
-        return "# The classic MIL sets\n\n", "\n"
-    before, begin, rest = path.read_text(encoding="utf-8").partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise RunError(
-            f"{path} has no place for the tables. Add the lines {BEGIN} and {END}, "
-            "or choose another name."
-        )
-    return before, after
+"""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -340,14 +268,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("folder", type=Path, help="folder of NAME.csv.gz")
     parser.add_argument("--sets", default=",".join(SETS), help="default: %(default)s")
-    parser.add_argument("--models", default="caprmil,abmil,mean", help="default: %(default)s")
+    parser.add_argument("--models", default=",".join(list_models()), help="default: %(default)s")
     parser.add_argument("--repeats", type=int, default=1, help="of the cross-validation")
     parser.add_argument("--out", type=Path, default=Path("docs/classic.md"), help="the page")
     parser.add_argument("--processes", type=int, default=2, help="default: %(default)s")
     args = parser.parse_args(arguments)
     sets, models = args.sets.split(","), args.models.split(",")
     try:
-        around(args.out)
+        page = Page(args.out, "benchmarks/classic.py", "The classic MIL sets")
         for name in sets:
             read(args.folder, name)  # all of them, before the first fold is trained
         jobs = [
@@ -357,8 +285,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for repeat in range(args.repeats)
             for fold in range(FOLDS)
         ]
-        recipe, record = Recipe(), args.out.with_suffix(".jsonl")
-        results = run_all(args.folder, jobs, recipe, record, processes=args.processes)
+        recipe, kept = Recipe(), args.out.with_suffix(".jsonl")
+        results = run_all(args.folder, jobs, recipe, kept, processes=args.processes)
         command = "python benchmarks/classic.py data/classic-mil"
         for option, value in (
             ("sets", args.sets),
@@ -367,14 +295,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         ):
             if value != parser.get_default(option):
                 command += f" --{option} {value}"
-        made = report(results, sets, models, repeats=args.repeats, recipe=recipe, command=command)
-        before, after = around(args.out)  # anew: it may have been edited meanwhile
-        write_text(args.out, before + made + after, replace=True)
+        page.write(
+            report(results, sets, models, repeats=args.repeats, recipe=recipe, command=command)
+        )
     except CaprmilError as problem:
         parser.exit(2, f"error: {problem}\n")
     for metric in PUBLISHED:
         print(f"\n{metric}\n{table(results, metric, sets, models)}")
-    print(f"\nWritten to {args.out}; the folds are in {record}.")
+    print(f"\nWritten to {args.out}; the folds are in {kept}.")
 
 
 if __name__ == "__main__":

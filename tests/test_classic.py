@@ -1,33 +1,20 @@
 """What the benchmark on the classic sets promises: the right data, fair folds, a page to check."""
 
-import importlib.util
 import json
 import os
-import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 
+import classic
+from caprmil.config import digest
 from caprmil.errors import BagError, UnknownName
+from record import Page, Record
 
 ROOT = Path(__file__).parents[1]
 DATA = Path(os.environ.get("CAPRMIL_DATA", ROOT.parent / "shared" / "data")) / "classic-mil"
-
-
-def load_script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("classic", ROOT / "benchmarks" / "classic.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["classic"] = module  # where dataclasses look for it
-    spec.loader.exec_module(module)
-    return module
-
-
-classic = load_script()
 
 
 def write_set(folder: Path, *, width: int = 3, bags: int = 20, two_labels: bool = False) -> Path:
@@ -129,7 +116,7 @@ def test_a_run_that_was_stopped_goes_on(tmp_path: Path, capsys: pytest.CaptureFi
     lines = record.read_text().splitlines()
     record.write_text("\n".join(lines[:6]) + '\n{"set": "ti')  # the seventh was cut short
     run(tmp_path)
-    assert "6 of 10 folds are in" in capsys.readouterr().out
+    assert "6 of 10 are in" in capsys.readouterr().out
     again = [json.loads(line) for line in record.read_text().splitlines()[7:]]
     assert [fold["fold"] for fold in again] == [6, 7, 8, 9]
     assert [fold["train_loss"] for fold in again] == [
@@ -139,17 +126,18 @@ def test_a_run_that_was_stopped_goes_on(tmp_path: Path, capsys: pytest.CaptureFi
 
 def test_a_fold_of_another_recipe_does_not_count(tmp_path: Path) -> None:
     run(write_set(tmp_path))
-    assert len(classic.kept(tmp_path / "page.jsonl", RECIPE)) == 10
-    other = type(RECIPE)(epochs=3)
-    assert classic.kept(tmp_path / "page.jsonl", other) == []
+    path = tmp_path / "page.jsonl"
+    assert len(Record(path, classic.Result, digest(RECIPE)).kept()) == 10
+    assert Record(path, classic.Result, digest(type(RECIPE)(epochs=3))).kept() == []
 
 
 def test_what_was_written_by_hand_stays(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
-    page.write_text(f"# Ours\n\nBefore.\n\n{classic.BEGIN}\nOld table.\n{classic.END}\n\nAfter.\n")
+    begin = "<!-- begin: made by benchmarks/classic.py -->"
+    page.write_text(f"# Ours\n\nBefore.\n\n{begin}\nOld table.\n{Page.end}\n\nAfter.\n")
     found = run(write_set(tmp_path))
     assert found.startswith("# Ours\n\nBefore.\n\n")
-    assert found.endswith(f"{classic.END}\n\nAfter.\n")
+    assert found.endswith(f"{Page.end}\n\nAfter.\n")
     assert "Old table." not in found
 
 

@@ -152,20 +152,22 @@ def test_a_class_weight_counts_in_a_batch_of_one(model: MILModel) -> None:
 
 def test_a_planted_signal_is_learnt(model: MILModel) -> None:
     torch.manual_seed(1)
-    labels = torch.arange(60) % 3
-    bags = torch.randn(60, 12, 24)
-    bags[torch.arange(60), :6, labels] += 3.0  # half of the patches tell the class
-    optimiser = torch.optim.AdamW(model.parameters(), lr=2e-3)
+    labels = torch.arange(48) % 3
+    bags = torch.randn(48, 12, 24)
+    bags[torch.arange(48), :6, labels] += 4.0  # half of the patches tell the class
+    optimiser = torch.optim.AdamW(model.parameters(), lr=3e-3)
     model.train()
-    for _ in range(60):
+    for _ in range(40):
         optimiser.zero_grad()
-        sum(model.loss(model(bags[:48]), labels[:48]).values()).backward()
+        sum(model.loss(model(bags[:24]), labels[:24]).values()).backward()
         optimiser.step()
-    predicted = model.eval()(bags[48:]).logits.argmax(dim=1)
-    assert (predicted == labels[48:]).float().mean() > 0.8
+    predicted = model.eval()(bags[24:]).logits.argmax(dim=1)
+    assert (predicted == labels[24:]).float().mean() > 0.8
 
 
-def test_a_hundred_thousand_patches_are_a_bag(model: MILModel) -> None:
+@pytest.mark.parametrize("name", sorted(MODELS))  # what stands behind context sees no more of them
+def test_a_hundred_thousand_patches_are_a_bag(name: str) -> None:
+    model = create(name, in_dim=24, n_classes=3, **SMALL.get(name, {})).eval()
     with torch.no_grad():
         output = model(torch.randn(1, 100_000, 24, dtype=torch.float16))
     assert output.logits.isfinite().all()

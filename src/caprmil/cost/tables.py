@@ -11,7 +11,7 @@ from caprmil import paper, tables
 from caprmil.cost.measuring import Cost
 
 PAPERS_BAG = (1000, 1024, 2)  # patches, features, classes
-TOLERANCE = 0.02  # the paper prints two or three digits
+TOLERANCE = 0.03  # the paper prints two or three digits, and draws count differently
 
 HEADER = (
     "model",

@@ -26,14 +26,15 @@ class Factors(NamedTuple):
     """What the attention matrix A1 Z A3 is made of, without the matrix, in float32 or better."""
 
     query: Float[Tensor, "B H R K"]  # of the rows that are asked for
-    key: Float[Tensor, "B H P K"]  # of the sequence, with its padding in front
+    key: Float[Tensor, "B H P K"]  # of the sequence, behind a zero that stands for all padding
     value: Float[Tensor, "B H P K"]
+    key_counts: Float[Tensor, " P"]  # how many equal keys each stands for
     landmark_query: Float[Tensor, "B H L K"]
     landmark_key: Float[Tensor, "B H L K"]
     counts: Counts  # how many equal landmarks each stands for
     inverse: Square  # Z
-    first: int  # where the rows that are asked for begin, padding counted
-    padding: int
+    first: int  # where the rows that are asked for begin among the keys
+    lead: int  # 1 if there is padding, else 0
 
 
 class NystromAttention(nn.Module):
@@ -43,8 +44,8 @@ class NystromAttention(nn.Module):
     padding takes part: its keys take weight, its landmarks count. `mask_padding` leaves it out.
 
     Differs from the authors' evaluation, not from its result: A1 (Z (A3 v)) leaves out the
-    largest product; the landmarks of padding are all the same zero, so one stands for them, with
-    a count; and each sequence of a batch scales its own inverse, whatever its neighbours are.
+    largest product; keys and landmarks of padding are all the same zero, so one stands for them,
+    with a count; and each sequence of a batch scales its own inverse, whatever its neighbours are.
     """
 
     def __init__(
@@ -90,10 +91,11 @@ class NystromAttention(nn.Module):
         """Work out all that is needed to let some rows of a sequence listen to all."""
         run = -(-sequence.shape[1] // self.landmarks)
         padding = run * self.landmarks - sequence.shape[1]
-        padded = F.pad(sequence, (0, 0, padding, 0))
-        means, counts = self.summarise(padded, run, padding)
-        if self.mask_padding:
-            padded, padding = sequence, 0
+        means, counts = self.summarise(F.pad(sequence, (0, 0, padding, 0)), run, padding)
+        lead = int(padding > 0 and not self.mask_padding)
+        heard = F.pad(sequence, (0, 0, lead, 0))
+        key_counts = counts.new_ones(heard.shape[1])
+        key_counts[:lead] = padding
         # The maps have no bias, so that the mean of queries is the query of the mean.
         landmark_query, landmark_key = self.split(self.query, means), self.split(self.key, means)
         with torch.autocast(sequence.device.type, enabled=False):
@@ -101,14 +103,15 @@ class NystromAttention(nn.Module):
             inverse = pseudo_inverse(among, counts, self.iterations)
         return Factors(
             query=self.split(self.query, sequence[:, rows]),
-            key=self.split(self.key, padded),
-            value=self.split(self.value, padded),
+            key=self.split(self.key, heard),
+            value=self.split(self.value, heard),
+            key_counts=key_counts,
             landmark_query=landmark_query,
             landmark_key=landmark_key,
             counts=counts,
             inverse=inverse,
-            first=padding + rows.indices(sequence.shape[1])[0],
-            padding=padding,
+            first=lead + rows.indices(sequence.shape[1])[0],
+            lead=lead,
         )
 
     def summarise(
@@ -131,10 +134,10 @@ class NystromAttention(nn.Module):
         mapped = rearrange(map_rows(rows), "b r (h k) -> b h r k", h=self.heads)
         return mapped.to(summing_dtype(mapped))
 
-    def share(self, query: Tensor, key: Tensor, counts: Counts | None = None) -> Tensor:
+    def share(self, query: Tensor, key: Tensor, counts: Counts) -> Tensor:
         """Return the softmax weights of queries on keys; a key may stand for several."""
         scores = (query * query.shape[-1] ** -0.5) @ key.mT
-        return (scores if counts is None else scores + counts.log()).softmax(dim=-1)
+        return (scores + counts.log()).softmax(dim=-1)
 
     def hear(self, factors: Factors) -> Rows:
         """Return A1 (Z (A3 v)) and the blend of neighbours, mapped."""
@@ -142,7 +145,10 @@ class NystromAttention(nn.Module):
         begin = max(first - self.reach, 0)
         with torch.autocast(factors.value.device.type, enabled=False):
             gathered = F.scaled_dot_product_attention(
-                factors.landmark_query, factors.key, factors.value
+                factors.landmark_query,
+                factors.key,
+                factors.value,
+                attn_mask=factors.key_counts.log().expand(1, 1, 1, -1) if factors.lead else None,
             )
             heard = F.scaled_dot_product_attention(
                 factors.query,
@@ -162,8 +168,9 @@ class NystromAttention(nn.Module):
         """Return rows of A1 Z A3, those of padding left out."""
         with torch.autocast(factors.value.device.type, enabled=False):
             near = self.share(factors.query, factors.landmark_key, factors.counts)
-            weights = near @ factors.inverse @ self.share(factors.landmark_query, factors.key)
-        return weights[..., factors.padding :]
+            far = self.share(factors.landmark_query, factors.key, factors.key_counts)
+            weights = near @ factors.inverse @ far
+        return weights[..., factors.lead :]
 
 
 class NystromLayer(nn.Module):

@@ -43,7 +43,7 @@ class Task:
 
     patches: int = 1000
     width: int = 32
-    strength: float = 4.0  # how far a planted patch stands out, in units of the noise
+    strength: float = 6.0  # how far a planted patch stands out, in units of the noise
     seed: int = 0
 
     def bag(self, number: int) -> tuple[Features, int, Kinds]:
@@ -189,7 +189,7 @@ class BatchEffect(RareSignal):
 
     signal: int = 50
     shifts: int = 4  # directions that slides are shifted along, the signal's among them
-    width_of_shift: float = 6.0  # standard deviation along each, in units of the noise
+    width_of_shift: float = 3.0  # standard deviation along each, in units of the noise
 
     def plant(self, features: Features, kinds: Kinds, label: int, rng: Generator) -> None:
         super().plant(features, kinds, label, rng)

@@ -1,0 +1,122 @@
+"""A benchmark that may be stopped: results line by line in a file, and the page they end on."""
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
+
+import torch
+
+from caprmil import progress
+from caprmil.errors import RunError
+from caprmil.files import write_text
+
+
+class Outcome(Protocol):
+    """What came of a job: a dataclass that JSON can hold."""
+
+    __dataclass_fields__: Any
+
+    @property
+    def job(self) -> Any: ...
+
+    @property
+    def settings(self) -> str:
+        """The digest of what it was made with."""
+
+
+Job = TypeVar("Job")
+Result = TypeVar("Result", bound=Outcome)
+
+
+@dataclass(frozen=True)
+class Record(Generic[Result]):
+    """Results of one kind and one digest of settings, in a file of JSON lines."""
+
+    path: Path
+    kind: type[Result]
+    settings: str
+
+    def kept(self) -> list[Result]:
+        """Return the results of these settings. A line that was cut short is left out."""
+        if not self.path.exists():
+            return []
+        found = []
+        for line in self.path.read_text().splitlines():
+            try:
+                found.append(self.kind(**json.loads(line)))
+            except (ValueError, TypeError):
+                continue
+        return [result for result in found if result.settings == self.settings]
+
+    def complete(
+        self, jobs: Sequence[Job], run: Callable[[Job], Result], *, processes: int = 2
+    ) -> Iterator[Result]:
+        """Yield the result of every job: first what is kept, then the rest as it is made."""
+        done = {result.job: result for result in self.kept()}
+        yield from (done[job] for job in jobs if job in done)
+        to_do = [job for job in jobs if job not in done]
+        if len(to_do) < len(jobs):
+            print(f"{len(jobs) - len(to_do)} of {len(jobs)} are in {self.path} already.")
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        shown = sys.stderr.isatty()
+        with progress.bar("Jobs", shown=shown) as step, self.path.open("a") as lines:
+            if self.path.read_text()[-1:] not in ("", "\n"):
+                lines.write("\n")  # the last line was cut short
+            for number, result in enumerate(work(to_do, run, processes), len(jobs) - len(to_do)):
+                lines.write(json.dumps(asdict(result)) + "\n")
+                lines.flush()
+                step(number + 1, len(jobs), " ".join(map(str, result.job)))
+                yield result
+
+
+def work(jobs: Sequence[Job], run: Callable[[Job], Result], processes: int) -> Iterable[Result]:
+    """Yield results as they come, from so many processes of one thread each."""
+    if processes <= 1:
+        yield from map(run, jobs)
+        return
+    # spawn: a forked process would inherit torch's threads in an unknown state
+    with ProcessPoolExecutor(
+        processes, mp_context=get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,)
+    ) as pool:
+        futures = [pool.submit(run, job) for job in jobs]
+        try:
+            for future in as_completed(futures):
+                yield future.result()
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+class Page:
+    """A page of which a part is made by a benchmark. What is written by hand around it stays."""
+
+    end = "<!-- end -->"
+
+    def __init__(self, path: Path, maker: str, title: str) -> None:
+        self.path, self.title = path, title
+        self.begin = f"<!-- begin: made by {maker} -->"
+        self.around()  # a page without a place is an error before the work, not after it
+
+    def around(self) -> tuple[str, str]:
+        """Return what stands on the page before and after the part."""
+        if not self.path.exists():
+            return f"# {self.title}\n\n", "\n"
+        before, begin, rest = self.path.read_text(encoding="utf-8").partition(self.begin)
+        _, end, after = rest.partition(self.end)
+        if not begin or not end:
+            raise RunError(
+                f"{self.path} has no place for the tables. Add the lines {self.begin} and "
+                f"{self.end}, or choose another name."
+            )
+        return before, after
+
+    def write(self, part: str) -> None:
+        """Put the part in its place."""
+        before, after = self.around()
+        text = f"{before}{self.begin}\n{part.strip()}\n{self.end}{after}"
+        write_text(self.path, text, replace=True)
