@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +132,165 @@ def test_models_are_shown_with_folds_mean_and_chance(tmp_path: Path) -> None:
     assert [tick.get_text() for tick in figure.axes[0].get_yticklabels()] == ["caprmil", "mean"]
     assert figure.axes[1].get_xlim()[0] == 0
     assert picture(figure, tmp_path)
+
+
+def trials(*names: str, values: int = 3, **change: Any) -> list[figures.Trial]:
+    """Every choice of so many values of each setting, the second of them chosen."""
+    choices = list(product(*([str(2**n) for n in range(values)] for _ in names)))
+    rng = np.random.default_rng(0)
+    return [
+        figures.Trial(
+            settings=dict(zip(names, choice, strict=True)),
+            folds={"auc": rng.random(4), "ace": rng.random(4)} | change,
+            chosen=place == 1,
+        )
+        for place, choice in enumerate(choices)
+    ]
+
+
+def test_an_ablation_shows_folds_their_mean_and_the_choice(tmp_path: Path) -> None:
+    given = trials("tokens")
+    figure = figures.ablation_panels(given, about="test part")
+    assert titles(figure) == ["AUC", "ACE (lower is better)"]
+    means, first, second, ring, _ = figure.axes[0].lines
+    expected = [np.mean(trial.folds["auc"]) for trial in given]
+    assert points(means) == [[n, pytest.approx(mean)] for n, mean in enumerate(expected)]
+    dots = [[y for _, y in points(line)] for line in (first, second, ring)]
+    assert dots == [list(given[0].folds["auc"]), list(given[1].folds["auc"]), [expected[1]]]
+    assert [tick.get_text() for tick in figure.axes[0].get_xticklabels()] == ["1", "2", "4"]
+    assert figure.axes[1].get_ylim()[0] == 0
+    assert picture(figure, tmp_path)
+
+
+def test_a_second_setting_is_a_row_of_panels_with_the_others_behind(tmp_path: Path) -> None:
+    figure = figures.ablation_panels(trials("tokens", "heads"))
+    assert len(figure.axes) == 3 * 2
+    assert [axes.get_ylabel() for axes in figure.axes[::2]] == [f"heads = {n}" for n in (1, 2, 4)]
+    assert len(figure.axes[0].lines) == 2 + 1 + 3  # other means, the mean, folds
+    assert picture(figure, tmp_path)
+
+
+def test_numbers_stand_in_their_order_and_words_as_they_come() -> None:
+    for values, shown in ((["16", "2", "4"], ["2", "4", "16"]), (["b", "a"], ["b", "a"])):
+        given = [figures.Trial(settings={"x": v}, folds={"auc": [0.5]}) for v in values]
+        axes = figures.ablation_panels(given, metrics=["auc"]).axes[0]
+        assert [tick.get_text() for tick in axes.get_xticklabels()] == shown
+
+
+def test_three_settings_are_too_many_for_panels() -> None:
+    with pytest.raises(ValueError, match="one or two settings"):
+        figures.ablation_panels(trials("a", "b", "c"))
+
+
+def test_a_search_has_a_panel_for_each_setting_that_varies(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    given = [
+        figures.Trial(
+            settings={"lr": f"{10 ** rng.uniform(-5, -2):.3g}", "pool": "ab"[n % 2], "dim": "8"},
+            folds={"auc": rng.random(3)},
+            chosen=n == 4,
+        )
+        for n in range(12)
+    ]
+    figure = figures.search_panels(given, metric="auc")
+    rates, pools = figure.axes
+    assert (rates.get_xlabel(), rates.get_xscale()) == ("lr", "log")
+    assert (pools.get_xlabel(), pools.get_xscale()) == ("pool", "linear")
+    dots = [points(line)[0] for line in rates.lines[1::2]]
+    expected = [[float(t.settings["lr"]), np.mean(t.folds["auc"])] for t in given]
+    np.testing.assert_allclose(dots, expected)
+    assert picture(figure, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        trials("tokens", values=1),
+        trials("tokens", auc=[0.5], ace=[0.1]),
+        trials("tokens", auc=[float("nan"), 0.5], ace=[float("nan")]),
+        trials("tokens", auc=[], ace=[]),
+        trials("tokens", "heads", values=1),
+        trials("tokens", "heads", auc=[0.5, 0.5], ace=[0.0, 0.0])[:-1],
+    ],
+    ids=["one value", "one fold", "NaN", "no folds", "one point", "all alike, one missing"],
+)
+def test_little_to_show_is_shown_all_the_same(given: list[figures.Trial], tmp_path: Path) -> None:
+    assert picture(figures.ablation_panels(given), tmp_path / "a")
+    assert picture(figures.search_panels(given, metric="auc"), tmp_path / "b")
+
+
+def test_remarks_take_as_many_lines_as_they_need() -> None:
+    narrow, wide = (
+        figures.ablation_panels(trials("a"), metrics=metrics, about="test part of each fold")
+        for metrics in (["auc"], ["auc", "ace"])
+    )
+    assert narrow.get_supxlabel().count("\n") == 1
+    assert wide.get_supxlabel().count("\n") == 0
+
+
+def bubble(name: str, across: float, up: float, parameters: int = 10**6, **rest: Any) -> Any:
+    return figures.Bubble(name=name, across=across, up=up, parameters=parameters, **rest)
+
+
+def test_bubbles_have_their_place_area_and_name(tmp_path: Path) -> None:
+    models = [bubble("mean", 4, 2, 10**5), bubble("caprmil", 8, 6), bubble("dgrmil", 90, 420)]
+    figure = figures.bubbles(models, across="memory", up="time")
+    (axes,) = figure.axes
+    drawn = {tuple(points(line)[0]): float(line.get_markersize()) for line in axes.lines}
+    assert drawn[4, 2] ** 2 * 10 == pytest.approx(drawn[8, 6] ** 2)
+    assert [text.get_text() for text in axes.texts] == ["mean", "caprmil", "dgrmil"]
+    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
+    assert legend(figure) == ["0.1 M", "0.3 M", "1 M"]
+    assert picture(figure, tmp_path)
+
+
+def test_names_do_not_cover_each_other() -> None:
+    rng = np.random.default_rng(0)
+    models = [bubble(f"model {n}", *rng.normal(5, 0.3, 2), 10**5) for n in range(9)]
+    figure = figures.bubbles(models, across="x", up="y")
+    boxes = [text.get_window_extent() for text in figure.axes[0].texts]
+    assert not any(one.overlaps(other) for one, other in combinations(boxes, 2))
+
+
+@pytest.mark.parametrize(
+    "models",
+    [
+        [bubble("alone", 3, 0.9, 3000)],
+        [bubble("tiny", 3, 0.9, 12), bubble("tinier", 3, 0.9, 1)],
+        [bubble("same", 3, 0.9), bubble("place", 3, 0.9, spread=0.0)],
+        [bubble("nothing", 0, 0), bubble("much", 1e6, 1e-6, 10**9)],
+        [bubble("unknown", 3, float("nan")), bubble("known", 4, 0.9, spread=0.1)],
+        [bubble("unknown", float("nan"), 0.9)],
+    ],
+    ids=["one", "tiny", "equal", "zero", "NaN", "only NaN"],
+)
+def test_odd_bubbles_are_drawn_all_the_same(models: list[Any], tmp_path: Path) -> None:
+    assert picture(figures.bubbles(models, across="x", up="y"), tmp_path)
+
+
+def side(*bins: figures.Bin, ace: float = 0.1) -> figures.Reliability:
+    scores = np.repeat([b.forecast for b in bins], [b.slides for b in bins])
+    return figures.Reliability(bins=bins, scores=scores, ace=ace)
+
+
+def test_reliability_shows_bins_their_intervals_and_the_slides(tmp_path: Path) -> None:
+    before = side(figures.Bin(0.1, 0.3, 0.2, 0.5, 7), figures.Bin(0.92, 0.6, 0.4, 0.8, 5))
+    figure = figures.reliability(before, side(before.bins[0], ace=0.02), event="tumour")
+    assert titles(figure)[:2] == ["Before   ACE 0.100", "After temperature scaling   ACE 0.020"]
+    assert points(figure.axes[0].lines[-1]) == [[0.1, 0.3], [0.92, 0.6]]
+    (bars,) = figure.axes[0].collections
+    assert [part.tolist() for part in bars.get_segments()] == [
+        [[0.1, pytest.approx(0.2)], [0.1, pytest.approx(0.5)]],
+        [[0.92, pytest.approx(0.4)], [0.92, pytest.approx(0.8)]],
+    ]
+    assert sum(bar.get_height() for bar in figure.axes[2].patches) == 12
+    assert picture(figure, tmp_path)
+
+
+@pytest.mark.parametrize("forecast", [0.0, 0.5, 1.0])
+def test_one_bin_of_one_slide_is_drawn_all_the_same(forecast: float, tmp_path: Path) -> None:
+    alone = side(figures.Bin(forecast, 1.0, 0.2, 1.0 - 1e-16, 1), ace=float("nan"))
+    assert picture(figures.reliability(alone, alone, event="x"), tmp_path)
 
 
 def test_saving_overwrites_only_when_told(tmp_path: Path) -> None:

@@ -97,3 +97,8 @@ def test_columns_are_recognised_in_any_case_and_the_first_word_wins() -> None:
 def test_no_name_belongs_to_two_columns() -> None:
     words = [word for role in COLUMNS.values() for word in role]
     assert len(set(words)) == len(words)
+
+
+def test_a_table_in_markdown_has_a_rule_and_its_remarks_below() -> None:
+    text = tables.markdown(["a", "b"], [["1", "2"]], ["so it is"])
+    assert text == "| a | b |\n| --- | --- |\n| 1 | 2 |\n\n- so it is\n"

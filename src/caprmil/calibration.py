@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import minimize_scalar
+from scipy.optimize import brentq
 from scipy.special import softmax
 from scipy.stats import norm
 
@@ -111,13 +111,22 @@ def temperature(labels: NDArray[np.integer], probabilities: NDArray[np.floating]
     If every slide is right, the least log-loss is that of T = 0; if most are wrong, that of an
     infinite T. Neither says anything of other slides.
     """
+    logits = np.log(np.clip(probabilities, LEAST, 1))
+    logits -= logits.max(axis=1, keepdims=True)
+    own = logits[np.arange(len(labels)), labels]
+
+    def slope(log_t: float) -> float:
+        """Return how the log-loss, which is convex in 1 / T, grows with 1 / T.
+
+        Where every slide is right it is never above 0, however it is rounded.
+        """
+        sharper = softmax(logits / np.exp(log_t), axis=1)
+        return float(np.mean((sharper * logits).sum(axis=1) - own))
+
     edge = np.log(WIDEST)
-
-    def loss(log_t: float) -> float:
-        return log_loss(labels, soften(probabilities, float(np.exp(log_t))))
-
-    found = minimize_scalar(loss, bounds=(-edge, edge), method="bounded", options={"xatol": 1e-6})
-    return float(np.exp(found.x)) if abs(found.x) < edge - 1e-3 else None
+    if not slope(edge) < 0 < slope(-edge):
+        return None
+    return float(np.exp(brentq(slope, -edge, edge)))
 
 
 def soften(probabilities: NDArray[np.floating], temperature: float) -> NDArray[np.float64]:

@@ -120,7 +120,7 @@ def sweep(
         list[str],
         typer.Option(
             "--set",
-            help="model.tokens=2,4,8 varies a setting, train.epochs=5 only changes it; to search, "
+            help="model.tokens=2,4,8 varies a setting, train.epochs=50 only changes it; to search, "
             "also train.lr=1e-5..1e-3. May be repeated.",
         ),
     ],

@@ -144,7 +144,11 @@ def _spread(axes: "Axes", trials: Sequence[Trial], ticks: list[str], metric: str
     _mean_line(axes, trials, ticks, metric, color=BLUE, lw=2)
     for place, trial, mean in zip(places, ordered, means, strict=True):
         values = np.asarray(trial.folds[metric], dtype=float)
-        aside = place + np.linspace(-0.07, 0.07, len(values)) if len(values) > 1 else [place]
+        aside = (
+            place + np.linspace(-0.07, 0.07, len(values))
+            if len(values) > 1
+            else [place] * len(values)
+        )
         axes.plot(aside, values, "o", color=BLUE, ms=3.5, mec="white", mew=0.4, alpha=0.8)
         if trial.chosen:
             axes.plot(place, mean, "o", mfc="none", mec=VERMILLION, mew=2, ms=12, zorder=5)

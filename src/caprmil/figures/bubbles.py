@@ -38,14 +38,16 @@ def bubbles(
 ) -> "Figure":
     """Draw models in the plane of two measures; those whose name begins with `ours` stand out.
 
-    A scale that spans more than a factor of twelve is logarithmic.
+    A scale that spans more than a factor of twelve is logarithmic. What is not known (NaN) is left
+    out.
     """
+    models = [model for model in models if not isnan(model.across + model.up)]
     figure = new_figure(7.2, 5.0)
     axes = figure.subplots()
     tidy(axes, title=title, across=across, up=up)
     _scale(axes, "x", [model.across for model in models])
     _scale(axes, "y", [model.up for model in models if isnan(model.spread)])
-    unit = LARGEST / sqrt(max(model.parameters for model in models))
+    unit = LARGEST / sqrt(max((model.parameters for model in models), default=1))
     for model in sorted(models, key=lambda model: -model.parameters):  # the small ones on top
         colour = VERMILLION if model.name.startswith(ours) else BLUE
         if not isnan(model.spread):

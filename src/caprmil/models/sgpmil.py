@@ -89,7 +89,7 @@ class SGPMIL(MILModel):
 
     Differs from the authors' code: noise there is shared by an accident of shapes, and published
     numbers come from it; the paper's text has it independent, our default. Draws are seeded in
-    evaluation. One divergence for training and validation, over the bags of an epoch.
+    evaluation. The divergence is divided by the number of training bags, in validation too.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """Plans: which settings vary, over what, and the points that this makes.
 
 `model.tokens=2,4,8` is an axis of three values; `train.lr=1e-5..1e-3` is a range to draw from;
-`train.epochs=5` is an ordinary change, and so is a list in brackets.
+`train.epochs=50` is an ordinary change, and so is a list in brackets.
 """
 
 import re
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import product
-from math import log10, prod
+from math import inf, log10, prod
 from operator import getitem
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -36,6 +36,10 @@ class Values:
 
     texts: tuple[str, ...]
 
+    @property
+    def size(self) -> float:
+        return len(self.texts)
+
     def draw(self, rng: np.random.Generator) -> str:
         return self.texts[rng.integers(len(self.texts))]
 
@@ -47,6 +51,10 @@ class Range:
     low: float
     high: float
     whole: bool
+
+    @property
+    def size(self) -> float:
+        return self.high - self.low + 1 if self.whole else inf
 
     @property
     def log(self) -> bool:
@@ -135,9 +143,10 @@ class Plan:
         if self.search == "grid":
             return self._grid(trials)
         points: dict[str, Point] = {}
+        wanted = min(trials or TRIALS, prod(axis.size for axis in self.space().values()))
         for point in self.draws():
             points.setdefault(point.name, point)
-            if len(points) == (trials or TRIALS):
+            if len(points) == wanted:
                 break
         return list(points.values())
 

@@ -1,0 +1,273 @@
+"""What shortcuts promise: they find what is planted, and never see a label that they answer."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import log_loss, roc_auc_score
+
+from caprmil import bags, shortcuts
+from caprmil.cohort import Cohort, Fold, SplitConfig, load
+from caprmil.runs import Run
+from caprmil.training import ModelConfig, Recipe, TrainConfig, cross_validate
+
+SLIDES = 48
+Loaded = tuple[Cohort, list[Fold]]
+
+
+def write(
+    folder: Path,
+    *,
+    count: Callable[[int], int] = lambda n: 8,
+    site: Callable[[int], str] | None = None,
+    shift: Callable[[int], float] = lambda n: 0.0,
+    classes: int = 2,
+    name: str = "slide_{:02d}",
+) -> Path:
+    """A table of slides of alternating classes, whose number of patches, site and mean are given.
+
+    Two slides of each class in turn are one patient's.
+    """
+    rng, lines = np.random.default_rng(0), [f"slide,patient,label{',site' * (site is not None)}"]
+    for n in range(SLIDES):
+        slide, label = name.format(n), n % classes
+        features = rng.normal(size=(count(n), 6))
+        features += shift(n) - features.mean(axis=0)  # nothing but the shift is in the mean
+        bags.write(folder / "features" / f"{slide}.h5", features.astype(np.float32))
+        patient = f"p{n // (2 * classes) * classes + label}"
+        cells = [slide, patient, "abc"[label], *([site(n)] if site else [])]
+        lines.append(",".join(cells))
+    (folder / "labels.csv").write_text("\n".join(lines) + "\n")
+    return folder / "labels.csv"
+
+
+def read(table: Path, **splits: object) -> Loaded:
+    config = SplitConfig(**({"folds": 3, "validation": 0.25} | splits))  # type: ignore[arg-type]
+    return load(table, table.parent / "features", splits=config)
+
+
+def areas(cohort: Cohort, folds: list[Fold]) -> dict[str, list[float]]:
+    return {
+        name: [
+            roc_auc_score(np.asarray(part.labels), part.probabilities[:, 1])
+            for part in table.by_fold().values()
+        ]
+        for name, table in shortcuts.answer(cohort, folds).items()
+    }
+
+
+def halves(n: int) -> str:
+    """Two sites, each with as many slides of either class."""
+    return "AB"[n // 2 % 2]
+
+
+PLANTED = {
+    "patch count": {"count": lambda n: 30 if n % 2 else 8, "site": halves},
+    "site": {"site": lambda n: "BA"[n % 2]},
+    "mean feature": {"shift": lambda n: 0.5 * (n % 2), "site": halves},
+}
+
+
+@pytest.fixture(scope="module", params=sorted(PLANTED))
+def planted(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, Loaded]:
+    """A cohort whose label is in one thing only."""
+    folder = tmp_path_factory.mktemp("planted")
+    return request.param, read(write(folder, **PLANTED[request.param]))
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
+    """A cohort of three classes whose label is in everything, but not plainly."""
+    rng = np.random.default_rng(1)
+    hints = rng.normal(size=SLIDES) + np.arange(SLIDES) % 3
+    return read(
+        write(
+            tmp_path_factory.mktemp("mixed"),
+            count=lambda n: int(20 + 5 * hints[n]),
+            site=lambda n: "XYZ"[int(hints[n] > 1) + int(hints[n] > 2)] if n else "",
+            shift=lambda n: float(0.3 * hints[n]),
+            classes=3,
+        )
+    )
+
+
+# What is planted
+
+
+def test_only_the_planted_shortcut_finds_the_label(planted: tuple[str, Loaded]) -> None:
+    secret, (cohort, folds) = planted
+    for name, found in areas(cohort, folds).items():
+        if name == secret:
+            assert found == [1.0] * len(folds)
+        else:
+            assert np.mean(found) < 0.7
+
+
+def test_middling_counts_can_be_told_from_small_and_large_ones(tmp_path: Path) -> None:
+    table = write(tmp_path, count=lambda n: 16 if n % 2 else (8, 32)[n // 2 % 2])
+    assert areas(*read(table))["patch count"] == [1.0] * 3
+
+
+def test_the_labels_of_the_test_part_are_never_seen(planted: tuple[str, Loaded]) -> None:
+    _, (cohort, folds) = planted
+    fold = folds[0]
+    flipped = tuple(
+        replace(entry, label=1 - (entry.label or 0)) if entry.name in fold.test else entry
+        for entry in cohort.entries
+    )
+    expected = shortcuts.answer(cohort, [fold])
+    for name, table in shortcuts.answer(replace(cohort, entries=flipped), [fold]).items():
+        np.testing.assert_array_equal(table.probabilities, expected[name].probabilities)
+
+
+def test_every_test_slide_is_answered_once_with_its_label_and_patient(mixed: Loaded) -> None:
+    cohort, folds = mixed
+    for table in shortcuts.answer(cohort, folds).values():
+        assert sorted(table.slides) == sorted(cohort.labels)
+        rows = zip(table.slides, np.asarray(table.labels), table.patients or (), strict=True)
+        assert all(
+            (cohort[slide].label, cohort[slide].patient) == (label, patient)
+            for slide, label, patient in rows
+        )
+
+
+# Each against a plain reckoning
+
+
+def test_the_site_answers_with_smoothed_shares(mixed: Loaded) -> None:
+    cohort, folds = mixed
+    for fold in folds:
+        known = [cohort[name] for name in (*fold.train, *fold.validation)]
+        table = shortcuts.answer(cohort, [fold])["site"]
+        for slide, row in zip(table.slides, table.probabilities, strict=True):
+            here = [e for e in known if e.row["site"] == cohort[slide].row["site"] != ""]
+            for label, p in enumerate(row):
+                share = np.mean([e.label == label for e in known])
+                hits = sum(e.label == label for e in here)
+                assert p == pytest.approx((hits + 3 * share) / (len(here) + 3))
+
+
+def test_the_mean_feature_is_a_logistic_regression_chosen_on_the_validation_part(
+    mixed: Loaded,
+) -> None:
+    cohort, folds = mixed
+    fold = folds[0]
+
+    def values(names: tuple[str, ...]) -> tuple[np.ndarray, list[int]]:
+        means = [bags.read(cohort[name].path).features.mean(axis=0) for name in names]
+        return np.array(means, dtype=float), [cohort.labels[name] for name in names]
+
+    def fit(names: tuple[str, ...], penalty: float) -> Callable[[np.ndarray], np.ndarray]:
+        x, y = values(names)
+        middle, spread = x.mean(axis=0), x.std(axis=0)
+        model = LogisticRegression(C=penalty, max_iter=10_000).fit((x - middle) / spread, y)
+        return lambda new: model.predict_proba((new - middle) / spread)
+
+    x, y = values(fold.validation)
+    losses = {c: log_loss(y, fit(fold.train, c)(x)) for c in (1e-4, 1e-3, 1e-2, 0.1, 1.0)}
+    best = min(losses, key=lambda c: losses[c])
+    expected = fit((*fold.train, *fold.validation), best)(values(fold.test)[0])
+    found = shortcuts.answer(cohort, [fold])["mean feature"].probabilities
+    np.testing.assert_allclose(found, expected, atol=2e-3)
+
+
+def test_without_a_validation_part_patients_of_the_train_part_choose(tmp_path: Path) -> None:
+    cohort, folds = read(write(tmp_path, shift=lambda n: 0.5 * (n % 2)), validation=0)
+    assert all(fold.validation == () for fold in folds)
+    assert areas(cohort, folds)["mean feature"] == [1.0] * 3
+    train, inner = shortcuts._inner_split(cohort, folds[0].train)
+    owners = [{cohort[name].patient for name in part} for part in (train, inner)]
+    assert owners[0].isdisjoint(owners[1])
+    assert {cohort[name].label for name in train} == {0, 1}
+    assert sorted((*train, *inner)) == sorted(folds[0].train)
+
+
+# Sites
+
+
+def test_a_site_that_training_never_saw_gets_the_shares_of_all(tmp_path: Path) -> None:
+    cohort, folds = read(write(tmp_path, site=lambda n: "AB"[n % 2]))
+    fold, stranger = folds[0], folds[0].test[0]
+    entries = tuple(
+        replace(e, row={"site": "new"}) if e.name == stranger else e for e in cohort.entries
+    )
+    table = shortcuts.answer(replace(cohort, entries=entries), [fold])["site"]
+    known = [cohort.labels[name] for name in (*fold.train, *fold.validation)]
+    shares = np.bincount(known) / len(known)
+    np.testing.assert_allclose(table.probabilities[table.slides.index(stranger)], shares)
+
+
+def test_tcgas_barcodes_name_the_site(tmp_path: Path) -> None:
+    cohort, folds = read(write(tmp_path, name="TCGA-{:02d}-4244-01Z-00-DX1"))
+    sites = shortcuts.find_sites(cohort)
+    assert sites.of["TCGA-05-4244-01Z-00-DX1"] == "05"
+    assert sites.remark == "The site is taken from the barcodes of TCGA."
+    assert "site" in shortcuts.answer(cohort, folds)
+
+
+def with_sites(cohort: Cohort, column: str, cells: list[str]) -> Cohort:
+    entries = (
+        replace(entry, row={column: cells[n % len(cells)]})
+        for n, entry in enumerate(cohort.entries)
+    )
+    return replace(cohort, entries=tuple(entries))
+
+
+@pytest.mark.parametrize("column", ["site", "Medical Centre", "TSS", "hospital"])
+def test_a_column_of_sites_has_many_names(planted: tuple[str, Loaded], column: str) -> None:
+    sites = shortcuts.find_sites(with_sites(planted[1][0], column, ["A", "B", "n/a"]))
+    assert set(sites.of.values()) == {"A", "B"}
+    assert len(sites.of) == 2 * SLIDES // 3
+    assert sites.remark == f"The site is taken from {column}."
+
+
+@pytest.mark.parametrize(
+    ("column", "cells", "remark"),
+    [
+        ("site", ["A"], "By site, there are fewer than two sites."),
+        ("site", ["", "NA"], "By site, there are fewer than two sites."),
+        ("age", ["40", "50"], "The table has no column for the site, and slides have no TCGA"),
+    ],
+)
+def test_without_two_sites_it_is_said_why(
+    planted: tuple[str, Loaded], column: str, cells: list[str], remark: str
+) -> None:
+    cohort, folds = planted[1]
+    cohort = with_sites(cohort, column, cells)
+    assert shortcuts.find_sites(cohort).remark.startswith(remark)
+    assert set(shortcuts.answer(cohort, folds[:1])) == {"patch count", "mean feature"}
+
+
+# In a run
+
+
+def test_a_run_that_does_not_beat_a_shortcut_says_so(tmp_path: Path) -> None:
+    table = write(tmp_path, **PLANTED["patch count"])
+    recipe = Recipe(
+        cohort=str(table),
+        features=str(tmp_path / "features"),
+        model=ModelConfig(settings={"dim": 16, "heads": 2}),
+        splits=SplitConfig(folds=2),
+        train=TrainConfig(epochs=1, warmup_epochs=0, lr=1e-6),
+        loggers={},
+    )
+    run = cross_validate(recipe, tmp_path / "run", device="cpu", progress=False)
+    said = (run.folder / "scores.md").read_text()
+    assert "The model does not beat 'patch count' (p" in said
+    assert "The site is taken from site." in said
+    assert run.scores["shortcuts"]["differences"][0]["second"] == "patch count"
+
+
+def test_a_run_keeps_its_shortcuts_beside_its_predictions(tiny_run: Run) -> None:
+    assert set(tiny_run.shortcuts) == {"patch count", "mean feature"}
+    for table in tiny_run.shortcuts.values():
+        assert (table.slides, table.folds) == (
+            tiny_run.predictions.slides,
+            tiny_run.predictions.folds,
+        )
+    assert "slides have no TCGA barcodes" in (tiny_run.folder / "scores.md").read_text()

@@ -1,0 +1,496 @@
+"""What sweeps promise: every point once, chosen on validation alone, and no work done twice."""
+
+import csv
+import shutil
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import product
+from math import log10, nan
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from filelock import FileLock
+from scipy.stats import chisquare, kstest
+from sklearn.metrics import roc_auc_score
+
+from caprmil import config, paper, training
+from caprmil.errors import CaprmilError, CohortError, RecipeError, RunError, UnknownName
+from caprmil.models import create
+from caprmil.predictions import Predictions
+from caprmil.runs import Run
+from caprmil.sweep import Plan, Point, Result, Sweep, read_plan, sweep
+from caprmil.sweep.plan import Range, Values, read_axis
+from caprmil.sweep.results import papers_row
+from caprmil.sweep.running import _led_by_optuna
+from caprmil.training import Recipe
+
+
+def plan(*changes: str, **options: Any) -> Plan:
+    return read_plan("slides.csv", changes, **options)
+
+
+def rows(folder: Path, *, without: Sequence[str] = ("seconds",)) -> list[dict[str, str]]:
+    with (folder / "sweep.csv").open() as file:
+        return [
+            {name: cell for name, cell in row.items() if name not in without}
+            for row in csv.DictReader(file)
+        ]
+
+
+# Plans
+
+
+@pytest.mark.parametrize(
+    ("text", "axis"),
+    [
+        ("2,4,8", Values(("2", "4", "8"))),
+        (" 2, 4 ,2", Values(("2", "4"))),
+        ("mean,gated", Values(("mean", "gated"))),
+        ("[1,2],[3]", Values(("[1,2]", "[3]"))),
+        ("{a=1,b=2},{}", Values(("{a=1,b=2}", "{}"))),
+        ("\"a,b\",'c,[d'", Values(('"a,b"', "'c,[d'"))),
+        ("1e-5..1e-3", Range(1e-5, 1e-3, whole=False)),
+        ("2..16", Range(2, 16, whole=True)),
+        ("-0.5...5", Range(-0.5, 0.5, whole=False)),
+    ],
+)
+def test_an_axis_is_a_list_or_a_range(text: str, axis: Values | Range) -> None:
+    assert read_axis("key", text) == axis
+
+
+@pytest.mark.parametrize("value", ["5", "[1,2]", '"a,b"', "a..b", "{x=1,y=2}"])
+def test_one_value_is_a_change_and_no_axis(value: str) -> None:
+    found = plan(f"model.x={value}", "model.tokens=2,4")
+    assert list(found.axes) == ["model.tokens"]
+    expected = config.parse({"cohort": "c"}, into=Recipe, changes=[f"model.x={value}"])
+    assert found.recipe.model.settings == expected.model.settings
+
+
+def test_a_grid_has_every_point_in_order() -> None:
+    points = plan("model.tokens=2,4,8", "train.lr=1e-4,1e-3").listed()
+    expected = [f"tokens={t},lr={lr}" for t, lr in product((2, 4, 8), ("1e-4", "1e-3"))]
+    assert [point.name for point in points] == expected
+    assert points[1].changes == {"model.tokens": "2", "train.lr": "1e-3"}
+
+
+def test_a_point_changes_its_settings_and_nothing_else() -> None:
+    one = plan("train.epochs=7", "model.pool=mean,gated", "train.lr=1e-4,1e-3")
+    changed = config.differences(one.recipe, one.recipe_at(one.listed()[3]))
+    assert changed == ["model.pool: not set -> gated", "train.lr: 0.0002 -> 0.001"]
+    assert one.recipe_at(one.listed()[3]).train.epochs == 7
+
+
+def test_equal_words_of_two_keys_are_told_apart() -> None:
+    (first, *_) = plan("splits.seed=1,2", "train.seed=3,4", "model.tokens=2,4").listed()
+    assert first.name == "splits.seed=1,train.seed=3,tokens=2"
+
+
+def test_points_have_names_of_their_own_that_folders_can_bear() -> None:
+    odd = ["a", '"a"', "'a'", "a b", "a_b", "a/b", "../a", "x" * 300, "x" * 301, "[1,2]", "[1_2]"]
+    points = plan(f"data.label={','.join(odd)}").listed()
+    names = {point.name.lower() for point in points}
+    assert len(names) == len(odd)
+    assert all(Path(name).name == name and len(name) < 150 for name in names)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (["train.epochs=50"], "Nothing varies here"),
+        (["train.lr=1e-5..1e-3"], "is a range, and a grid needs values"),
+        (["model.tokens=2,,4"], "nothing between two commas"),
+        (["model.tokens=8..2"], "from the lower to the higher end"),
+        (["model.tokens=2,4", "model.tokens=8"], "model.tokens is given twice"),
+        (["model.tokens=2", "model.tokens=4"], "model.tokens is given twice"),
+    ],
+)
+def test_a_plan_that_makes_no_sense_is_refused(changes: list[str], message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        plan(*changes)
+
+
+def test_an_unknown_metric_is_refused_with_a_hint() -> None:
+    with pytest.raises(UnknownName, match=r"'auk'.*'auc'"):
+        plan("model.tokens=2,4", metric="auk")
+
+
+def test_a_grid_beyond_measure_asks_how_much_of_it_is_wanted() -> None:
+    many = ",".join(map(str, range(2000)))
+    large = plan(f"train.epochs={many}", f"splits.seed={many}")
+    with pytest.raises(RecipeError, match=r"4,000,000 points\. Pass --trials"):
+        large.listed()
+    few = large.listed(30)
+    assert len({point.name for point in few}) == 30
+    assert few[:10] == large.listed(10)
+
+
+def test_a_part_of_a_grid_is_drawn_from_it() -> None:
+    grid = plan("model.tokens=2,4,8", "model.heads=1,2", "model.depth=1,2")
+    assert all(point in grid.listed() for point in grid.listed(7))
+    assert grid.listed(99) == grid.listed()
+    assert grid.listed(7) != replace(grid, seed=1).listed(7)
+
+
+# Random search
+
+
+def test_more_trials_begin_with_those_of_fewer() -> None:
+    search = plan("train.lr=1e-5..1e-3", "model.tokens=2,4,8", search="random")
+    assert search.listed(12)[:5] == search.listed(5)
+    assert len({point.name for point in search.listed()}) == 20
+    assert search.listed(5) != replace(search, seed=1).listed(5)
+
+
+def test_a_space_of_four_points_has_four_trials() -> None:
+    search = plan("model.heads=1,2", "model.tokens=1..2", search="random")
+    assert len(search.listed(50)) == 4
+
+
+def draws(text: str, n: int = 4000) -> list[float]:
+    rng, axis = np.random.default_rng(0), read_axis("key", text)
+    return [float(axis.draw(rng)) for _ in range(n)]
+
+
+def test_wide_ranges_are_drawn_evenly_on_a_logarithmic_scale() -> None:
+    assert kstest(np.log10(draws("1e-5..1e-2")), "uniform", (-5, 3)).pvalue > 0.01
+    assert kstest(draws("0.1..0.6"), "uniform", (0.1, 0.5)).pvalue > 0.01
+
+
+def test_whole_numbers_stay_whole_and_are_drawn_evenly_to_the_ends() -> None:
+    found = draws("3..7")
+    assert set(found) == {3, 4, 5, 6, 7}
+    assert chisquare(np.bincount(np.array(found, int))[3:]).pvalue > 0.01
+    assert "." not in read_axis("key", "3..7").draw(np.random.default_rng(0))
+
+
+# Results
+
+
+def result(name: str, **parts: Sequence[float]) -> Result:
+    """A point with an AUC on each fold of its parts; its ACE is the same number."""
+    scores: Mapping[str, Any] = {
+        part: {f"fold-{k}": {"auc": v, "ace": v} for k, v in enumerate(parts.get(part, ()))}
+        for part in ("validation", "test")
+    }
+    point = Point(name=name, changes={"model.tokens": name})
+    return Result(point=point, parameters=1, seconds=1.0, scores=scores)
+
+
+def found(*results: Result, metric: str = "auc", search: Any = "grid") -> Sweep:
+    names = ",".join(each.point.name for each in results)
+    own = plan(f"model.tokens={names},0", metric=metric, search=search)
+    return Sweep(plan=own, results=results, failures={})
+
+
+def some_results(seed: int, n: int = 6) -> list[Result]:
+    rng = np.random.default_rng(seed)
+    return [result(f"{k}", validation=rng.random(4), test=rng.random(4)) for k in range(n)]
+
+
+@pytest.mark.parametrize("metric", ["auc", "ace"])
+def test_the_best_is_chosen_on_validation_alone(metric: str) -> None:
+    results = some_results(0)
+    means = [np.mean([f[metric] for f in r.scores["validation"].values()]) for r in results]
+    place = np.argmin(means) if metric == "ace" else np.argmax(means)
+    best = found(*results, metric=metric).best
+    assert best is results[place]
+    tests = [each.scores["test"] for each in results]
+    permuted = [
+        replace(each, scores={**each.scores, "test": test})
+        for each, test in zip(results, tests[::-1], strict=True)
+    ]
+    again = found(*permuted, metric=metric).best
+    assert again is not None
+    assert again.point == best.point
+
+
+@pytest.mark.parametrize("metric", ["auc", "ace"])
+def test_what_the_choice_is_worth_is_told_by_folds_that_choose_for_themselves(metric: str) -> None:
+    results, worth = some_results(1), []
+    for fold in [f"fold-{k}" for k in range(4)]:
+        own = [each.scores["validation"][fold][metric] for each in results]
+        place = own.index(min(own) if metric == "ace" else max(own))
+        worth.append(results[place].scores["test"][fold][metric])
+    told = found(*results, metric=metric).chosen_by_fold()
+    assert (told.mean, told.counted) == (pytest.approx(np.mean(worth)), 4)
+
+
+def test_a_score_that_is_not_known_never_wins() -> None:
+    one = result("1", validation=[nan, nan], test=[0.9, 0.9])
+    two = result("2", validation=[0.2, nan], test=[0.4, 0.6])
+    both = found(one, two)
+    assert both.best is two
+    assert both.chosen_by_fold()[::2] == (0.4, 1)  # the second fold cannot choose
+
+
+def test_without_validation_nothing_is_chosen() -> None:
+    told = found(result("1", test=[0.5]), result("2", test=[0.7]))
+    assert told.best is None
+    assert "nothing was chosen" in told.as_markdown()
+    assert "**" not in told.as_markdown()
+
+
+def test_a_grid_keeps_its_order_and_a_search_has_its_best_on_top() -> None:
+    results = [result(f"{k}", validation=[v], test=[0.5]) for k, v in enumerate((0.2, 0.9, 0.5))]
+    order = {
+        search: [row["tokens"] for row in found(*results, search=search).rows()]
+        for search in ("grid", "random")
+    }
+    assert order == {"grid": ["0", "**1**", "2"], "random": ["**1**", "2", "0"]}
+
+
+@pytest.mark.filterwarnings("ignore:12 heads do not divide")
+@pytest.mark.parametrize("row", paper.ABLATIONS, ids=lambda row: "-".join(map(str, row[:3])))
+def test_the_papers_ablations_are_recognised(row: paper.Ablation) -> None:
+    settings = dict(zip(("tokens", "heads", "mlp_ratio"), row[:3], strict=True))
+    assert papers_row(create("caprmil", 1024, 2, **settings)) == row
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [("caprmil", {"dim": 64}), ("caprmil", {"tokens": 3}), ("caprmil+gated", {}), ("mean", {})],
+)
+def test_other_models_are_not_taken_for_the_papers(name: str, settings: dict[str, Any]) -> None:
+    assert papers_row(create(name, 32, 2, **settings)) is None
+
+
+def test_the_papers_figures_stand_beside_its_own_rows_only() -> None:
+    four = replace(result("4", validation=[0.9], test=[0.9]), published=paper.ABLATIONS[1])
+    first, second = found(result("3", validation=[0.5], test=[0.5]), four).rows()
+    assert first["paper's AUC"] == "-"
+    assert second["paper's AUC"] == "**0.975 ± 0.006**"
+
+
+# Sweeping, with the training left out
+
+
+Trained = list[str]
+
+
+@pytest.fixture
+def trained(tiny_run: Run, monkeypatch: pytest.MonkeyPatch) -> Trained:
+    """The names of points in the order of their training, which is only a copy of a run.
+
+    Answers are the better the nearer lr is to 1e-4, and those of 13 tokens fail.
+    """
+    names: Trained = []
+
+    def complete(recipe: Recipe, out: Path, **_: object) -> Run:
+        if not (out / "scores.json").exists():
+            names.append(out.name)
+            if recipe.model.settings["tokens"] == 13:
+                raise RecipeError("13 tokens are too many.")
+            shutil.copytree(tiny_run.folder, out)
+            for path in out.glob("folds/*/validation.csv"):
+                spoil(path, 1 / (1 + abs(log10(recipe.train.lr) + 4)))
+        return Run(out)
+
+    monkeypatch.setattr(training, "complete", complete)
+    return names
+
+
+def spoil(path: Path, skill: float) -> None:
+    table = Predictions.read(path)
+    path.unlink()
+    truth = np.eye(2)[np.asarray(table.labels)]
+    replace(table, probabilities=skill * truth + (1 - skill) / 2).write(path)
+
+
+@pytest.fixture
+def search(tiny_recipe: Recipe) -> Callable[..., Plan]:
+    def search(kind: Any = "bayes", **axes: str) -> Plan:
+        own = {"train.lr": "1e-6..1e-2", "model.tokens": "2,4,8"} | axes
+        return Plan(recipe=tiny_recipe, axes=own, search=kind, metric="brier")
+
+    return search
+
+
+def test_a_search_by_optuna_that_was_stopped_goes_on_to_the_same_points(
+    trained: Trained, search: Callable[..., Plan], tmp_path: Path
+) -> None:
+    sweep(search(), tmp_path / "whole", trials=6)
+    whole, trained[:] = list(trained), []
+    sweep(search(), tmp_path / "parts", trials=3)
+    assert trained == whole[:3]
+    sweep(search(), tmp_path / "parts", trials=6)
+    assert trained == whole
+    assert rows(tmp_path / "parts") == rows(tmp_path / "whole")
+
+
+def test_optuna_learns_where_the_best_is(search: Callable[..., Plan]) -> None:
+    away = []
+    for seed in range(8):  # one search alone may be lucky, or not
+        scores: dict[str, float] = {}
+        for number, point in enumerate(_led_by_optuna(replace(search(), seed=seed), 25, scores)):
+            scores[point.name] = abs(log10(float(point.changes["train.lr"])) + 4)
+            away += [scores[point.name]] if number >= 10 else []  # its first ten are random
+    chance = 1.0  # the mean distance from the middle of a range of four decades
+    assert np.mean(away) < chance - 3 * np.sqrt(1 / 3 / len(away))
+
+
+def test_a_sweep_that_was_interrupted_trains_only_what_is_missing(
+    trained: Trained, search: Callable[..., Plan], tmp_path: Path
+) -> None:
+    def stop(number: int, *_: object) -> None:
+        if number == 3:
+            raise KeyboardInterrupt
+
+    own = search("random")
+    with pytest.raises(KeyboardInterrupt):
+        sweep(own, tmp_path / "out", trials=5, listen=stop)
+    assert len(rows(tmp_path / "out")) == 2 * 3
+    sweep(own, tmp_path / "out", trials=5)
+    assert trained == [point.name for point in own.listed(5)]
+
+
+def test_a_point_that_fails_is_noted_and_the_others_go_on(
+    trained: Trained, search: Callable[..., Plan], tmp_path: Path
+) -> None:
+    own = search("grid", **{"train.lr": "1e-4", "model.tokens": "2,13,4"})
+    heard: list[object] = []
+    done = sweep(own, tmp_path / "out", listen=lambda *said: heard.append(said))
+    name = "lr=1e-4,tokens=13"
+    assert done.failures == {name: "13 tokens are too many."}
+    assert [each.point.changes["model.tokens"] for each in done.results] == ["2", "4"]
+    assert f"- Failed: {name}: 13 tokens are too many." in (tmp_path / "out/sweep.md").read_text()
+    assert len(heard) == 2 * 3
+    sweep(own, tmp_path / "out")
+    assert trained.count(name) == 2  # it may have been put right
+
+
+def test_optuna_goes_on_after_a_failure(
+    trained: Trained, search: Callable[..., Plan], tmp_path: Path
+) -> None:
+    own = search(**{"train.lr": "1e-4,1e-3", "model.tokens": "2,13"})
+    done = sweep(own, tmp_path / "out", trials=8)
+    assert {r.point.changes["model.tokens"] for r in done.results} == {"2"}
+    assert len(done.failures) > 0
+    assert len(trained) == len(set(trained)) == len(done.results) + len(done.failures)
+
+
+def test_another_plan_in_the_same_folder_is_refused(
+    trained: Trained, search: Callable[..., Plan], tmp_path: Path
+) -> None:
+    sweep(search("random"), tmp_path / "out", trials=1)
+    for other, message in (
+        (search("random", **{"model.tokens": "2,4"}), "axes.model.tokens: 2,4,8 -> 2,4"),
+        (replace(search("random"), metric="auc"), "metric: brier -> auc"),
+    ):
+        with pytest.raises(RunError, match=rf"holds another sweep \({message}\)"):
+            sweep(other, tmp_path / "out")
+    assert len(trained) == 1
+
+
+def test_a_folder_of_something_else_is_left_alone(
+    trained: Trained, search: Callable[..., Plan], tmp_path: Path
+) -> None:
+    (tmp_path / "mine.txt").write_text("mine")
+    with pytest.raises(RunError, match="exists and is not a sweep"):
+        sweep(search(), tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_two_processes_do_not_sweep_in_one_folder(
+    trained: Trained, search: Callable[..., Plan], tmp_path: Path
+) -> None:
+    sweep(search("random"), tmp_path / "out", trials=1)
+    with FileLock(tmp_path / "out/.lock"), pytest.raises(RunError, match="Another process"):
+        sweep(search("random"), tmp_path / "out", trials=2)
+
+
+def test_what_is_wrong_with_all_points_is_told_before_anything_is_written(
+    trained: Trained, search: Callable[..., Plan], tiny_recipe: Recipe, tmp_path: Path
+) -> None:
+    own = search("random")
+    unheard = {"model.tokns": "2,4"}
+    blind = replace(tiny_recipe, splits=replace(tiny_recipe.splits, validation=0))
+    for wrong, kind, message in (
+        (replace(own, axes=own.axes | unheard), CaprmilError, "tokns"),
+        (replace(own, recipe=replace(tiny_recipe, cohort="nowhere.csv")), CohortError, "no file"),
+        (replace(own, recipe=blind), RecipeError, "goes by the validation parts"),
+    ):
+        with pytest.raises(kind, match=message):
+            sweep(wrong, tmp_path / "out", trials=3)
+    assert (trained, list(tmp_path.iterdir())) == ([], [])
+
+
+def test_without_optuna_it_is_said_how_to_get_it(
+    search: Callable[..., Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    with pytest.raises(RecipeError, match=r"pip install 'caprmil\[search\]'"):
+        sweep(search(), tmp_path / "out")
+
+
+def test_some_of_a_large_grid_can_be_trained(
+    trained: Trained, tiny_recipe: Recipe, tmp_path: Path
+) -> None:
+    many = {"model.tokens": "2,4", "train.lr": ",".join(f"{k}e-6" for k in range(1, 400))}
+    found = sweep(Plan(recipe=tiny_recipe, axes=many), tmp_path / "out", trials=2)
+    assert len(found.results) == len(trained) == 2
+    with pytest.raises(ValueError, match="trials=0"):
+        sweep(found.plan, tmp_path / "out", trials=0)
+
+
+# Sweeping
+
+
+@pytest.fixture(scope="module")
+def tokens(tiny_recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> tuple[Plan, Path]:
+    """A sweep of two points over two folds, really trained. Copy it before changing anything."""
+    quick = replace(
+        tiny_recipe,
+        train=replace(tiny_recipe.train, epochs=2),
+        splits=replace(tiny_recipe.splits, folds=2),
+        loggers={},
+    )
+    own = Plan(recipe=quick, axes={"model.tokens": "2,4"})
+    folder = tmp_path_factory.mktemp("sweep") / "out"
+    sweep(own, folder, device="cpu", progress=False)
+    return own, folder
+
+
+def test_the_csv_holds_every_fold_as_it_was_scored(tokens: tuple[Plan, Path]) -> None:
+    _, folder = tokens
+    found = rows(folder)
+    assert [(row["tokens"], row["fold"]) for row in found] == list(
+        product(("2", "4"), ("fold-0", "fold-1"))
+    )
+    for row in found:
+        for part in ("validation", "test"):
+            path = folder / "points" / row["point"] / "folds" / row["fold"] / f"{part}.csv"
+            table = Predictions.read(path)
+            area = roc_auc_score(np.asarray(table.labels), table.probabilities[:, 1])
+            assert float(row[f"{part}_auc"]) == pytest.approx(area)
+
+
+def test_every_point_is_a_run_of_its_own_recipe(tokens: tuple[Plan, Path]) -> None:
+    own, folder = tokens
+    for point in own.listed():
+        run = Run(folder / "points" / point.name)
+        assert run.finished
+        assert run.facts.digest == config.digest(own.recipe_at(point))
+        assert run.model("fold-0").settings["tokens"] == int(point.changes["model.tokens"])
+    assert (folder / "sweep.png").read_bytes().startswith(b"\x89PNG")
+    assert config.load(folder / "sweep.toml", into=Plan) == own
+
+
+def test_a_point_that_was_killed_is_trained_where_it_was_and_ends_alike(
+    tokens: tuple[Plan, Path], tmp_path: Path
+) -> None:
+    own, folder = tokens
+    again = tmp_path / "out"
+    shutil.copytree(folder, again)
+    second = again / "points" / "tokens=4"
+    (second / "scores.json").unlink()
+    shutil.rmtree(second / "folds" / "fold-1")
+    for name in ("sweep.csv", "sweep.md", "sweep.png"):
+        (again / name).unlink()
+    kept = [*(again / "points/tokens=2").rglob("*.*"), *(second / "folds/fold-0").rglob("*.*")]
+    before = {path: path.stat().st_mtime_ns for path in kept}
+    sweep(own, again, device="cpu", progress=False)
+    assert {path: path.stat().st_mtime_ns for path in kept} == before
+    assert rows(again) == rows(folder)
