@@ -14,7 +14,7 @@ from math import isnan
 from pathlib import Path
 from typing import Any
 
-from caprmil import bags, config, cost, metrics, paper, tables
+from caprmil import bags, comparison, config, cost, metrics, paper, tables
 from caprmil.cohort import find_bags
 from caprmil.errors import CohortError, RecipeError, UnknownName, some
 from caprmil.files import write_text
@@ -313,6 +313,7 @@ def reproduce(
     for model, each in recipes.items():
         run = complete(each, out / model, device=device, progress=progress)
         lines += _lines(name, protocol, model, run)
+        notes += comparison.beside_shortcuts(model, run.predictions, run.shortcuts).warnings()
     if protocol.remark:
         notes.append(protocol.remark)
     notes.append(
