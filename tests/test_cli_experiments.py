@@ -1,4 +1,4 @@
-"""Comparing, calibrating, measuring and sweeping, as a user runs them."""
+"""Comparing, calibrating, measuring, sweeping and reproducing, as a user runs them."""
 
 import csv
 import shutil
@@ -178,3 +178,47 @@ def test_a_mistake_in_a_sweep_is_one_line_before_anything_is_written(
 ) -> None:
     assert message in mistake(*words, "--set", *options)
     assert not Path(str(words[5])).exists()
+
+
+# reproduce
+
+
+def test_a_rehearsal_goes_all_the_way_and_again_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    changes = ["--set", "model.dim=16", "--set", "splits.folds=2", "--device", "cpu"]
+    words = ["reproduce", "tcga-nsclc", "--rehearse", "--models", "mean,caprmil", *changes]
+    said = caprmil(*words)
+    out = Path("runs/tcga-nsclc-rehearsal")
+    assert "its figures stand for nothing" in said
+    assert "- 40 slides; the paper has 1,006." in said
+    assert f"caprmil compare {out / 'mean'} {out / 'caprmil'}" in said
+    assert {path.name for path in out.iterdir()} == {
+        *("stand-in", "cohort.csv", "mean", "caprmil", "table.md", "table.csv", "table.tex"),
+    }
+    before = (out / "caprmil/scores.json").stat().st_mtime_ns
+    assert caprmil(*words) == said
+    assert (out / "caprmil/scores.json").stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["camelyon17", "--rehearse"], "Did you mean 'camelyon16'"),
+        (["bracs"], "or --rehearse to try it"),
+        (["bracs", "--rehearse", "--labels", "labels.csv"], "makes its own slides"),
+        (["bracs", "--rehearse", "--models", ""], "Name a model"),
+        (["bracs", "--features", ".", "--labels", "nowhere.csv"], "There is no file nowhere.csv"),
+    ],
+)
+def test_a_mistake_in_a_reproduction_is_one_line_before_anything_is_written(
+    options: list[str],
+    message: str,
+    mistake: Callable[..., str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert message in mistake("reproduce", *options)
+    assert list(tmp_path.iterdir()) == []

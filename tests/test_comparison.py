@@ -92,6 +92,21 @@ def test_one_fold_of_single_slides_is_delongs_test(steps: int | None) -> None:
     assert found.p == pytest.approx(2 * norm.sf(abs(difference) / np.sqrt(variance)))
 
 
+def test_slides_of_a_patient_vary_as_obuchowski_has_it() -> None:
+    tables = answers((1.0, 0.6), folds=1, slides=4)  # a patient has slides of one class only
+    labels, patients = np.asarray(tables["A"].labels), np.asarray(tables["A"].patients)
+    variance, scores = 0.0, [table.probabilities[:, 1] for table in tables.values()]
+    for code in (0, 1):
+        own, others = labels == code, labels != code
+        above = [(s[own][:, None] > s[others]).mean(axis=1) * (2 * code - 1) for s in scores]
+        apart = above[0] - above[1]
+        sums = [(apart - apart.mean())[patients[own] == who].sum() for who in set(patients[own])]
+        variance += len(sums) / (len(sums) - 1) * np.square(sums).sum() / own.sum() ** 2
+    (found,) = compare(tables, names=["auc"]).differences
+    width = 2 * norm.ppf(0.975) * np.sqrt(variance)
+    assert found.interval.high - found.interval.low == pytest.approx(width)
+
+
 def coarse(table: Predictions, steps: int) -> np.ndarray:
     second = np.rint(table.probabilities[:, 1] * steps) / steps
     return np.stack([1 - second, second], axis=1)
@@ -174,12 +189,23 @@ def test_without_any_spread_p_is_that_of_a_sign_test(n: int, verdict: str) -> No
     assert np.isnan(found.interval).all()
 
 
-def test_one_slide_of_a_class_in_a_fold_leaves_p_unknown() -> None:
-    tables = {n: t.take([0, 1, 2, 4, 6, 8]) for n, t in answers((9, -9), folds=1).items()}
+@pytest.mark.parametrize("slides", [1, 3])
+def test_one_patient_of_a_class_in_a_fold_leaves_p_unknown(slides: int) -> None:
+    tables = answers((9, -9), folds=1, slides=slides)
+    patients = {f"p{number}" for number in (0, 1, 2, 4, 6, 8)}  # 1 alone has b
+    keep = [at for at, who in enumerate(tables["A"].patients or ()) if who in patients]
+    tables = {name: table.take(keep) for name, table in tables.items()}
     found = compare(tables, names=["auc"])
     assert found.differences[0].verdict == "not known"
-    assert any("one slide of b" in note for note in found.notes)
+    assert any("one patient with b" in note for note in found.notes)
     assert "too few slides" in found.differences[0].sentence()
+
+
+def test_where_all_slides_are_of_one_class_nothing_is_said_of_the_area() -> None:
+    tables = {n: t.take(range(0, 120, 2)) for n, t in answers((1.0, 0.5)).items()}
+    (found,) = compare(tables, names=["auc"]).differences
+    assert (found.verdict, found.better) == ("not known", None)
+    assert np.isnan([*found.interval, found.p]).all()
 
 
 def test_a_fold_of_one_class_is_left_out_of_the_area() -> None:

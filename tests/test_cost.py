@@ -174,6 +174,12 @@ def test_a_figure_that_does_not_come_out_is_said_to() -> None:
     assert not [line for line in said if line.startswith("caprmil")]
 
 
+def test_the_weights_of_dgrmil_that_nothing_uses_are_missed() -> None:
+    dgrmil = some_cost("dgrmil", parameters=4_211_218, flops=79_880_000_000)
+    (note,) = [line for line in tables.notes([dgrmil]) if line.startswith("dgrmil")]
+    assert note == "dgrmil: the paper has 4.34 M parameters, this model 4.211 M."
+
+
 def test_small_differences_of_rounding_are_not_held_against_the_paper() -> None:
     ours = {"mean": 131_458, "abmil": 657_283, "caprmil+gated": 347_471}
     for name, parameters in ours.items():

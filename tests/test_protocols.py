@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from caprmil import paper, protocols
-from caprmil.errors import CohortError, UnknownName
+from caprmil.errors import CohortError, RecipeError, UnknownName
 from caprmil.protocols import PROTOCOLS, Reproduction
 from caprmil.runs import Run
 from caprmil.synthetic import StandIn
@@ -143,6 +143,9 @@ def test_a_slide_of_no_official_part_is_refused_by_name(tmp_path: Path) -> None:
     table.write_text("slide,label\nnormal_001,normal\nmystery,tumor\n")
     with pytest.raises(CohortError, match=r"\(1\): mystery. Add a column split"):
         protocols.prepare("camelyon16", table)
+    table.write_text("slide,label,split\nnormal_001,normal,left out\ntumor_001,tumor,\n")
+    with pytest.raises(CohortError, match=r"\(1\): normal_001. Add a column split"):
+        protocols.prepare("camelyon16", table)
 
 
 def test_an_unknown_protocol_or_model_is_refused_with_a_hint(tmp_path: Path) -> None:
@@ -150,6 +153,37 @@ def test_an_unknown_protocol_or_model_is_refused_with_a_hint(tmp_path: Path) -> 
         protocols.find("camelyon17")
     with pytest.raises(UnknownName, match="abmil"):
         protocols.recipe("panda", "abmill", tmp_path, tmp_path, ())
+    with pytest.raises(UnknownName, match="no model with a recipe called 'bracs'"):
+        protocols.recipe("panda", "bracs", tmp_path, tmp_path, ())
+
+
+def test_models_are_chosen_once_each() -> None:
+    assert protocols.choose(" mean,clam, mean ,") == ["mean", "clam"]
+    assert protocols.choose("all") == protocols.all_models()
+    with pytest.raises(RecipeError, match="Name a model"):
+        protocols.choose(" , ")
+
+
+@pytest.mark.parametrize("model", ["clam", "bayesmil"])
+def test_baselines_go_through_a_protocol_by_their_own_recipes(model: str, tmp_path: Path) -> None:
+    table = StandIn(protocol="bracs").write(tmp_path / "data")
+    changes = ["train.epochs=1", "splits.repeats=1"]
+    result = protocols.reproduce(
+        "bracs",
+        table,
+        table.parent / "features",
+        [model],
+        tmp_path / "out",
+        changes=changes,
+        device="cpu",
+        progress=False,
+    )
+    assert [line.printed for line in result.lines] == [
+        paper.SCORES[model]["bracs", metric] for metric in ("auc", "ace")
+    ]
+    settings = Run(tmp_path / "out" / model).model("fold-0").settings
+    expected = {"clam": ("branches", "auto"), "bayesmil": ("spatial", True)}[model]
+    assert expected in settings.items()
 
 
 def test_another_table_in_the_same_folder_is_refused(

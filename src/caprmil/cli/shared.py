@@ -19,6 +19,8 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
+WIDE = 120  # columns of a table in a pipe or a file, which has no width of its own
+
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 or mps.")]
 SlideScale = Annotated[
     float | None, typer.Option(help="Microns per pixel of the slides, instead of what they say.")
@@ -34,9 +36,11 @@ def show_table(header: "Sequence[str]", rows: "Iterable[Sequence[str]]") -> None
     from rich.table import Table
 
     table = Table(*header)
+    table.columns[0].no_wrap = True  # a name is kept whole as long as anything else can give way
     for row in rows:
         table.add_row(*row)
-    Console(markup=False).print(table)  # a name may hold brackets
+    console = Console(markup=False)  # a name may hold brackets
+    console.print(table, width=None if console.is_terminal else WIDE)
 
 
 def name_runs(paths: "Sequence[Path]") -> dict[Path, str]:

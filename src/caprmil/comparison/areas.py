@@ -44,14 +44,17 @@ def _influence(part: Part) -> NDArray[np.float64]:
     hits = [part.labels == code for code in (range(classes) if classes > 2 else (1,))]
     scores = part.probabilities.T if classes > 2 else part.probabilities.T[1:]
     pairs = zip(hits, scores, strict=True)
-    return np.mean([_of_class(h, s) for h, s in pairs if 0 < h.sum() < len(h)], axis=0)
+    known = [(own, scored) for own, scored in pairs if 0 < own.sum() < len(own)]
+    return np.mean([_of_class(*each, part.owners) for each in known], axis=0)
 
 
-def _of_class(hits: NDArray[np.bool_], scores: NDArray[np.float64]) -> NDArray[np.float64]:
+def _of_class(
+    hits: NDArray[np.bool_], scores: NDArray[np.float64], owners: NDArray[np.int64]
+) -> NDArray[np.float64]:
     """Return how far the placement of each slide is from the area, over their number.
 
     The placement of a hit (V10 in DeLong) is the share of misses below it, that of a miss (V01)
-    the share of hits above it. One slide alone says nothing of a spread: its influence is NaN.
+    the share of hits above it. One patient alone says nothing of a spread: the influence is NaN.
     """
     values = np.empty(len(hits))
     ranks = rankdata(scores)
@@ -59,7 +62,8 @@ def _of_class(hits: NDArray[np.bool_], scores: NDArray[np.float64]) -> NDArray[n
         size, others = np.count_nonzero(own), np.count_nonzero(~own)
         below = (ranks[own] - rankdata(scores[own])) / others
         placed = below if own is hits else 1 - below
-        spread = np.sqrt(size / (size - 1)) / size if size > 1 else np.nan
+        patients = len(np.unique(owners[own]))
+        spread = np.sqrt(patients / (patients - 1)) / size if patients > 1 else np.nan
         values[own] = (placed - placed.mean()) * spread
     return values
 
@@ -67,7 +71,9 @@ def _of_class(hits: NDArray[np.bool_], scores: NDArray[np.float64]) -> NDArray[n
 def judge(one: Area, other: Area, level: float) -> tuple[Interval, float]:
     """Return the interval of the difference of the mean areas, and its two-sided p."""
     apart = (one.folds - other.folds)[~np.isnan(one.folds)]
-    difference = float(apart.mean()) if len(apart) else float("nan")
+    if not len(apart):
+        return Interval(float("nan"), float("nan")), float("nan")
+    difference = float(apart.mean())
     if difference == 0 and np.array_equal(one.influence, other.influence, equal_nan=True):
         return Interval(0.0, 0.0), 1.0
     variance = float(((one.influence - other.influence) ** 2).sum())

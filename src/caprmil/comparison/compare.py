@@ -144,12 +144,13 @@ def _floor(parts: Sequence[Part], seed: int) -> float:
 
 
 def _lonely(ground: Ground) -> Iterable[str]:
-    """Say where DeLong's variance is not defined: one slide alone has no spread."""
+    """Say where DeLong's variance is not defined: one patient alone has no spread."""
     parts = next(iter(ground.answers.values()))
     for fold, part in zip(ground.folds, parts, strict=True):
-        sizes = np.bincount(part.labels, minlength=len(ground.classes))
-        for code in np.flatnonzero(sizes == 1).tolist():
+        owned = np.unique(np.stack([part.labels, part.owners]), axis=1)[0]
+        patients = np.bincount(owned, minlength=len(ground.classes))
+        for code in np.flatnonzero(patients == 1).tolist():
             yield (
-                f"{fold} has one slide of {ground.classes[code]}: how far the AUC varies is not "
-                "known there, and so no p of it."
+                f"{fold} has one patient with {ground.classes[code]}: how far the AUC varies is "
+                "not known there, and so no p of it."
             )
