@@ -362,6 +362,24 @@ def test_a_calibration_error_stands_beside_its_floor() -> None:
     assert "read too high" in found.as_markdown()
 
 
+def test_the_interval_of_a_calibration_error_lies_around_the_difference() -> None:
+    rng = np.random.default_rng(0)
+    second = {"sure": rng.beta(0.3, 0.3, 60), "unsure": rng.beta(30, 30, 60)}  # read unequally high
+    labels = (rng.random(60) < second["sure"]).astype(int)
+    tables = {
+        name: Predictions(
+            slides=tuple(f"s{k}" for k in range(60)),
+            classes=("a", "b"),
+            probabilities=np.stack([1 - p, p], axis=1),
+            labels=labels,
+        )
+        for name, p in second.items()
+    }
+    for found in compare(tables, names=["ace", "ece"]).differences:
+        low, high = found.interval
+        assert (low + high) / 2 == pytest.approx(found.difference, abs=0.15 * (high - low))
+
+
 def test_the_csv_holds_every_number_in_full(tmp_path: Path) -> None:
     found = compare(answers((1.5, 0.5)), draws=50)
     with found.write(tmp_path / "c.csv").open() as file:

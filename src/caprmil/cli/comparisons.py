@@ -52,7 +52,7 @@ def compare(
         if own:
             beside = comparison.beside_shortcuts(name, tables[name], own)
             told = list(beside.warnings()) or [f"{name} beats every shortcut."]
-            _show(beside, told)
+            _show(beside, told, apart=("first", "metric"))
             text += "\n\n".join([f"\n# {name} beside shortcuts", *told, beside.as_markdown()])
     if out is not None:
         write_text(out / "comparison.md", text.lstrip("\n"))
@@ -78,11 +78,21 @@ def _read(
 
 
 def _show(
-    found: "Comparison", sentences: "Iterable[str]", names: frozenset[str] | None = None
+    found: "Comparison",
+    sentences: "Iterable[str]",
+    names: frozenset[str] | None = None,
+    *,
+    apart: tuple[str, str] = ("first", "second"),
 ) -> None:
-    rows = found.as_rows(names)
+    """Print a table for each pair, or whatever is told apart; a terminal has no room for more."""
     typer.echo(found.size())
-    show_table(list(rows[0]), [list(row.values()) for row in rows])
+    groups: dict[str, list[dict[str, str]]] = {}
+    for row in found.as_rows(names):
+        groups.setdefault("    ".join(f"{name}: {row.pop(name)}" for name in apart), []).append(row)
+        del row["p"]  # the corrected one is shown; the file has both
+    for title, rows in groups.items():
+        typer.echo(title)
+        show_table(list(rows[0]), [list(row.values()) for row in rows])
     typer.echo("\n".join([*sentences, *(f"Note: {note}" for note in found.notes), ""]))
 
 

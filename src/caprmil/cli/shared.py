@@ -1,5 +1,6 @@
 """What the commands share: the application, options that several take, and tables."""
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -39,8 +40,8 @@ def show_table(header: "Sequence[str]", rows: "Iterable[Sequence[str]]") -> None
     table.columns[0].no_wrap = True  # a name is kept whole as long as anything else can give way
     for row in rows:
         table.add_row(*row)
-    console = Console(markup=False)  # a name may hold brackets
-    console.print(table, width=None if console.is_terminal else WIDE)
+    width = None if sys.stdout.isatty() else WIDE
+    Console(markup=False, width=width).print(table)  # a name may hold brackets
 
 
 def name_runs(paths: "Sequence[Path]") -> dict[Path, str]:

@@ -111,14 +111,21 @@ def sample(
     return values
 
 
-def judge(one: Values, other: Values, level: float) -> tuple[Interval, float]:
-    """Return the percentile interval of the mean difference over folds, and its two-sided p."""
+def judge(
+    one: Values, other: Values, level: float, around: float | None = None
+) -> tuple[Interval, float]:
+    """Return the percentile interval of the mean difference over folds, and its two-sided p.
+
+    Draws of a biased metric lie elsewhere than the difference itself: they are moved `around` it.
+    """
     apart = one - other
     there = ~np.isnan(apart)
     means = _ratio(np.where(there, apart, 0).sum(axis=0), there.sum(axis=0))
     means = means[~np.isnan(means)]
     if not len(means):
         return Interval(float("nan"), float("nan")), float("nan")
+    if around is not None:
+        means = means - means.mean() + around
     low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2]).tolist()
     tail = min(np.count_nonzero(means <= 0), np.count_nonzero(means >= 0)) + 1
     return Interval(low, high), min(1.0, 2 * tail / (len(means) + 1))

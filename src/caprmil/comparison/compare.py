@@ -17,9 +17,9 @@ from caprmil.metrics import Interval
 from caprmil.predictions import Predictions
 
 BIASED = (
-    "ACE and ECE read too high on few slides, and higher still in a bootstrap, the more so for a "
-    "less confident model: their intervals and p are rough. The floor beside an ACE is what a "
-    "perfectly calibrated model with these answers would read."
+    "ACE and ECE read too high on few slides, the more so for a less confident model, and higher "
+    "still in a bootstrap, whose draws are moved back for that: intervals and p are rough. The "
+    "floor beside an ACE is what a perfectly calibrated model with these answers would read."
 )
 MEANING = "p and intervals say what other patients would change, not what training once more would."
 
@@ -96,8 +96,10 @@ def _judge(
         values = {name: bootstrap.sample(parts, once, others) for name, parts in answers.items()}
         again = {name: bootstrap.sample(parts, drawn, others) for name, parts in answers.items()}
         for metric, (one, other) in product(others, pairs):
-            verdict = bootstrap.judge(again[one][metric], again[other][metric], LEVEL)
             folds = values[one][metric][:, 0], values[other][metric][:, 0]
+            biased = metric in metrics.CALIBRATION_ERRORS
+            around = float(np.nanmean(folds[0] - folds[1])) if biased else None
+            verdict = bootstrap.judge(again[one][metric], again[other][metric], LEVEL, around)
             judged[metric].append(_difference((one, other), metric, folds, *verdict, patients))
     return judged
 

@@ -112,8 +112,15 @@ class Comparison:
         return f"{self.slides} slides of {self.patients} patients, {over}."
 
     def sentences(self, names: frozenset[str] | None = None) -> Iterator[str]:
-        """Say of each difference in words what was found."""
-        return (d.sentence() for d in self.differences if names is None or d.metric in names)
+        """Say of each difference in words what was found; of ACE, with the floors."""
+        for d in self.differences:
+            if names is None or d.metric in names:
+                floors = (
+                    [self.ace_floors[n] for n in (d.first, d.second)] if d.metric == "ace" else []
+                )
+                yield d.sentence() + (
+                    " Floors: {:.3f} and {:.3f}.".format(*floors) if floors else ""
+                )
 
     def warnings(self) -> Iterator[str]:
         """Say which references the first of each pair does not beat."""
