@@ -188,7 +188,8 @@ def table(results: Sequence[Result], models: Sequence[str], size: int) -> str:
     rows = [["", *tasks], ["---", *["--:"] * len(tasks)]]
     for model in (*models, ORACLE):
         row = [found.get((model, task, size)) for task in tasks]
-        rows.append([model, *(show(cell) if cell else "" for cell in row)])
+        if any(row):
+            rows.append([model, *(show(cell) if cell else "" for cell in row)])
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
