@@ -184,3 +184,28 @@ def test_a_hundred_thousand_patches_are_a_bag(name: str) -> None:
         output = model(torch.randn(1, 100_000, 24, dtype=torch.float16))
     assert output.logits.isfinite().all()
     torch.testing.assert_close(output.attention.sum(), torch.tensor(1.0), atol=1e-4, rtol=0)
+
+
+NO_SUMS = ("TransMIL", "DGRMIL")
+
+
+def test_evidence_sums_to_the_logits(model: MILModel) -> None:
+    """The rest is a bias or noise that no patch has a part in, so wrong terms cannot hide in it."""
+    bag, grid = torch.randn(1, 300, 24), torch.arange(600).reshape(300, 2) // 2
+    evidence, output = model.evidence(bag, grid), model(bag, grid=grid[None])
+    last = getattr(model, "pool", model)
+    if type(last).__name__ in NO_SUMS:
+        assert evidence is None
+        return
+    explained = output.aux.get("mean_logits", output.logits)[0]
+    torch.testing.assert_close(evidence.terms.sum(dim=0) + evidence.rest, explained)
+    assert evidence.terms.shape == (300, 3)
+    assert evidence.terms.std(dim=0).min() > 0
+
+
+def test_evidence_of_a_patch_goes_with_the_patch(model: MILModel) -> None:
+    if model.order_matters:
+        pytest.skip(f"{type(model).__name__} says that order matters")
+    bag, order = torch.randn(1, 40, 24), torch.randperm(40)
+    evidence, moved = model.evidence(bag), model.evidence(bag[:, order])
+    torch.testing.assert_close(moved.terms, evidence.terms[order])

@@ -1,7 +1,7 @@
 """MIL models under one contract: `model(features, mask=..., grid=...) -> Output`. Torch only."""
 
 from caprmil.models.abmil import ABMIL
-from caprmil.models.base import MILModel, Output, Spread
+from caprmil.models.base import Evidence, MILModel, Output, Spread
 from caprmil.models.bayesmil import BayesMIL
 from caprmil.models.caprmil import CAPRMIL, ContextStack
 from caprmil.models.clam import CLAM
@@ -27,6 +27,7 @@ __all__ = [
     "AttentionPool",
     "BayesMIL",
     "ContextStack",
+    "Evidence",
     "GatedAttentionPool",
     "MILModel",
     "MeanMIL",

@@ -6,8 +6,19 @@ Ilse, Tomczak, Welling: "Attention-based Deep Multiple Instance Learning", ICML 
 import torch.nn.functional as F
 from torch import nn
 
-from caprmil.models.base import Chunks, Features, Grid, Logits, Mask, MILModel, Output, Patches
-from caprmil.models.pooling import AttentionPool, pool_chunks
+from caprmil.models.base import (
+    Cells,
+    Chunks,
+    Evidence,
+    Features,
+    Grid,
+    Logits,
+    Mask,
+    MILModel,
+    Output,
+    Patches,
+)
+from caprmil.models.pooling import AttentionPool, pool_chunks, pool_evidence
 
 
 class ABMIL(MILModel):
@@ -43,3 +54,6 @@ class ABMIL(MILModel):
 
     def stream_bag(self, chunks: Chunks) -> Logits:
         return self.classify(pool_chunks(self.pool, map(self.patches, chunks())))
+
+    def evidence_bag(self, features: Features, grid: Cells | None) -> Evidence:
+        return pool_evidence(self.pool, self.patches(features), self.classify)

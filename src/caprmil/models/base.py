@@ -20,6 +20,7 @@ Features: TypeAlias = Float[Tensor, "B N E"]
 Patches: TypeAlias = Float[Tensor, "B N D"]
 Mask: TypeAlias = Bool[Tensor, "B N"]  # true where a patch is real, false where it is padding
 Grid: TypeAlias = Int[Tensor, "B N 2"]  # column and row of each patch
+Cells: TypeAlias = Int[Tensor, "N 2"]  # the grid of one bag
 Weights: TypeAlias = Float[Tensor, "B N"]
 Embedding: TypeAlias = Float[Tensor, "B D"]
 Logits: TypeAlias = Float[Tensor, "B C"]
@@ -52,6 +53,21 @@ class Output:
     spread: Spread | None = None  # where a model is random
     assignments: tuple[Assignments, ...] = ()  # one per context block
     aux: dict[str, Tensor] = field(default_factory=dict)  # for this model's own loss, nobody else
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """What each patch of one bag adds to each logit. The terms and the rest sum to the logits.
+
+    The logits are those of `Output`; of a model that draws at random, their mean over the draws.
+    """
+
+    terms: Float[Tensor, "N C"]
+    rest: Float[Tensor, " C"]  # what no patch adds: the bias and, of random weights, their noise
+
+    @property
+    def logits(self) -> Float[Tensor, " C"]:
+        return self.terms.sum(dim=0) + self.rest
 
 
 class MILModel(nn.Module):
@@ -87,7 +103,7 @@ class MILModel(nn.Module):
             outputs.append(self.forward_bag(bag if whole else bag[:, real], cells))
         return join(outputs, mask)
 
-    def forward_bag(self, features: Features, grid: Int[Tensor, "N 2"] | None) -> Output:
+    def forward_bag(self, features: Features, grid: Cells | None) -> Output:
         """Do the work for one bag without padding, a batch of one.
 
         For models that read patches as a sequence or draw at random: there, padding can neither
@@ -114,6 +130,22 @@ class MILModel(nn.Module):
     def stream_bag(self, chunks: Chunks) -> Logits:
         """Do the work of `stream`. Models that must see a bag as a whole leave it out."""
         raise NotImplementedError(f"{type(self).__name__} reads a bag as a whole.")
+
+    @torch.no_grad()
+    def evidence(
+        self, features: Float[Tensor, "1 N E"], grid: Cells | None = None
+    ) -> Evidence | None:
+        """Return what each patch of one bag adds to each logit, exactly.
+
+        None is the answer of a model whose logits are no sums over patches.
+        """
+        if self.training:
+            raise ValueError("Evidence is for evaluation: call model.eval() first.")
+        return self.evidence_bag(self.at_the_door(features, None)[0], grid)
+
+    def evidence_bag(self, features: Features, grid: Cells | None) -> Evidence | None:
+        """Do the work of `evidence`. Models whose logits are no sums over patches leave it out."""
+        return None
 
     def loss(self, output: Output, labels: Labels) -> dict[str, Float[Tensor, ""]]:
         """Return named terms: their sum is trained on, and each is logged under its name."""
@@ -178,6 +210,17 @@ class MILModel(nn.Module):
         if not isinstance(model, cls):
             raise TypeError(f"{folder} holds a {type(model).__name__}, not a {cls.__name__}.")
         return model
+
+
+def share_out(
+    shares: Float[Tensor, "#C N"],
+    patches: Float[Tensor, "N D"],
+    weight: Float[Tensor, "C D"],
+    bias: Float[Tensor, " C"],
+) -> Evidence:
+    """Return the evidence of patches that are summed by their shares, then classified."""
+    terms = shares.mT * F.linear(patches, weight)
+    return Evidence(terms=terms, rest=bias.to(terms.dtype))
 
 
 def join(outputs: Sequence[Output], mask: Mask) -> Output:

@@ -18,7 +18,16 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from caprmil.errors import BagError, RecipeError, UnknownName
-from caprmil.models.base import Features, Labels, MILModel, Output, Spread
+from caprmil.models.base import (
+    Cells,
+    Evidence,
+    Features,
+    Labels,
+    MILModel,
+    Output,
+    Spread,
+    share_out,
+)
 from caprmil.models.layers import content_order, seeded, summing_dtype, weighted_sum
 
 ROWS = 4096  # draws times patches that are worked on at once: memory does not grow with draws
@@ -33,7 +42,6 @@ PRIORS: dict[str, tuple[tuple[float, float], ...]] = {
 }
 """Mean and log-variance that attention should have, label by label, or one pair for all labels."""
 
-Cells: TypeAlias = Int[Tensor, "N 2"]
 Drawn: TypeAlias = Float[Tensor, "R N"]
 
 
@@ -183,6 +191,7 @@ class BayesMIL(MILModel):
         weights = F.logsigmoid(scores).softmax(dim=-1)
         embeddings = weighted_sum(weights.mT, patches).to(patches.dtype)
         logits = self.classify(embeddings.unsqueeze(1), noise).squeeze(1)
+        mean_logits = logits.mean(dim=0)[None]
         spread = None
         if len(logits) > 1:
             # Draws and their mirrors have a known middle, so nothing is taken off their number.
@@ -191,13 +200,22 @@ class BayesMIL(MILModel):
                 probabilities=logits.softmax(dim=-1).std(dim=0, correction=0)[None],
             )
             logits = logits.log_softmax(dim=-1).logsumexp(dim=0)[None] - math.log(len(logits))
+        kl = {"attention_kl": self.attention_kl(mean, log_variance)} if self.prior else {}
         return Output(
             logits=logits,
             embedding=embeddings.mean(dim=0)[None],
             attention=weights.mean(dim=0)[None],
             spread=spread,
-            aux={"attention_kl": self.attention_kl(mean, log_variance)} if self.prior else {},
+            aux={"mean_logits": mean_logits, **kl},
         )
+
+    def evidence_bag(self, features: Features, grid: Cells | None) -> Evidence:
+        output = self.forward_bag(features, grid)
+        patches = F.relu(self.project(features[0]))
+        evidence = share_out(output.attention, patches, self.classify.weight, self.classify.bias)
+        # The noise of the classifier's weights is none of any patch's.
+        noise = output.aux["mean_logits"] - self.classify(output.embedding[None], None)[0]
+        return replace(evidence, rest=evidence.rest + noise[0])
 
     def score(self, patches: Float[Tensor, "N D"], noise: Noise | None) -> tuple[Drawn, Drawn]:
         """Return mean and log-variance of the attention of each patch, draw by draw."""

@@ -17,7 +17,9 @@ from torch import Tensor, nn
 
 from caprmil.models.base import (
     Assignments,
+    Cells,
     Chunks,
+    Evidence,
     Features,
     Grid,
     Labels,
@@ -28,7 +30,7 @@ from caprmil.models.base import (
     Patches,
 )
 from caprmil.models.layers import summing_dtype, weighted_sum
-from caprmil.models.pooling import Pool, pool_chunks
+from caprmil.models.pooling import Pool, pool_chunks, pool_evidence
 
 EPSILON = 1e-5  # added to the mass of a token, so that an empty one is zero and not NaN
 COLDEST = 1e-3  # a temperature never falls below this
@@ -292,6 +294,15 @@ class CAPRMIL(MILModel):
         if not isinstance(self.pool, Pool):
             raise NotImplementedError(f"{type(self.pool).__name__} reads a bag as a whole.")
         return self.classify(pool_chunks(self.pool, self.context.stream(chunks)))
+
+    def evidence_bag(self, features: Features, grid: Cells | None) -> Evidence | None:
+        every = torch.ones(features.shape[:2], dtype=torch.bool, device=features.device)
+        patches, _ = self.context(features, every)
+        if isinstance(self.pool, MILModel):
+            return self.pool.evidence_bag(patches, grid)
+        if not isinstance(self.pool, Pool):  # somebody's own, which may be anything
+            return None
+        return pool_evidence(self.pool, patches, cast(nn.Linear, self.classify))
 
     def loss(self, output: Output, labels: Labels) -> dict[str, Float[Tensor, ""]]:
         if isinstance(self.pool, MILModel):

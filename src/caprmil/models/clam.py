@@ -14,7 +14,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from caprmil.models.base import (
+    Cells,
     Chunks,
+    Evidence,
     Features,
     Grid,
     Labels,
@@ -24,8 +26,9 @@ from caprmil.models.base import (
     Output,
     Patches,
     Weights,
+    share_out,
 )
-from caprmil.models.layers import masked_softmax, weighted_sum
+from caprmil.models.layers import masked_softmax, summing_dtype, weighted_sum
 from caprmil.models.pooling import Pool, pool_chunks
 
 SURE = math.log(1000)  # from this margin on, either way, the smooth loss is the plain hinge
@@ -146,6 +149,12 @@ class CLAM(MILModel):
     def stream_bag(self, chunks: Chunks) -> Logits:
         pieces = (self.project(piece).expand(self.attend.branches, -1, -1) for piece in chunks())
         return self.decide(pool_chunks(self.attend, pieces).unsqueeze(0))
+
+    def evidence_bag(self, features: Features, grid: Cells | None) -> Evidence:
+        patches = self.project(features)
+        rates = self.attend.rates(patches)[0]
+        shares = rates.softmax(dim=-1, dtype=summing_dtype(rates))
+        return share_out(shares, patches[0], self.classify.weight, self.classify.bias)
 
     def loss(self, output: Output, labels: Labels) -> dict[str, Float[Tensor, ""]]:
         return {

@@ -12,7 +12,7 @@ from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from caprmil.models.base import Features, Labels, MILModel, Output, Patches
+from caprmil.models.base import Cells, Features, Labels, MILModel, Output, Patches
 from caprmil.models.layers import summing_dtype, weighted_sum
 from caprmil.models.nystrom import NystromLayer, Rows, RowWeights, in_reading_order
 
@@ -122,7 +122,7 @@ class DGRMIL(MILModel):
         self.classify = nn.Linear(dim, n_classes)
         self.register_buffer("centres", torch.randn(2, dim))
 
-    def forward_bag(self, features: Features, grid: Int[Tensor, "N 2"] | None) -> Output:
+    def forward_bag(self, features: Features, grid: Cells | None) -> Output:
         bag = self.read(features, grid)
         answer, weights = self.ask(bag.questions[:, :1], bag.in_context)
         embedding = self.conclude(answer[:, 0])
@@ -135,13 +135,13 @@ class DGRMIL(MILModel):
         )
 
     def global_attention(
-        self, features: Float[Tensor, "1 N E"], grid: Int[Tensor, "N 2"] | None = None
+        self, features: Float[Tensor, "1 N E"], grid: Cells | None = None
     ) -> Float[Tensor, "1 G N"]:
         """Return the share of each patch of a bag in the answer to each global vector."""
         bag = self.read(self.at_the_door(features, None)[0], grid)
         return self.ask.weigh(bag.questions[:, 1:], bag.in_context).mean(dim=1)[:, :, bag.back]
 
-    def read(self, features: Float[Tensor, "1 N E"], grid: Int[Tensor, "N 2"] | None) -> Reading:
+    def read(self, features: Float[Tensor, "1 N E"], grid: Cells | None) -> Reading:
         """Give context to the patches of a bag, and to the global vectors."""
         kept = self.keep(features.shape[1]) if self.training else None
         patches, back = in_reading_order(self.project(features, kept), grid)

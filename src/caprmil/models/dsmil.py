@@ -11,7 +11,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from caprmil.models.base import (
+    Cells,
     Chunks,
+    Evidence,
     Features,
     Grid,
     Labels,
@@ -22,7 +24,7 @@ from caprmil.models.base import (
     Patches,
     Weights,
 )
-from caprmil.models.layers import masked_softmax, weighted_sum
+from caprmil.models.layers import masked_softmax, summing_dtype, weighted_sum
 from caprmil.models.pooling import Pool, pool_chunks
 
 Queries = Float[Tensor, "B C K"]
@@ -119,6 +121,23 @@ class DSMIL(MILModel):
         embedding = pool_chunks(CriticalPool(self.query, asking), pieces)
         bag = self.classify(rearrange(embedding, "c e -> 1 (c e)"))
         return self.answer(bag, best)
+
+    def evidence_bag(self, features: Features, grid: Cells | None) -> Evidence:
+        opinions, queries = self.judge(features[0]), self.query(features)
+        critical = opinions.argmax(dim=0)
+        attention = likeness(queries[:, critical], queries)[0]
+        attention = attention.softmax(dim=-1, dtype=summing_dtype(attention))
+        # Each class reads the embeddings of all: K of them, and one share of a patch in each.
+        readers = rearrange(self.classify.weight, "c (k e) -> (c k) e", k=self.n_classes)
+        said = rearrange(
+            F.linear(self.value(features[0]), readers), "n (c k) -> n c k", c=self.n_classes
+        )
+        terms, rest = einsum(said, attention, "n c k, k n -> n c"), self.classify.bias
+        if self.both_streams:
+            loudest = F.one_hot(critical, len(terms)).mT
+            terms = (terms + loudest * (opinions - self.judge.bias)) / 2
+            rest = (rest + self.judge.bias) / 2
+        return Evidence(terms=terms, rest=rest)
 
     def loss(self, output: Output, labels: Labels) -> dict[str, Float[Tensor, ""]]:
         measure = self.each_class_loss if self.multilabel else self.bag_loss

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from caprmil.models.base import Features, Labels, MILModel, Output
+from caprmil.models.base import Cells, Evidence, Features, Labels, MILModel, Output, share_out
 from caprmil.models.layers import content_order, masked_softmax, seeded, weighted_sum
 from caprmil.models.pooling import AttentionPool
 
@@ -71,7 +71,7 @@ class DTFDMIL(MILModel):
         self.first = Tier(dim, n_classes, hidden=hidden)
         self.second = Tier(dim, n_classes, hidden=hidden)
 
-    def forward_bag(self, features: Features, grid: Int[Tensor, "N 2"] | None) -> Output:
+    def forward_bag(self, features: Features, grid: Cells | None) -> Output:
         patches = F.relu(self.project(features))
         members = self.split(features[0])
         rates = self.first.pool.score(patches).expand(len(members), -1)
@@ -97,6 +97,12 @@ class DTFDMIL(MILModel):
             scores=opinions.softmax(dim=-1),
             aux={"tier_one": answer.unsqueeze(0)},
         )
+
+    def evidence_bag(self, features: Features, grid: Cells | None) -> Evidence:
+        # What tier two pools are sums of patches or patches themselves, so attention has it all.
+        shares = self.forward_bag(features, grid).attention
+        patches, classify = F.relu(self.project(features[0])), self.second.classify
+        return share_out(shares, patches, classify.weight, classify.bias)
 
     def split(self, features: Float[Tensor, "N E"]) -> Bool[Tensor, "G N"]:
         """Draw who is in which pseudo-bag. They differ by one patch at most; none is empty."""

@@ -3,8 +3,19 @@
 import torch.nn.functional as F
 from torch import nn
 
-from caprmil.models.base import Chunks, Features, Grid, Logits, Mask, MILModel, Output, Patches
-from caprmil.models.pooling import MeanPool, pool_chunks
+from caprmil.models.base import (
+    Cells,
+    Chunks,
+    Evidence,
+    Features,
+    Grid,
+    Logits,
+    Mask,
+    MILModel,
+    Output,
+    Patches,
+)
+from caprmil.models.pooling import MeanPool, pool_chunks, pool_evidence
 
 
 class MeanMIL(MILModel):
@@ -30,3 +41,6 @@ class MeanMIL(MILModel):
 
     def stream_bag(self, chunks: Chunks) -> Logits:
         return self.classify(pool_chunks(self.pool, map(self.patches, chunks())))
+
+    def evidence_bag(self, features: Features, grid: Cells | None) -> Evidence:
+        return pool_evidence(self.pool, self.patches(features), self.classify)

@@ -12,7 +12,7 @@ from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from caprmil.models.base import Patches
+from caprmil.models.base import Cells, Patches
 from caprmil.models.layers import summing_dtype
 
 # Beside the axes of base.py: L landmarks, P rows with their padding, R rows that are asked for.
@@ -207,7 +207,7 @@ def pseudo_inverse(among: Square, counts: Counts, iterations: int) -> Square:
 
 
 def in_reading_order(
-    patches: Patches, grid: Int[Tensor, "N 2"] | None
+    patches: Patches, grid: Cells | None
 ) -> tuple[Patches, Int[Tensor, " N"] | slice]:
     """Sort patches by row and column, so that a file's order is no matter, and return the way back.
 

@@ -7,9 +7,10 @@ all equal. To add one: write the class, add it to POOLS.
 from collections.abc import Iterable
 
 import torch
-from torch import nn
+from jaxtyping import Float
+from torch import Tensor, nn
 
-from caprmil.models.base import Embedding, Mask, Patches, Weights
+from caprmil.models.base import Embedding, Evidence, Mask, Patches, Weights, share_out
 from caprmil.models.layers import masked_softmax, summing_dtype, weighted_sum
 
 
@@ -70,6 +71,13 @@ POOLS: dict[str, type[Pool]] = {
     "attention": AttentionPool,
     "gated": GatedAttentionPool,
 }
+
+
+def pool_evidence(pool: Pool, patches: Float[Tensor, "1 N D"], classify: nn.Linear) -> Evidence:
+    """Return what each patch of a bag adds to the logits, if a linear layer reads the pool."""
+    scores = pool.score(patches)
+    shares = scores.softmax(dim=-1, dtype=summing_dtype(scores))
+    return share_out(shares, patches[0], classify.weight, classify.bias)
 
 
 def pool_chunks(pool: Pool, chunks: Iterable[Patches]) -> Embedding:

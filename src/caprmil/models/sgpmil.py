@@ -13,11 +13,20 @@ from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from caprmil.errors import RunError, UnknownName
-from caprmil.models.base import Features, Labels, MILModel, Output, Spread
+from caprmil.models.base import (
+    Cells,
+    Evidence,
+    Features,
+    Labels,
+    MILModel,
+    Output,
+    Spread,
+    share_out,
+)
 from caprmil.models.layers import content_order, seeded, summing_dtype, weighted_sum
 
 JITTER = 1e-4  # on the diagonal of the inducing points' covariance
@@ -131,11 +140,11 @@ class SGPMIL(MILModel):
     def begin_epoch(self, epoch: int, n_bags: int) -> None:
         self.n_bags = n_bags
 
-    def forward_bag(self, features: Features, grid: Int[Tensor, "N 2"] | None) -> Output:
+    def forward_bag(self, features: Features, grid: Cells | None) -> Output:
         patches = self.project(features[0])
         log_weights = self.log_weights(patches, self.draw(features[0]))
         shares = self.shares(log_weights)
-        embeddings = weighted_sum((shares if self.normalise else log_weights.exp()).mT, patches)
+        embeddings = weighted_sum(self.weights(log_weights).mT, patches)
         with torch.autocast(patches.device.type, enabled=False):  # a sum may not fit into float16
             weight, bias = (part.to(embeddings.dtype) for part in self.classify.parameters())
             logits = F.linear(embeddings, weight, bias)
@@ -178,6 +187,16 @@ class SGPMIL(MILModel):
         if self.normalise:
             return log_weights.softmax(dim=-1)
         return log_weights.flatten().softmax(dim=0).view_as(log_weights) * len(log_weights)
+
+    def weights(self, log_weights: Float[Tensor, "R N"]) -> Float[Tensor, "R N"]:
+        """Return what patches are summed by, draw by draw."""
+        return self.shares(log_weights) if self.normalise else log_weights.exp()
+
+    def evidence_bag(self, features: Features, grid: Cells | None) -> Evidence:
+        patches = self.project(features[0])
+        weights = self.weights(self.log_weights(patches, self.draw(features[0])))
+        shares = weights.mean(dim=0, keepdim=True)
+        return share_out(shares, patches, self.classify.weight, self.classify.bias)
 
     def loss(self, output: Output, labels: Labels) -> dict[str, Float[Tensor, ""]]:
         return {

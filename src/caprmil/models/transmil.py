@@ -10,10 +10,10 @@ from typing import Any, ClassVar, cast
 import torch
 import torch.nn.functional as F
 from einops import rearrange
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
-from caprmil.models.base import Embedding, Features, MILModel, Output, Patches, Weights
+from caprmil.models.base import Cells, Embedding, Features, MILModel, Output, Patches, Weights
 from caprmil.models.nystrom import NystromLayer, in_reading_order
 
 
@@ -79,20 +79,20 @@ class TransMIL(MILModel):
         self.norm = nn.LayerNorm(dim)
         self.classify = nn.Linear(dim, n_classes)
 
-    def forward_bag(self, features: Features, grid: Int[Tensor, "N 2"] | None) -> Output:
+    def forward_bag(self, features: Features, grid: Cells | None) -> Output:
         embedding, weights = self.read(features, grid)
         return Output(
             logits=self.classify(embedding), embedding=embedding, attention=positive_part(weights)
         )
 
     def class_token_attention(
-        self, features: Float[Tensor, "1 N E"], grid: Int[Tensor, "N 2"] | None = None
+        self, features: Float[Tensor, "1 N E"], grid: Cells | None = None
     ) -> Weights:
         """Return the raw attention of one bag, some of it negative: `Output` has what is above."""
         return self.read(self.at_the_door(features, None)[0], grid)[1]
 
     def read(
-        self, features: Float[Tensor, "1 N E"], grid: Int[Tensor, "N 2"] | None
+        self, features: Float[Tensor, "1 N E"], grid: Cells | None
     ) -> tuple[Embedding, Weights]:
         """Return the class token of a bag, and its weights on the patches, a mean over the heads.
 
