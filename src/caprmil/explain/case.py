@@ -1,0 +1,225 @@
+"""A case: one slide, what a run answers to it, and why; with its pixels if they are at hand."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from caprmil import bags, batches, calibration
+from caprmil.bags import Bag, BagInfo
+from caprmil.batches import Sample
+from caprmil.cohort import find_bags
+from caprmil.errors import RunError, SlideError, some
+from caprmil.explain.attribution import Method
+from caprmil.explain.explanation import Explanation, explain
+from caprmil.models import MILModel
+from caprmil.progress import Step
+from caprmil.qc import Record
+from caprmil.readers import Pixels
+from caprmil.runs import CALIBRATION, Run, ask, pick_device, read_json
+from caprmil.slides import Slide, find_slides
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """A slide that a run is asked about."""
+
+    name: str
+    bag: Path
+    pixels: Path | None = None  # the slide itself, if it is where it was
+    record: Record | None = None  # what was noted when it was encoded
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Answer:
+    """What a run says of a slide: the mean of the models that may be asked, as in `predict`."""
+
+    probabilities: NDArray[np.float64]  # (C,)
+    calibrated: NDArray[np.float64] | None  # the same after each fold's temperature, where known
+    by_fold: Mapping[str, NDArray[np.float64]]
+    unseen: bool  # whether these models had not seen the slide in training
+
+    @property
+    def nearest(self) -> str:
+        """The fold whose model answers most like the mean: the one to explain it by."""
+        return min(
+            self.by_fold, key=lambda fold: abs(self.by_fold[fold] - self.probabilities).max()
+        )
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Squares:
+    """Where patches lie on a slide, in level-0 pixels."""
+
+    corners: NDArray[np.float64]  # (N, 2), top left, x and y
+    side: float
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Case:
+    """A slide, the answer to it, and the explanation by one model."""
+
+    subject: Subject
+    label: str | None  # the truth, where the run knows it
+    answer: Answer
+    explanation: Explanation
+
+    @property
+    def name(self) -> str:
+        return self.subject.name
+
+    def slide(self) -> Slide | None:
+        """Open the slide, if its file is there. Whoever opens it closes it."""
+        if self.subject.pixels is None:
+            return None
+        return Slide(self.subject.pixels, mpp=self.explanation.info.slide_mpp)
+
+    def squares(self, slide: Slide | None = None) -> Squares | None:
+        """Return where the patches lie, as far as the bag (and the slide's scale) tells."""
+        mpp = slide.mpp if slide is not None else None
+        return squares(self.explanation.info, self.explanation.coords, mpp)
+
+
+def squares(info: BagInfo, coords: NDArray[Any] | None, mpp: float | None) -> Squares | None:
+    """Return where patches lie in level-0 pixels, or None where that cannot be known."""
+    if coords is None:
+        return None
+    scale = 1.0
+    if info.unit == "um":
+        mpp = mpp or info.slide_mpp
+        if mpp is None:
+            return None
+        scale = 1 / mpp
+    side = info.patch_level0 or (info.step * scale if info.step else None)
+    if side is None:
+        return None
+    return Squares(corners=coords.astype(np.float64) * scale, side=float(side))
+
+
+def cut(slide: Slide, where: Squares, row: int, px: int = 224) -> Pixels:
+    """Return one patch of a slide, at full resolution or as large as it is wanted."""
+    x, y = where.corners[row]
+    return slide.read(float(x), float(y), where.side, px)
+
+
+def find(run: Run, what: str | Path, *, pixels: Path | None = None) -> Subject:
+    """Return the slide of a run by its name, or that of a bag file.
+
+    `pixels` is the slide's file or a folder to look in. Without it, it is looked for where
+    `caprmil encode` read it.
+    """
+    name, path = str(what), Path(what)
+    if name in run.paths:
+        path = Path(run.paths[name])
+        if not path.exists():
+            raise RunError(f"The bag of {name} is no longer at {path}. Pass the bag's file.")
+    elif path.suffix.lower() in bags.SUFFIXES and path.exists():
+        ((name, path),) = find_bags([path]).items()
+    else:
+        raise RunError(
+            f"{what} is neither a slide of {run.folder} nor a bag file. "
+            f"Its slides: {some(run.paths)}."
+        )
+    record = Record.read(path.parent / "qc", name)
+    return Subject(name=name, bag=path, pixels=_pixels(name, record, pixels), record=record)
+
+
+def _pixels(name: str, record: Record | None, given: Path | None) -> Path | None:
+    if given is not None:
+        found = find_slides([given])
+        if name in found:
+            return found[name]
+        if given.is_dir():
+            return None
+        raise SlideError(f"{given} is not the slide {name}. Give it the bag's name.")
+    noted = Path(record.path) if record and record.path else None
+    return noted if noted and noted.exists() else None
+
+
+def ask_run(
+    run: Run,
+    subject: Subject,
+    bag: Bag,
+    *,
+    fold: str | None = None,
+    models: Mapping[str, MILModel] | None = None,
+    device: torch.device | str = "cpu",
+) -> Answer:
+    """Answer a slide with the models that have not seen it, or with all if all have."""
+    chosen = run.answering(fold)
+    unseen = [f.name for f in chosen if subject.name not in {*f.train, *f.validation}]
+    names = unseen or [f.name for f in chosen]
+    batch = batches.collate([(Sample(subject.name, bag), bag)])
+    place = torch.device(device)
+    loaded = models or {}
+    by_fold = {
+        name: ask((loaded.get(name) or run.model(name)).to(place), batch, place)[0]
+        for name in names
+    }
+    return Answer(
+        probabilities=np.mean(list(by_fold.values()), axis=0),
+        calibrated=_calibrated(run, by_fold),
+        by_fold=by_fold,
+        unseen=bool(unseen),
+    )
+
+
+def temperatures(run: Run) -> dict[str, float]:
+    """Return the temperature of each fold that has one; 1 stands for none."""
+    path = run.folder / CALIBRATION
+    if not path.exists():
+        return {}
+    found = read_json(path).get("temperatures", {})
+    return {name: t for name, t in found.items() if t is not None and not math.isclose(t, 1.0)}
+
+
+def _calibrated(run: Run, by_fold: Mapping[str, NDArray[np.float64]]) -> NDArray[np.float64] | None:
+    known = temperatures(run)
+    if not set(by_fold) <= set(known):
+        return None
+    soft = [calibration.soften(p[None], known[name])[0] for name, p in by_fold.items()]
+    return np.asarray(np.mean(soft, axis=0))
+
+
+def examine(
+    run: Run,
+    subject: Subject,
+    *,
+    fold: str | None = None,
+    method: Method | None = None,
+    force: bool = False,
+    device: str = "auto",
+    progress: Step | None = None,
+) -> Case:
+    """Answer a slide and explain the answer.
+
+    Where several models answer, the one is explained whose answer lies nearest to their mean.
+    """
+    place = pick_device(device)
+    bag = bags.read(subject.bag)
+    run.check_bag(subject.name, bag.info, force=force)
+    answer = ask_run(run, subject, bag, fold=fold, device=place)
+    told = explain(
+        run.model(answer.nearest),
+        bag,
+        classes=run.classes,
+        slide=subject.name,
+        fold=answer.nearest,
+        method=method,
+        device=place,
+        progress=progress,
+    )
+    return Case(subject=subject, label=label_of(run, subject.name), answer=answer, explanation=told)
+
+
+def label_of(run: Run, slide: str) -> str | None:
+    """Return the true class of a slide, if the run has tested it."""
+    if not run.finished or run.predictions.labels is None or slide not in run.predictions.slides:
+        return None
+    code = int(run.predictions.labels[run.predictions.slides.index(slide)])
+    return run.classes[code] if code >= 0 else None
