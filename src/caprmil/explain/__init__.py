@@ -21,26 +21,36 @@ from caprmil.explain.explanation import (
     explain,
     top_patches,
 )
+from caprmil.explain.faithfulness import Curves, Faithfulness, faithfulness, relevance
+from caprmil.explain.trust import Trust, follow, trust, unseen_slides
 
 __all__ = [
     "METHODS",
     "TOP",
     "Answer",
     "Case",
+    "Curves",
     "Explanation",
+    "Faithfulness",
     "Layer",
     "Method",
     "Squares",
     "Subject",
+    "Trust",
     "View",
     "ask_run",
     "attribute",
     "cut",
     "examine",
     "explain",
+    "faithfulness",
     "find",
+    "follow",
     "gradient",
+    "relevance",
     "squares",
     "temperatures",
     "top_patches",
+    "trust",
+    "unseen_slides",
 ]

@@ -1,0 +1,111 @@
+"""The command that tells which map of a run to trust: faithfulness."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from caprmil.cli.shared import Device, app, show_table, slides_text
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from caprmil.explain import Faithfulness
+
+SHOWN = 12  # slides with a panel of their own
+
+
+@app.command()
+def faithfulness(
+    run: Annotated[Path, typer.Argument(help="A run that `caprmil train` made.")],
+    slides: Annotated[
+        list[str] | None,
+        typer.Argument(help="Slides of the run, or bags; default: any that a model has not seen."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder; default: RUN/faithfulness.")] = None,
+    most: Annotated[int, typer.Option(min=1, help="Slides at the most, drawn at random.")] = 20,
+    only: Annotated[
+        str | None, typer.Option("--class", help="Only slides that are answered with this class.")
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Take bags of another encoder or scale.")
+    ] = False,
+    device: Device = "auto",
+) -> None:
+    """Tell which map to trust: take out patches by each, and see whether the answer falls."""
+    from caprmil import explain, figures
+    from caprmil.errors import RunError, UnknownName
+    from caprmil.files import refuse_existing, write_text
+    from caprmil.progress import bar
+    from caprmil.runs import Run, as_json, pick_device
+
+    trained, folder = Run(run), out or run / "faithfulness"
+    refuse_existing(folder)
+    if only is not None and only not in trained.classes:
+        raise UnknownName(f"class in {run}", only, trained.classes)
+    unseen = explain.unseen_slides(trained)
+    names = list(slides) if slides else _shuffled(unseen)
+    if not names:
+        raise RunError(f"The models of {run} have seen all its slides. Name other bags.")
+    subjects = [explain.find(trained, name) for name in (names if slides or only else names[:most])]
+    found: list[Faithfulness] = []
+    with bar("Taking out patches") as step:
+        wanted = min(most, len(subjects))
+        following = explain.follow(
+            trained,
+            subjects,
+            only=None if only is None else trained.classes.index(only),
+            force=force,
+            device=pick_device(device),
+            progress=lambda done, total: step(len(found) + done / total, wanted, "slides"),
+        )
+        for each in following:
+            found.append(each)
+            if len(found) == wanted:
+                break
+    if not found:
+        raise RunError(f"None of {slides_text(len(names))} is answered with {only}.")
+    judged = explain.trust(found, trained.patients)
+    typer.echo(_told(found, only=only, of=len(names)))
+    show_table(judged.header, judged.rows())
+    typer.echo(judged.verdict())
+    known = [each.slide for each in found if each.slide in trained.paths]
+    seen = [name for name in known if name not in unseen]
+    if seen:
+        typer.echo(f"Note: all models saw {slides_text(len(seen))} of these in training.")
+    write_text(folder / "faithfulness.csv", _table(found))
+    slide_by_slide = {"slides_by_name": {each.slide: each.as_dict() for each in found}}
+    write_text(folder / "faithfulness.json", as_json({**judged.as_dict(), **slide_by_slide}))
+    figures.save(judged.draw(), folder / "faithfulness.png")
+    slide_panels = [each.panel() for each in found[:SHOWN]]
+    figures.save(figures.flipping(slide_panels), folder / "slides.png")
+    typer.echo(f"Written to {folder}: faithfulness.png, .csv and .json; slides.png.")
+
+
+def _shuffled(names: "Sequence[str]") -> list[str]:
+    import numpy as np
+
+    return [names[place] for place in np.random.default_rng(0).permutation(len(names))]
+
+
+def _told(found: "Sequence[Faithfulness]", *, only: str | None, of: int) -> str:
+    methods = " or ".join(sorted({each.method for each in found}))
+    class_text = f" answered with {only}" if only else ", each followed in the class of its answer"
+    return (
+        f"{found[0].model}, evidence: {methods}. {slides_text(len(found))}{class_text}; drawn from "
+        f"{of}. Area between the curves, least relevant first minus most relevant first:"
+    )
+
+
+def _table(found: "Sequence[Faithfulness]") -> str:
+    import csv
+    from io import StringIO
+
+    text = StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(["slide", "fold", "class", "patches", "map", "area", "area_in_logits"])
+    for each in found:
+        for name, curves in each.curves.items():
+            areas = [f"{curves.area:.6f}", f"{curves.lead_area:.6f}"]
+            table.writerow([each.slide, each.fold, each.followed, each.patches, name, *areas])
+    return text.getvalue()
