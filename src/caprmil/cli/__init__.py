@@ -7,7 +7,15 @@ from typing import Annotated
 import typer
 
 from caprmil import __version__
-from caprmil.cli import comparisons, experiments, faithfulness, reproduction, slides, studies
+from caprmil.cli import (
+    comparisons,
+    experiments,
+    explanations,
+    faithfulness,
+    reproduction,
+    slides,
+    studies,
+)
 from caprmil.cli.shared import Device, answers_table, app, show_table
 from caprmil.errors import CaprmilError
 
@@ -15,6 +23,7 @@ __all__ = [
     "app",
     "comparisons",
     "experiments",
+    "explanations",
     "faithfulness",
     "reproduction",
     "run",

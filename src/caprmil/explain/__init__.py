@@ -21,7 +21,9 @@ from caprmil.explain.explanation import (
     explain,
     top_patches,
 )
+from caprmil.explain.export import write_csv, write_geojson, write_parquet, write_scores
 from caprmil.explain.faithfulness import Curves, Faithfulness, faithfulness, relevance
+from caprmil.explain.pictures import Pictures
 from caprmil.explain.trust import Trust, follow, trust, unseen_slides
 
 __all__ = [
@@ -34,6 +36,7 @@ __all__ = [
     "Faithfulness",
     "Layer",
     "Method",
+    "Pictures",
     "Squares",
     "Subject",
     "Trust",
@@ -53,4 +56,8 @@ __all__ = [
     "top_patches",
     "trust",
     "unseen_slides",
+    "write_csv",
+    "write_geojson",
+    "write_parquet",
+    "write_scores",
 ]

@@ -75,14 +75,28 @@ class Case:
 
     def slide(self) -> Slide | None:
         """Open the slide, if its file is there. Whoever opens it closes it."""
-        if self.subject.pixels is None:
+        path, info = self.subject.pixels, self.explanation.info
+        if path is None:
             return None
-        return Slide(self.subject.pixels, mpp=self.explanation.info.slide_mpp)
+        slide = Slide(path, mpp=info.slide_mpp)
+        if info.slide_size is not None and slide.size != info.slide_size:
+            slide.close()
+            raise SlideError(
+                f"{path} is {slide.size[0]} x {slide.size[1]} pixels, but {self.name} was encoded "
+                f"from {info.slide_size[0]} x {info.slide_size[1]}. Pass the right one: --slide."
+            )
+        if self.mpp(slide) is None:  # places are pixels then, and any scale serves to read them
+            slide.close()
+            slide = Slide(path, mpp=1.0)
+        return slide
+
+    def mpp(self, slide: Slide | None) -> float | None:
+        """Return the microns per pixel at level 0, if the bag or the slide says them."""
+        return self.explanation.info.slide_mpp or (slide.said_mpp if slide is not None else None)
 
     def squares(self, slide: Slide | None = None) -> Squares | None:
         """Return where the patches lie, as far as the bag (and the slide's scale) tells."""
-        mpp = slide.mpp if slide is not None else None
-        return squares(self.explanation.info, self.explanation.coords, mpp)
+        return squares(self.explanation.info, self.explanation.coords, self.mpp(slide))
 
 
 def squares(info: BagInfo, coords: NDArray[Any] | None, mpp: float | None) -> Squares | None:

@@ -3,25 +3,36 @@
 from caprmil.figures.ablations import Trial, ablation_panels, search_panels
 from caprmil.figures.bars import model_bars
 from caprmil.figures.bubbles import Bubble, bubbles
+from caprmil.figures.canvas import Canvas, Gallery
+from caprmil.figures.context import Plane, context_planes
 from caprmil.figures.curves import learning_curves, roc_curves
+from caprmil.figures.evidence import evidence_maps
 from caprmil.figures.flipping import Flip, FlipPanel, flipping
 from caprmil.figures.reliability import Bin, Reliability, reliability
 from caprmil.figures.style import save
+from caprmil.figures.tokens import head_maps, token_maps
 
 __all__ = [
     "Bin",
     "Bubble",
+    "Canvas",
     "Flip",
     "FlipPanel",
+    "Gallery",
+    "Plane",
     "Reliability",
     "Trial",
     "ablation_panels",
     "bubbles",
+    "context_planes",
+    "evidence_maps",
     "flipping",
+    "head_maps",
     "learning_curves",
     "model_bars",
     "reliability",
     "roc_curves",
     "save",
     "search_panels",
+    "token_maps",
 ]

@@ -1,0 +1,224 @@
+"""A canvas: where the patches of a slide lie in a picture, and their numbers painted there."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil, floor, log10
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from caprmil.figures.style import BLUE, VERMILLION
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.colors import Colormap
+    from matplotlib.image import AxesImage
+
+Pixels: TypeAlias = NDArray[np.uint8]
+MOST = 2000  # pixels a side of a bare grid: odd coordinates must not ask for all memory
+EMPTY = "#F1F1F1"  # where no patch lies, unlike any value of a map
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Canvas:
+    """A picture on which each patch has a box. Two patches may share pixels: these have the mean.
+
+    Made by `on_grid` from a bag alone, or by `on_slide` over a thumbnail.
+    """
+
+    boxes: NDArray[np.int64]  # (N, 4): left, top, right and bottom edge in pixels
+    shape: tuple[int, int]  # height and width
+    image: Pixels | None = None
+    mpp: float | None = None  # microns per pixel of the picture, for a scale bar
+
+    @classmethod
+    def on_grid(cls, cells: NDArray[np.integer], *, most: int = MOST) -> Self:
+        """Return a canvas of one pixel a cell (column and row), or a pixel for several if many."""
+        cells = cells.astype(np.int64) - cells.min(axis=0)
+        cells //= ceil((int(cells.max()) + 1) / most)
+        width, height = (int(last) + 1 for last in cells.max(axis=0))
+        return cls(boxes=np.concatenate([cells, cells + 1], axis=1), shape=(height, width))
+
+    @classmethod
+    def on_slide(
+        cls,
+        corners: NDArray[np.floating],
+        side: float,
+        image: Pixels,
+        scale: float,
+        *,
+        mpp: float | None = None,
+    ) -> Self:
+        """Return a canvas over a thumbnail, cut to where patches are.
+
+        Corners and side are level-0 pixels, `scale` of which are one of the image, as is `mpp`.
+        """
+        first = np.rint(corners / scale).astype(np.int64)
+        last = np.maximum(np.rint((corners + side) / scale).astype(np.int64), first + 1)
+        size = np.array(image.shape[1::-1])
+        margin = max(ceil(side / scale), ceil(0.02 * size.max()))
+        low = (first.min(axis=0) - margin).clip(0, size)
+        high = (last.max(axis=0) + margin).clip(0, size)
+        if (high <= low).any():  # the patches lie outside: not of this slide
+            low, high = np.zeros_like(size), size
+        (left, top), (right, bottom) = low.tolist(), high.tolist()
+        boxes = np.concatenate([(edge - low).clip(0, high - low) for edge in (first, last)], axis=1)
+        part = image[top:bottom, left:right]
+        return cls(boxes=boxes, shape=(bottom - top, right - left), image=part, mpp=mpp)
+
+    def coarser(self, most: int) -> "Canvas":
+        """Return the canvas with at most so many pixels a side, for a small picture."""
+        step = ceil(max(self.shape) / most)
+        boxes = self.boxes // step
+        boxes[:, 2:] = np.maximum(
+            boxes[:, 2:], boxes[:, :2] + (self.boxes[:, 2:] > self.boxes[:, :2])
+        )
+        height, width = (ceil(side / step) for side in self.shape)
+        return Canvas(
+            boxes=boxes.clip(0, (width, height, width, height)),
+            shape=(height, width),
+            image=None if self.image is None else self.image[::step, ::step],
+            mpp=None if self.mpp is None else self.mpp * step,
+        )
+
+    @property
+    def aspect(self) -> float:
+        """Height over width."""
+        return self.shape[0] / self.shape[1]
+
+    def paint(self, values: NDArray[Any]) -> NDArray[np.float64]:
+        """Return the picture of one number a patch; NaN where none lies."""
+        total, count = self._stamp(values.astype(np.float64)), self._stamp(np.ones(len(values)))
+        covered = count > 0.5
+        return np.divide(total, count, out=np.full(self.shape, np.nan), where=covered)
+
+    def _stamp(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Add up the boxes by their corners: a sum over rows and columns then fills them."""
+        height, width = self.shape
+        sums = np.zeros((height + 1, width + 1))
+        left, top, right, bottom = self.boxes.T
+        for x, y, sign in (
+            (left, top, 1),
+            (right, top, -1),
+            (left, bottom, -1),
+            (right, bottom, 1),
+        ):
+            np.add.at(sums, (y, x), sign * values)
+        return sums.cumsum(axis=0).cumsum(axis=1)[:height, :width]
+
+
+def draw_map(
+    axes: "Axes",
+    canvas: Canvas,
+    values: NDArray[Any],
+    *,
+    colours: "Colormap | str",
+    limits: tuple[float, float],
+    title: str = "",
+) -> "AxesImage":
+    """Paint numbers over the faded slide, or on a bare grid."""
+    draw_ground(axes, canvas, faded=True, title=title)
+    low, high = limits
+    painted = np.ma.masked_invalid(canvas.paint(values))
+    return axes.imshow(painted, colours, vmin=low, vmax=high, interpolation="nearest")
+
+
+def colour_bar(axes: "Sequence[Axes]", shown: Any, label: str, **options: Any) -> None:
+    """Draw the scale of maps at their right, with few and plain numbers."""
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+    figure = axes[0].figure
+    bar = figure.colorbar(shown, ax=list(axes), **{"shrink": 0.8, "pad": 0.02, **options})
+    bar.set_label(label, fontsize=8.5)
+    bar.locator = MaxNLocator(5)
+    bar.formatter = FuncFormatter(lambda value, _: f"{value:g}")
+    bar.update_ticks()
+    bar.ax.tick_params(labelsize=8)
+
+
+def draw_ground(axes: "Axes", canvas: Canvas, *, faded: bool = False, title: str = "") -> None:
+    """Draw the slide, or nothing where there is none, without ticks."""
+    axes.set(xticks=[], yticks=[])
+    axes.set_title(title, fontsize=9.5, loc="left")
+    height, width = canvas.shape
+    axes.set(xlim=(-0.5, width - 0.5), ylim=(height - 0.5, -0.5), aspect="equal", facecolor=EMPTY)
+    for spine in axes.spines.values():
+        spine.set(color="#BBBBBB", linewidth=0.6)
+    if canvas.image is not None:
+        # Grey and pale, so that every colour seen belongs to the map.
+        grey = 255 - 0.45 * (255 - canvas.image.mean(axis=2, keepdims=True).repeat(3, axis=2))
+        axes.imshow(grey.astype(np.uint8) if faded else canvas.image)
+
+
+def outline(axes: "Axes", canvas: Canvas, rows: Sequence[int] | NDArray[Any], colour: str) -> None:
+    """Draw the edges of some patches, not thinner than the eye can see."""
+    from matplotlib.patches import Rectangle
+
+    least = 0.012 * max(canvas.shape)
+    for left, top, right, bottom in canvas.boxes[np.asarray(rows, dtype=int)].tolist():
+        x, y = (left + right - 1) / 2, (top + bottom - 1) / 2
+        wide, high = max(right - left, least), max(bottom - top, least)
+        corner = (x - wide / 2, y - high / 2)
+        axes.add_patch(Rectangle(corner, wide, high, fill=False, ec=colour, lw=0.9))
+
+
+def scale_bar(axes: "Axes", canvas: Canvas) -> None:
+    """Draw a bar of a round length under a map, if its scale is known."""
+    if canvas.mpp is None:
+        return
+    width = canvas.shape[1]
+    wanted = 0.3 * width * canvas.mpp
+    step = 10.0 ** floor(log10(wanted))
+    length = max(n * step for n in (1, 2, 5) if n * step <= wanted)
+    text = f"{length / 1000:g} mm" if length >= 1000 else f"{length:g} µm"
+    share, below = length / canvas.mpp / width, -0.04 / max(canvas.aspect, 0.3)
+    place: dict[str, Any] = {"transform": axes.transAxes, "clip_on": False}
+    axes.plot([0, share], [below, below], color="black", lw=2, solid_capstyle="butt", **place)
+    axes.text(share + 0.02, below, text, va="center", fontsize=8, **place)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Gallery:
+    """Patches to look at, the first one first, all of one size."""
+
+    rows: Sequence[int]  # in the bag
+    patches: Sequence[Pixels]
+    notes: Sequence[str] = ()  # a word on each
+
+
+def draw_gallery(axes: "Axes", gallery: Gallery, *, columns: int, deep: int) -> None:
+    """Draw patches side by side as one picture, the first at the top left."""
+    side = max((len(patch) for patch in gallery.patches), default=1)
+    gap = max(2, side // 24)
+    step = side + gap
+    mosaic = np.full((deep * step - gap, columns * step - gap, 3), 255, dtype=np.uint8)
+    box = {"facecolor": "white", "alpha": 0.85, "pad": 0.8, "edgecolor": "none"}
+    for number, patch in enumerate(gallery.patches[: deep * columns]):
+        y, x = (step * place for place in divmod(number, columns))
+        mosaic[y : y + len(patch), x : x + len(patch)] = patch
+        if number < len(gallery.notes):
+            place = (x + 0.05 * side, y + 0.95 * side)
+            axes.text(*place, gallery.notes[number], fontsize=6, va="bottom", bbox=box)
+    axes.imshow(mosaic)
+    axes.set_axis_off()
+
+
+def diverging() -> "Colormap":
+    """Return blue over white to vermillion, which all eyes can tell apart."""
+    from matplotlib.colors import LinearSegmentedColormap
+
+    ends = ("#00395A", BLUE, "#9CCBE3", "#FFFFFF", "#F6B78C", VERMILLION, "#6E2F00")
+    return LinearSegmentedColormap.from_list("blue-vermillion", ends)
+
+
+def ink(colour: str) -> str:
+    """Return black or white, whichever can be read on a colour."""
+    red, green, blue = (int(colour[place : place + 2], 16) for place in (1, 3, 5))
+    return "black" if 0.299 * red + 0.587 * green + 0.114 * blue > 140 else "white"
+
+
+def limit(values: NDArray[Any]) -> float:
+    """Return how far a map's colours reach: beyond the size of all but one patch in two hundred."""
+    sizes = np.abs(values)
+    return float(np.quantile(sizes, 0.995)) or float(sizes.max()) or 1.0

@@ -1,0 +1,92 @@
+"""Context: patch vectors before tokens have spoken to them and after, in the plane."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from caprmil.figures.canvas import Canvas, draw_ground, scale_bar
+from caprmil.figures.style import caption, new_figure, tidy
+from caprmil.figures.tokens import colour_of
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+class Plane(NamedTuple):
+    """Patches in the plane of their two widest directions, and the variance along each."""
+
+    points: NDArray[Any]  # (N, 2)
+    variance: tuple[float, float]  # shares of the whole
+
+
+def context_planes(
+    before: Plane,
+    after: Plane,
+    tokens: NDArray[np.integer],
+    canvas: Canvas | None = None,
+    *,
+    title: str = "",
+    remarks: Sequence[str] = (),
+) -> "Figure":
+    """Draw patches before and after context, coloured by the token that has most of each.
+
+    With a canvas, the third panel shows where on the slide these tokens are. Points are pixels in
+    a PDF: twenty thousand circles open slowly.
+    """
+    figure = new_figure(4.1 * (2 + (canvas is not None)) + 1.4, 4.4)
+    row = figure.subplots(1, 2 + (canvas is not None))
+    for axes, plane, name in zip(row, (before, after), ("Before context", "After"), strict=False):
+        tidy(axes, title=name)
+        _draw_points(axes, plane, tokens)
+    if canvas is not None:
+        _draw_places(row[2], canvas, tokens)
+    _legend(figure, tokens)
+    figure.suptitle(title, fontsize=11)
+    caption(figure, *remarks)
+    return figure
+
+
+def _draw_points(axes: "Axes", plane: Plane, tokens: NDArray[np.integer]) -> None:
+    order = np.random.default_rng(0).permutation(len(tokens))  # so that no token hides another
+    size = float(np.clip(6000 / len(tokens), 1.5, 24))
+    colours = [colour_of(int(token)) for token in tokens[order]]
+    options: dict[str, Any] = {"s": size, "c": colours, "alpha": 0.75, "linewidths": 0}
+    axes.scatter(*plane.points[order].T, **options, rasterized=True)
+    first, second = plane.variance
+    axes.set_xlabel(f"first component, {first:.0%} of variance", fontsize=9)
+    axes.set_ylabel(f"second component, {second:.0%}", fontsize=9)
+    axes.locator_params(nbins=5)
+
+
+def _draw_places(axes: "Axes", canvas: Canvas, tokens: NDArray[np.integer]) -> None:
+    from matplotlib.colors import ListedColormap
+
+    draw_ground(axes, canvas, faded=True, title="On the slide")
+    # Where patches share pixels, the token that more of them have: a mean of names is none.
+    found = np.unique(tokens)
+    shares = np.stack([canvas.paint(tokens == token) for token in found])
+    most = np.ma.array(shares.argmax(axis=0), mask=np.isnan(shares[0]))
+    colours = ListedColormap([colour_of(int(token)) for token in found])
+    axes.imshow(most, colours, vmin=-0.5, vmax=len(found) - 0.5, interpolation="nearest")
+    scale_bar(axes, canvas)
+
+
+def _legend(figure: "Figure", tokens: NDArray[np.integer]) -> None:
+    from matplotlib.lines import Line2D
+
+    found, counts = np.unique(tokens, return_counts=True)
+    marks = [
+        Line2D(
+            [],
+            [],
+            ls="",
+            marker="o",
+            color=colour_of(int(token)),
+            label=f"token {token + 1}\n{n:,} patches",
+        )
+        for token, n in zip(found, counts, strict=True)
+    ]
+    figure.legend(handles=marks, frameon=False, fontsize=8.5, loc="outside right center")

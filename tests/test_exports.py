@@ -1,0 +1,191 @@
+"""What exports promise: every number comes back, in the row of its patch, for other programs."""
+
+import csv
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+import torch
+
+from caprmil import bags, regions
+from caprmil.errors import BagError, CaprmilError
+from caprmil.explain import (
+    Explanation,
+    explain,
+    squares,
+    top_patches,
+    write_csv,
+    write_geojson,
+    write_parquet,
+    write_scores,
+)
+from caprmil.explain.export import columns
+from caprmil.models import create
+
+CLASSES = ("normal", 'tumour, "high" grade')
+
+
+def told(
+    model: str = "caprmil", n: int = 30, *, placed: bool = True, **settings: object
+) -> Explanation:
+    torch.manual_seed(0)
+    rng = np.random.default_rng(0)
+    coords = np.stack([np.arange(n) % 6, np.arange(n) // 6], axis=1) * 224 + 11
+    features = rng.normal(size=(n, 8)).astype(np.float32)
+    said = {"patch_level0": 224.0, "step": 224.0} if placed else {}
+    bag = bags.from_arrays(features, coords if placed else None, **said)
+    return explain(create(model, 8, 2, **settings), bag, classes=CLASSES, slide="s", fold="fold-0")
+
+
+def geojson(told: Explanation, path: Path, **options: bool | int) -> list[dict]:
+    write_geojson(told, squares(told.info, told.coords, None), path, **options)  # type: ignore[arg-type]
+    content = json.loads(path.read_text())
+    assert set(content) == {"type", "features"}  # no coordinate system: QuPath takes pixels
+    return content["features"]
+
+
+def of_kind(features: list[dict], kind: str) -> list[dict]:
+    return [f["properties"] for f in features if f["properties"]["objectType"] == kind]
+
+
+def test_a_table_gives_back_every_number(tmp_path: Path) -> None:
+    case = told()
+    with write_csv(case, tmp_path / "patches.csv").open(newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    for name, values in columns(case).items():
+        found = np.array([row[name] for row in rows], dtype=values.dtype)
+        np.testing.assert_array_equal(found, values)
+    assert list(rows[0])[:5] == ["row", "x", "y", "term-0", "term-1"]
+
+
+def test_terms_of_a_table_sum_to_the_logit() -> None:
+    case = told()
+    found = columns(case)
+    for number in range(2):
+        total = found[f"term-{number}"].sum(dtype=np.float64) + case.rest[number]
+        assert total == pytest.approx(case.logits[number], abs=1e-5)
+    lead = found["term-1"] - found["term-0"]
+    np.testing.assert_allclose(found["evidence-1"], lead, rtol=1e-5, atol=1e-7)
+
+
+def test_parquet_is_the_same_table(tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    case = told()
+    table = parquet.read_table(write_parquet(case, tmp_path / "patches.parquet"))
+    assert table.column_names == list(columns(case))
+    for name, values in columns(case).items():
+        np.testing.assert_array_equal(table[name].to_numpy(), values)
+    assert json.loads(table.schema.metadata[b"classes"]) == list(CLASSES)
+
+
+def test_parquet_without_pyarrow_says_how_to_get_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(CaprmilError, match=r'pip install "caprmil\[parquet\]"'):
+        write_parquet(told(), tmp_path / "patches.parquet")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_scores_are_read_with_h5py_alone(tmp_path: Path) -> None:
+    case = told(depth=2)
+    with h5py.File(write_scores(case, tmp_path / "scores.h5")) as file:
+        assert case.assignments is not None
+        np.testing.assert_array_equal(file["assignments"], case.assignments)
+        total = file["evidence"][:].sum(axis=0) + file["rest"][:]
+        np.testing.assert_allclose(total, file["logits"], atol=1e-5)
+        np.testing.assert_array_equal(file["coords"], case.coords)
+        assert list(file.attrs["classes"]) == list(CLASSES)
+        assert (file.attrs["slide"], file.attrs["fold"]) == ("s", "fold-0")
+        assert (file.attrs["method"], file.attrs["model"]) == ("exact", "CAPRMIL + mean")
+
+
+def test_every_patch_is_a_detection_with_all_measurements(tmp_path: Path) -> None:
+    case = told()
+    features = geojson(case, tmp_path / "patches.geojson")
+    found = of_kind(features, "detection")
+    assert len(found) == len(case)
+    layers = [layer for layer in case.layers() if "head-" not in layer.key]
+    for row, patch in enumerate(found):
+        expected = {layer.title: pytest.approx(layer.values[row], rel=1e-5) for layer in layers}
+        assert patch["measurements"] == expected
+    weights = case.assignments[-1].mean(axis=0)  # type: ignore[index]
+    kinds = [f"Token {token + 1}" for token in weights.argmax(axis=1)]
+    assert [patch["classification"]["name"] for patch in found] == kinds
+
+
+def test_squares_lie_where_patches_do(tmp_path: Path) -> None:
+    case, path = told(), tmp_path / "patches.geojson"
+    last = geojson(case, path)[-1]["geometry"]["coordinates"][0]
+    x, y = case.coords[-1].tolist()  # type: ignore[index]
+    assert last == [[x, y], [x + 224, y], [x + 224, y + 224], [x, y + 224], [x, y]]
+    read = regions.read_regions(path, classes=["Top of token 1"])
+    assert len(read.polygons) == 8
+
+
+def test_top_patches_are_annotations(tmp_path: Path) -> None:
+    case = told()
+    found = of_kind(geojson(case, tmp_path / "patches.geojson", top=3), "annotation")
+    names = [patch["name"] for patch in found if "token" in patch["name"]]
+    assert names == [f"Top of token {t}, {r}" for t in (1, 2, 3, 4) for r in (1, 2, 3)]
+    best = top_patches(case.token(0), 1)[0]
+    first = next(patch for patch in found if patch["name"] == "Top of token 1, 1")
+    assert first["measurements"] == {"Token 1, all heads": pytest.approx(case.token(0)[best])}
+
+
+def test_only_patches_that_speak_against_are_shown_as_such(tmp_path: Path) -> None:
+    case = told()
+    case = replace(case, evidence=np.abs(case.evidence) * np.eye(2)[case.predicted])
+    found = of_kind(geojson(case, tmp_path / "patches.geojson"), "annotation")
+    assert not any("against" in patch["name"] for patch in found)
+
+
+def test_without_tokens_a_patch_is_of_the_class_it_speaks_for(tmp_path: Path) -> None:
+    case = told("abmil")
+    found = of_kind(geojson(case, tmp_path / "patches.geojson"), "detection")
+    expected = [f"For {CLASSES[n]}" for n in case.evidence.argmax(axis=1)]
+    assert [patch["classification"]["name"] for patch in found] == expected
+
+
+def test_heads_are_measured_when_asked_for(tmp_path: Path) -> None:
+    found = of_kind(geojson(told(), tmp_path / "patches.geojson", heads=True), "detection")
+    assert "Head 8, token 4" in found[0]["measurements"]
+
+
+def test_what_is_not_a_number_is_left_out(tmp_path: Path) -> None:
+    case = told()
+    case.attention[4] = np.nan
+    found = of_kind(geojson(case, tmp_path / "patches.geojson"), "detection")
+    assert ["Attention" in patch["measurements"] for patch in found[3:6]] == [True, False, True]
+
+
+def test_without_places_there_is_a_table_but_no_geojson(tmp_path: Path) -> None:
+    case = told(placed=False)
+    with pytest.raises(BagError, match="has no coordinates"):
+        write_geojson(case, None, tmp_path / "patches.geojson")
+    assert list(tmp_path.iterdir()) == []
+    header = write_csv(case, tmp_path / "patches.csv").read_text().splitlines()[0]
+    assert header.startswith("row,term-0")
+    with h5py.File(write_scores(case, tmp_path / "scores.h5")) as file:
+        assert "coords" not in file
+
+
+def test_exports_overwrite_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "mine"
+    path.write_text("mine")
+    for write in (write_csv, write_parquet, write_scores):
+        with pytest.raises(CaprmilError, match="there already"):
+            write(told(n=2), path)
+    with pytest.raises(CaprmilError, match="there already"):
+        geojson(told(n=2), path)
+    assert path.read_text() == "mine"
+
+
+def test_long_bags_are_written_whole(tmp_path: Path) -> None:
+    lines = write_csv(told("mean", 9000), tmp_path / "patches.csv").read_text().splitlines()
+    assert len(lines) == 9001
+    assert lines[-1].startswith("8999,")
