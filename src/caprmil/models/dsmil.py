@@ -132,7 +132,8 @@ class DSMIL(MILModel):
         said = rearrange(
             F.linear(self.value(features[0]), readers), "n (c k) -> n c k", c=self.n_classes
         )
-        terms, rest = einsum(said, attention, "n c k, k n -> n c"), self.classify.bias
+        terms = einsum(said, attention, "n c k, k n -> n c")
+        rest: Tensor = self.classify.bias
         if self.both_streams:
             loudest = F.one_hot(critical, len(terms)).mT
             terms = (terms + loudest * (opinions - self.judge.bias)) / 2
