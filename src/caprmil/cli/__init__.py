@@ -15,6 +15,7 @@ from caprmil.cli import (
     reproduction,
     slides,
     studies,
+    viewing,
 )
 from caprmil.cli.shared import Device, answers_table, app, show_table
 from caprmil.errors import CaprmilError
@@ -29,6 +30,7 @@ __all__ = [
     "run",
     "slides",
     "studies",
+    "viewing",
 ]
 
 

@@ -1,0 +1,49 @@
+"""The command that opens a run in a browser: view."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from caprmil.cli.shared import Device, app
+
+
+@app.command()
+def view(
+    run: Annotated[Path, typer.Argument(help="A run that `caprmil train` made.")],
+    slides: Annotated[
+        Path | None,
+        typer.Option(help="A slide or a folder of slides; default: where they were encoded."),
+    ] = None,
+    bags: Annotated[
+        list[Path] | None,
+        typer.Option(help="A bag or a folder of bags to show as well. May be repeated."),
+    ] = None,
+    host: Annotated[
+        str, typer.Option(help="Address to listen at. Any but this machine's own asks a token.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int | None,
+        typer.Option(help="Port; default: the first free one from 8765.", min=1, max=65535),
+    ] = None,
+    proxy_host: Annotated[
+        list[str] | None,
+        typer.Option(help="Name of a proxy in front, e.g. hub.example.org. May be repeated."),
+    ] = None,
+    browser: Annotated[bool, typer.Option("--open/--no-open", help="Open a browser.")] = True,
+    device: Device = "auto",
+) -> None:
+    """Look at slides of a run in a browser: maps, patches, and what if a region were not there."""
+    from caprmil.runs import Run
+    from caprmil.viewer import Library, serve
+
+    library = Library(Run(run), pixels=slides, extra=bags or (), device=device)
+    serve(
+        library,
+        host=host,
+        port=port,
+        names=proxy_host or (),
+        browser=browser,
+        say=typer.echo,
+    )
+    typer.echo("Stopped.")

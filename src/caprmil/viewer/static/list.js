@@ -1,0 +1,91 @@
+// The list of slides: search, filter, sort, and which one is open.
+import { $, count, el, percent } from "./dom.js";
+
+export class List {
+  constructor(classes, slides, { open }) {
+    this.slides = slides;
+    this.classes = classes;
+    this.open = open;
+    this.items = new Map(slides.map((slide) => [slide.id, this.#item(slide)]));
+    const mistakes = slides.filter((slide) => slide.right === false).length;
+    const options = [["all", `all (${slides.length})`], ["mistakes", `mistakes (${mistakes})`]];
+    for (const name of classes) {
+      const n = slides.filter((slide) => slide.label === name).length;
+      options.push([`class:${name}`, `${name} (${n})`]);
+    }
+    $("filter").append(...options.map(([value, text]) => el("option", { value, text })));
+    for (const id of ["filter", "sort"]) $(id).addEventListener("change", () => this.show());
+    $("search").addEventListener("input", () => this.show());
+    this.show();
+  }
+
+  #item(slide) {
+    const sure = slide.probabilities ? Math.max(...slide.probabilities) : null;
+    const picture = slide.pixels
+      ? el("img", { src: `api/slides/${slide.id}/thumbnail.jpg`, alt: "", loading: "lazy", width: 52, height: 44 })
+      : el("span", { class: "no-picture", text: "⌗", "aria-hidden": "true" });
+    picture.addEventListener?.("error", () => picture.replaceWith(el("span", { class: "no-picture", text: "?" })), { once: true });
+    const verdict = slide.right === null ? "" : slide.right ? "right" : "wrong";
+    const said = slide.problem
+      ? "its bag is gone"
+      : slide.predicted === null
+        ? "not answered yet"
+        : `${verdict === "wrong" ? "✗ " : verdict === "right" ? "✓ " : ""}${slide.predicted} ${percent(sure)}`;
+    const button = el(
+      "button",
+      { on: { click: () => this.open(slide.id) }, title: slide.problem ?? slide.name },
+      picture,
+      el(
+        "span",
+        { class: "words" },
+        el("b", { text: slide.name }),
+        el("span", { class: `verdict ${verdict}`, text: said }),
+        el("span", { class: "quiet", text: slide.label === null ? "no label" : `label: ${slide.label}` }),
+      ),
+    );
+    return el("li", { data: { id: slide.id } }, button);
+  }
+
+  /** Return the slides as they are searched, filtered and sorted now. */
+  get visible() {
+    const words = $("search").value.toLowerCase().split(/\s+/).filter(Boolean);
+    const filter = $("filter").value;
+    const fits = (slide) =>
+      words.every((word) => slide.name.toLowerCase().includes(word)) &&
+      (filter === "all" ||
+        (filter === "mistakes" ? slide.right === false : slide.label === filter.slice("class:".length)));
+    const sure = (slide) => (slide.probabilities ? Math.max(...slide.probabilities) : 2);
+    const orders = {
+      name: (a, b) => a.name.localeCompare(b.name, "en", { numeric: true }),
+      unsure: (a, b) => sure(a) - sure(b),
+      sure: (a, b) => (sure(b) % 2) - (sure(a) % 2),
+    };
+    const found = this.slides.filter(fits);
+    return orders[$("sort").value] ? found.sort(orders[$("sort").value]) : found;
+  }
+
+  show() {
+    const { visible } = this;
+    $("list").replaceChildren(...visible.map((slide) => this.items.get(slide.id)));
+    $("count").textContent = visible.length ? count(visible.length, "slide") : "No slide is like that.";
+  }
+
+  /** Mark the slide that is open. */
+  mark(id) {
+    for (const [key, item] of this.items) {
+      const button = item.firstChild;
+      if (key === id) button.setAttribute("aria-current", "true");
+      else button.removeAttribute("aria-current");
+    }
+    this.items.get(id)?.scrollIntoView({ block: "nearest" });
+  }
+
+  /** Return the slide so many places after one, as the list stands. */
+  beside(id, step) {
+    const { visible } = this;
+    if (!visible.length) return null;
+    const at = visible.findIndex((slide) => slide.id === id);
+    const next = at < 0 ? 0 : Math.min(Math.max(at + step, 0), visible.length - 1);
+    return visible[next].id;
+  }
+}
