@@ -63,7 +63,8 @@ class Routes:
     def __init__(self, library: Library) -> None:
         self.library = library
         self.thinking = ThreadPoolExecutor(2, "caprmil-explain")
-        self.reading = ThreadPoolExecutor(6, "caprmil-pixels")
+        self.reading = ThreadPoolExecutor(4, "caprmil-tiles")
+        self.leafing = ThreadPoolExecutor(2, "caprmil-pictures")  # they never keep a tile waiting
         self.slides = list_slides(library)
         self.static = {name: _read(name) for name in STATIC}
         self.page = _read("index.html")
@@ -71,7 +72,7 @@ class Routes:
     @asynccontextmanager
     async def lifespan(self, _: Starlette) -> AsyncIterator[None]:
         yield
-        for pool in (self.thinking, self.reading):
+        for pool in (self.thinking, self.reading, self.leafing):
             pool.shutdown(wait=False, cancel_futures=True)
 
     def all(self) -> list[Route]:
@@ -143,11 +144,11 @@ class Routes:
         return _picture(data, request, "The slide has no such patch.")
 
     async def gallery(self, request: Request) -> Response:
-        data = await _in(self.reading, self.library.gallery, self._id(request))
+        data = await _in(self.leafing, self.library.gallery, self._id(request))
         return _picture(data, request)
 
     async def thumbnail(self, request: Request) -> Response:
-        data = await _in(self.reading, self.library.thumbnail, self._id(request))
+        data = await _in(self.leafing, self.library.thumbnail, self._id(request))
         return _picture(data, request)
 
     async def ask(self, request: Request) -> Response:

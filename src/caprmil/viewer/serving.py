@@ -1,8 +1,8 @@
 """Serving: a port, an address to open, and an end at Ctrl-C."""
 
 import os
+import platform
 import socket
-import sys
 import webbrowser
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -86,6 +86,6 @@ def url(host: str, port: int, token: str | None) -> str:
 
 def _has_display() -> bool:
     """Tell whether a browser has a window to open in; over ssh it would be one in the terminal."""
-    if sys.platform.startswith("linux"):
+    if platform.system() == "Linux":
         return any(name in os.environ for name in ("DISPLAY", "WAYLAND_DISPLAY"))
     return "SSH_CONNECTION" not in os.environ

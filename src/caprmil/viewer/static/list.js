@@ -1,11 +1,48 @@
 // The list of slides: search, filter, sort, and which one is open.
 import { $, count, el, percent } from "./dom.js";
 
+const AT_ONCE = 2; // a browser has six connections to a server, and the slide that is open comes first
+
+/** Loads pictures that are in view, a few at a time, and none while a slide is being opened. */
+class Thumbnails {
+  constructor() {
+    this.wanted = new Set();
+    [this.held, this.running] = [true, 0];
+    this.watch = new IntersectionObserver((entries) => {
+      for (const { target, isIntersecting } of entries) this.wanted[isIntersecting ? "add" : "delete"](target);
+      this.pump();
+    });
+  }
+
+  hold(held) {
+    this.held = held;
+    this.pump();
+  }
+
+  pump() {
+    for (const image of this.held ? [] : this.wanted) {
+      if (this.running >= AT_ONCE) return;
+      this.wanted.delete(image);
+      this.watch.unobserve(image);
+      this.running += 1;
+      image.onload = () => this.#done();
+      image.onerror = () => (image.replaceWith(el("span", { class: "no-picture", text: "?" })), this.#done());
+      image.src = image.dataset.src;
+    }
+  }
+
+  #done() {
+    this.running -= 1;
+    this.pump();
+  }
+}
+
 export class List {
   constructor(classes, slides, { open }) {
     this.slides = slides;
     this.classes = classes;
     this.open = open;
+    this.thumbnails = new Thumbnails();
     this.items = new Map(slides.map((slide) => [slide.id, this.#item(slide)]));
     const mistakes = slides.filter((slide) => slide.right === false).length;
     const options = [["all", `all (${slides.length})`], ["mistakes", `mistakes (${mistakes})`]];
@@ -22,9 +59,9 @@ export class List {
   #item(slide) {
     const sure = slide.probabilities ? Math.max(...slide.probabilities) : null;
     const picture = slide.pixels
-      ? el("img", { src: `api/slides/${slide.id}/thumbnail.jpg`, alt: "", loading: "lazy", width: 52, height: 44 })
+      ? el("img", { data: { src: `api/slides/${slide.id}/thumbnail.jpg` }, alt: "", width: 52, height: 44 })
       : el("span", { class: "no-picture", text: "⌗", "aria-hidden": "true" });
-    picture.addEventListener?.("error", () => picture.replaceWith(el("span", { class: "no-picture", text: "?" })), { once: true });
+    if (slide.pixels) this.thumbnails.watch.observe(picture);
     const verdict = slide.right === null ? "" : slide.right ? "right" : "wrong";
     const said = slide.problem
       ? "its bag is gone"

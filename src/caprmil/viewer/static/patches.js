@@ -6,7 +6,8 @@ const NEAREST = 8;
 
 /** Pictures of patches: from one sheet for those shown first, else each by itself. */
 export class Pictures {
-  constructor(facts) {
+  /** `ready`: when the slide is in view, for its tiles come first. */
+  constructor(facts, ready) {
     this.facts = facts;
     this.base = `api/slides/${facts.id}`;
     this.places = new Map((facts.gallery?.rows ?? []).map((row, place) => [row, place]));
@@ -17,7 +18,7 @@ export class Pictures {
       this.sheet.onload = () => resolve(true);
       this.sheet.onerror = () => resolve(false);
     });
-    this.sheet.src = `${this.base}/gallery.jpg?v=${this.version}-${facts.numbers}`;
+    ready.then(() => (this.sheet.src = `${this.base}/gallery.jpg?v=${this.version}-${facts.numbers}`));
   }
 
   /** Return a picture of a patch, or a square in its colour where there are no pixels. */

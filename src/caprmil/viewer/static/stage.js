@@ -5,6 +5,11 @@ const BLANK = "data:image/gif;base64,R0lGODlhAQABAIAAAAAAAP///yH5BAEAAAAALAAAAAA
 const CLOSEST = 4; // screen pixels of a pixel of the slide
 const PATCH = 220; // screen pixels of a patch that is looked at
 
+// OpenSeadragon adds a style element unless it finds one marked so, and the page's policy forbids that.
+const decoy = document.createElementNS("urn:caprmil", "style");
+decoy.setAttribute("data-openseadragon-mobile-css", "");
+document.head.append(decoy);
+
 const still = matchMedia("(prefers-reduced-motion: reduce)").matches;
 
 export class Stage {
@@ -68,6 +73,15 @@ export class Stage {
       });
       this.osd.addOnceHandler("open-failed", (event) => reject(new Error(event.message)));
       this.osd.open(source);
+    });
+  }
+
+  /** Resolves when all tiles of the view are there, or soon after. */
+  settled() {
+    const image = this.osd.world.getItemAt(0);
+    return new Promise((resolve) => {
+      image.addHandler("fully-loaded-change", ({ fullyLoaded }) => fullyLoaded && resolve());
+      setTimeout(resolve, 2500);
     });
   }
 

@@ -1,6 +1,6 @@
 // The viewer: one state, which every part of the page shows and the address remembers.
 import { showAnswer } from "./answer.js";
-import { $, count, el } from "./dom.js";
+import { $, count } from "./dom.js";
 import { listen } from "./keys.js";
 import { packRows, read, spans, unpackRows, write } from "./link.js";
 import { List } from "./list.js";
@@ -10,13 +10,14 @@ import { Stage } from "./stage.js";
 
 const TILE = 512;
 
-const state = { slide: null, layer: null, opacity: 65, threshold: 0, overlay: true, patch: -1, view: null };
+const state = { slide: null, layer: null, opacity: 55, threshold: 0, overlay: true, patch: -1, view: null };
 let bag = null; // the slide that is open, decoded
 let out = new Uint8Array(0); // a byte for each patch: 1 is taken out
 let before = []; // what was out before each step, to be undone
 let asked = null; // what the run says without them
 let pending = null; // a region that waits for a word
 let pictures = null;
+let follows = true; // the map is the evidence for whatever the answer is
 let list = null;
 let opening = new AbortController();
 let asking = new AbortController();
@@ -58,6 +59,7 @@ async function open(id, wanted = {}) {
   Object.assign(state, { slide: id, patch: -1, view: null });
   [bag, asked, pending, before] = [null, null, null, []];
   list.mark(id);
+  list.thumbnails.hold(true);
   const { name, problem } = list.slides.find((slide) => slide.id === id);
   $("slide-name").textContent = name;
   document.body.dataset.state = "loading";
@@ -77,7 +79,9 @@ async function open(id, wanted = {}) {
     notice(failed.message);
     document.body.dataset.state = "failed";
   }
-  if (!signal.aborted) busy("");
+  if (signal.aborted) return;
+  busy("");
+  if (!bag) list.thumbnails.hold(false);
 }
 
 async function show(found, wanted, signal) {
@@ -89,9 +93,13 @@ async function show(found, wanted, signal) {
   await stage.open(found, source, wanted.view);
   if (signal.aborted) return;
   bag = found;
-  pictures = new Pictures(facts);
+  const settled = stage.settled();
+  settled.then(() => list.thumbnails.hold(signal.aborted));
+  pictures = new Pictures(facts, settled);
   out = wanted.out ? unpackRows(wanted.out, bag.n) : new Uint8Array(bag.n);
-  state.layer = [wanted.layer, state.layer].find((key) => bag.layers.has(key)) ?? first(bag, "evidence");
+  const kept = follows ? null : state.layer;
+  state.layer = [wanted.layer, kept].find((key) => bag.layers.has(key)) ?? first(bag, "evidence");
+  follows = state.layer === first(bag, "evidence");
   state.patch = wanted.patch < bag.n ? wanted.patch : -1;
   $("slide-name").textContent = `${facts.slide}  ·  ${count(bag.n, "patch")}${facts.flags ? `  ·  ${facts.flags}` : ""}`;
   notice(!facts.tiles ? why(facts) : "");
@@ -220,6 +228,7 @@ function go(id) {
 function choose(key) {
   if (!bag || !bag.layers.has(key) || key === state.layer) return;
   state.layer = key;
+  follows = key === first(bag, "evidence");
   state.overlay = true;
   refresh();
   remember(true);

@@ -52,7 +52,11 @@ const EVIDENCE = {
 /** Return the headings of what is shown first of a map. */
 export function headings(facts, layer) {
   const { group, of } = parse(layer.key);
-  if (group === "evidence") return [`Most for ${facts.classes[of]}`, `Most against ${facts.classes[of]}`];
+  if (group === "evidence") {
+    const [high, low] = [layer.values[layer.top[0]], layer.values[layer.bottom[0]]];
+    const name = facts.classes[of];
+    return [high > 0 ? `Most for ${name}` : `Least against ${name}`, low < 0 ? `Most against ${name}` : `Least for ${name}`];
+  }
   return [`Highest: ${layer.title[0].toLowerCase()}${layer.title.slice(1)}`, ""];
 }
 
