@@ -156,7 +156,8 @@ def faithfulness(
     counts = steps(n, shares)
     chance = (seed, crc32(explanation.slide.encode()))  # each slide has orders of its own
     orders = {name: rank(values, pairs=pairs, seed=chance) for name, values in maps.items()}
-    ways = sum(len(found) * (1 if mirrored(found) else 2) for found in orders.values())
+    telling = {name: found for name, found in orders.items() if not mirrored(found)}
+    ways = len(orders[RANDOM]) + 2 * sum(map(len, telling.values()))
     total = 1 + ways * (len(counts) - 1)
     asked = 0
 
@@ -169,6 +170,7 @@ def faithfulness(
         return found
 
     whole = ask(None)
+    by_chance = flip(orders[RANDOM], counts, whole, ask)
     return Faithfulness(
         slide=explanation.slide,
         model=explanation.model,
@@ -176,7 +178,10 @@ def faithfulness(
         followed=explanation.classes[of],
         method=explanation.method,
         patches=n,
-        curves={name: flip(found, counts, whole, ask) for name, found in orders.items()},
+        curves={
+            name: flip(orders[name], counts, whole, ask) if name in telling else by_chance
+            for name in maps
+        },
     )
 
 
