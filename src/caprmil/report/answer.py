@@ -63,10 +63,13 @@ def calibration(run: Run, case: Case) -> str:
     if not path.exists():
         return "Not calibrated: the run has no temperatures (it is unfinished, or an older one)."
     missing = [fold for fold in answer.by_fold if fold not in known]
-    notes = [str(note) for note in read_json(path).get("notes", [])]
-    why = [note for note in notes if note.partition(":")[0] in missing]
-    reason = " ".join(why) or f"{', '.join(missing)} has no temperature."
-    return f"Not calibrated. {reason}"
+    reasons: dict[str, list[str]] = {}
+    for note in read_json(path).get("notes", []):
+        fold, _, reason = str(note).partition(": ")
+        if fold in missing:
+            reasons.setdefault(reason, []).append(fold)
+    why = [f"{', '.join(folds)}: {reason}" for reason, folds in reasons.items()]
+    return f"Not calibrated. {' '.join(why) or f'{missing[0]} has no temperature.'}"
 
 
 def who(run: Run, case: Case) -> Iterator[str]:
@@ -93,7 +96,7 @@ def who(run: Run, case: Case) -> Iterator[str]:
     yield (
         f"Explained below: {told.model} of {told.fold}"
         + (", whose answer lies nearest to the mean" if len(folds) > 1 else "")
-        + f", which gives {run.classes[of]} {percent(float(told.probabilities[of]))}."
+        + f". It gives {run.classes[of]} {percent(float(told.probabilities[of]))}."
     )
     if told.predicted != of:
         yield f"On its own, that model predicts {run.classes[told.predicted]}."

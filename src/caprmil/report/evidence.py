@@ -89,12 +89,18 @@ def section(case: Case, album: Album) -> Html:
         for number in others
     ]
     left = len(told.classes) - 1 - len(others)
+    terms = told.towards(first)
     if len(told.classes) == 2:
         other = told.classes[1 - first]
         remark = f"What speaks against {told.classes[first]} speaks for {other}, and by as much."
     else:
         remark = "Evidence is for the lead of a class over the mean of the others."
         remark += f" {left} less likely classes are on the map alone." if left else ""
+    if (terms > 0).all() or (terms < 0).all():
+        remark += (
+            " All patches speak for one side: on the map, “beside the mean patch” shows which "
+        )
+        remark += "do so more than others."
     return fill(
         "evidence.html",
         name=told.classes[first],

@@ -6,6 +6,7 @@ from datetime import datetime
 from caprmil.explain import Explanation, Method
 from caprmil.qc import Record
 
+PERCENT = "\u00a0%"  # stays on the line of its number
 SURE = 0.9995  # a model is never so sure that 100 % would be honest
 
 FLAGS = {
@@ -45,15 +46,17 @@ DRAWS = (
 def percent(share: float) -> str:
     """Return a probability in per cent, which is never all or nothing."""
     if share > SURE:
-        return "> 99.9 %"
+        return f"> 99.9{PERCENT}"
     if share < 1 - SURE:
-        return "< 0.1 %"
-    return f"{100 * share:.1f} %" if share > 0.985 or share < 0.015 else f"{100 * share:.0f} %"
+        return f"< 0.1{PERCENT}"
+    digits = 1 if share > 0.985 or share < 0.015 else 0
+    return f"{100 * share:.{digits}f}{PERCENT}"
 
 
 def part(share: float) -> str:
     """Return a share of a whole, which may be all of it."""
-    return f"{100 * share:.0f} %" if share >= 0.0995 or not share else f"{100 * share:.1f} %"
+    digits = 0 if share >= 0.0995 or not share else 1
+    return f"{100 * share:.{digits}f}{PERCENT}"
 
 
 def count(n: int, what: str, more: str | None = None) -> str:

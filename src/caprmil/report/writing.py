@@ -37,7 +37,7 @@ def home(run: Run) -> Path:
 def safe_name(slide: str) -> str:
     """Return a file's name for a slide. Two slides never share one, whatever they are called."""
     plain = re.sub(r"[^A-Za-z0-9._-]+", "_", slide).strip("._-")[:LONGEST]
-    same = plain == slide
+    same = plain == slide != ""
     digest = sha256(slide.encode("utf-8", "surrogatepass")).hexdigest()[:8]
     return f"{plain if same else '-'.join(filter(None, [plain, digest]))}.html"
 

@@ -29,7 +29,7 @@
   }
 
   function percent(share) {
-    return `${(100 * share).toFixed(share >= 0.0995 || share === 0 ? 0 : 1)} %`;
+    return `${(100 * share).toFixed(share >= 0.0995 || share === 0 ? 0 : 1)}\u00a0%`;
   }
 
   // Layers
@@ -58,8 +58,20 @@
     return layer.values.reduce((most, value) => Math.max(most, value), 1) / 255;
   }
 
+  /** Return a layer as it is, or by how much each patch lies above the mean patch. */
+  function beside(layer) {
+    if (!layer || layer.kind !== "diverging" || !find("relative").checked) return layer;
+    const mean = layer.values.reduce((sum, value) => sum + value, 0) / bag.n;
+    const values = layer.values.map((value) => value - mean);
+    const sizes = values.map(Math.abs).sort();
+    const strongest = sizes[Math.min(bag.n - 1, Math.floor(0.99 * bag.n))] || sizes[bag.n - 1];
+    return { ...layer, values, limit: strongest, title: `${layer.title}, beside the mean patch` };
+  }
+
   function paint() {
-    const layer = bag.layers.get(chooser.value);
+    const plain = bag.layers.get(chooser.value);
+    const layer = beside(plain);
+    find("relative").parentElement.hidden = !plain || plain.kind !== "diverging";
     const context = canvas.getContext("2d");
     canvas.hidden = !layer;
     find("ramp").parentElement.hidden = !layer;
@@ -72,10 +84,10 @@
     canvas.style.opacity = find("opacity").value / 100;
     const legend = Paint.legend(layer, limit(layer));
     const share = layer.kind === "share";
-    find("ramp").style.background = legend.gradient;
+    find("ramp").style.backgroundImage = legend.gradient;
     find("low").textContent = share ? "0 %" : Paint.tell(legend.low);
     find("high").textContent = share ? percent(legend.high) : Paint.tell(legend.high);
-    find("legend-title").textContent = layer.kind === "diverging" ? "against · for" : "";
+    find("legend-title").textContent = layer.kind !== "diverging" ? "" : layer === plain ? "against · for" : "less · more than the mean";
     canvas.setAttribute("aria-label", `${layer.title}, over the slide`);
   }
 
@@ -328,6 +340,7 @@
 
   fillChooser();
   chooser.addEventListener("change", () => { paint(); if (told >= 0) tell(told); });
+  find("relative").addEventListener("change", paint);
   find("opacity").addEventListener("input", () => { canvas.style.opacity = find("opacity").value / 100; });
   paint();
   show();
