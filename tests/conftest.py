@@ -15,6 +15,7 @@ install_import_hook("caprmil.models", "beartype.beartype")
 if TYPE_CHECKING:  # Lightning takes its time, and most tests have no need of it
     from caprmil.runs import Run
     from caprmil.training import Recipe
+    from caprmil.viewer import Library
 
 
 @pytest.fixture(scope="session")
@@ -47,3 +48,22 @@ def tiny_run(tiny_recipe: "Recipe", tmp_path_factory: pytest.TempPathFactory) ->
 
     folder = tmp_path_factory.mktemp("tiny_run") / "run"
     return cross_validate(tiny_recipe, folder, device="cpu", progress=False)
+
+
+@pytest.fixture(scope="session")
+def pixels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The first two slides of the tiny run, as pixels; the others have none."""
+    from caprmil.synthetic import Section
+
+    folder = tmp_path_factory.mktemp("pixels")
+    for number in range(2):
+        Section(seed=number, width=2016, height=2016).write(folder / f"slide_00{number}.tiff")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def library(tiny_run: "Run", pixels: Path) -> "Library":
+    """What the viewer shows of the tiny run."""
+    from caprmil.viewer import Library
+
+    return Library(tiny_run, pixels=pixels, device="cpu")

@@ -1,0 +1,413 @@
+"""What the viewer promises: the right pixels and numbers of a run, made once, nothing written."""
+
+import gzip
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from importlib.resources import files
+from pathlib import Path
+from urllib.request import urlopen
+
+import numpy as np
+import pytest
+
+from caprmil import bags
+from caprmil.errors import CaprmilError, RunError
+from caprmil.runs import Run
+from caprmil.slides import Slide
+from caprmil.viewer import Library, create
+from caprmil.viewer import library as library_module
+from caprmil.viewer.app import STATIC
+from caprmil.viewer.library import identify
+from caprmil.viewer.security import Guard
+from caprmil.viewer.serving import PORT, listen, url
+from caprmil.viewer.shelf import Shelf
+from caprmil.viewer.tiles import TILE
+from viewing import BARE, FIRST, SECOND, ask, call, rounded_down, texture
+
+
+@pytest.fixture(scope="module")
+def app(library: Library) -> Guard:
+    return create(library)
+
+
+# The page
+
+
+def test_the_page_and_all_it_names_are_served(app: Guard) -> None:
+    page = call(app, "/")
+    assert page.headers["content-type"].startswith("text/html")
+    wanted = re.findall(rb'(?:src|href)="(static/[^"]+)"', page.body)
+    assert len(wanted) == 4
+    for name in [*(word.decode() for word in wanted), *(f"static/{name}" for name in STATIC)]:
+        assert call(app, f"/{name}").status == 200
+
+
+def test_every_module_that_a_script_imports_is_served() -> None:
+    folder = files("caprmil.viewer") / "static"
+    scripts = [path for path in folder.iterdir() if path.name.endswith(".js")]
+    named = {name for path in scripts for name in re.findall(r'from "\./(.+?)"', path.read_text())}
+    assert named <= set(STATIC)
+    assert {path.name for path in scripts} <= set(STATIC)
+
+
+def test_nothing_comes_from_elsewhere_and_nothing_is_inline(app: Guard) -> None:
+    for name in [n for n in STATIC if "openseadragon" not in n]:
+        text = call(app, f"/static/{name}").body.decode()
+        assert not re.search(r"https?://(?!www\.w3\.org)", text), name
+        assert not re.search(r"innerHTML|eval\(|\.style\s*=|new Function", text), name
+    page = call(app, "/").body.decode()
+    assert not re.search(r"\sstyle=|\son\w+=|<script>|<style", page)
+    assert not re.search(r'(src|href)="(?!static/|data:image/svg)', page)
+
+
+def test_openseadragon_comes_with_its_licence() -> None:
+    vendor = files("caprmil.viewer") / "static" / "vendor"
+    assert "openseadragon 6.1.1" in (vendor / "openseadragon.min.js").read_text()[:80]
+    assert "Redistribution and use" in (vendor / "LICENSE").read_text()
+
+
+# The list
+
+
+def test_the_list_says_what_the_run_said(app: Guard, tiny_run: Run) -> None:
+    rows = {row["name"]: row for row in call(app, "/api/slides").json["slides"]}
+    table = tiny_run.predictions
+    assert list(rows) == list(tiny_run.paths)
+    assert table.labels is not None
+    for slide, label, mean in zip(table.slides, table.labels, table.probabilities, strict=True):
+        row = rows[slide]
+        assert row["id"] == identify(slide)
+        assert row["probabilities"] == mean.tolist()
+        assert row["label"] == tiny_run.classes[label]
+        assert row["right"] == (mean.argmax() == label)
+        assert row["pixels"] == (slide in ("slide_000", "slide_001"))
+
+
+def test_the_run_is_described(app: Guard, tiny_run: Run) -> None:
+    told = call(app, "/api/run").json
+    assert (told["model"], told["classes"]) == ("caprmil", ["normal", "tumour"])
+    assert told["scores"]["auc"] == tiny_run.scores["metrics"]["auc"]["all_slides_pooled"]
+
+
+def test_an_unfinished_run_can_be_looked_at(tiny_run: Run, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(tiny_run.folder, tmp_path / "copy"))
+    (folder / "scores.json").unlink()
+    app = create(Library(Run(folder), device="cpu"))
+    assert call(app, "/api/run").json["finished"] is False
+    assert call(app, "/api/slides").json["slides"][0]["predicted"] is None
+    assert call(app, f"/api/slides/{FIRST}").json["label"] is None
+
+
+# Why
+
+
+def test_the_numbers_are_those_of_the_explanation(app: Guard) -> None:
+    facts = call(app, f"/api/slides/{FIRST}").json
+    data = call(app, f"/api/slides/{FIRST}/numbers").body
+    n, (layer, *_) = facts["patches"], facts["layers"]
+    evidence = np.frombuffer(data, "<f4", n, layer["start"]).astype(float)
+    logits, rest = np.array(facts["model"]["logits"]), np.array(facts["model"]["rest"])
+    assert facts["model"]["exact"]
+    assert evidence.sum() == pytest.approx((logits - rest)[0] - (logits - rest)[1], abs=1e-4)
+    assert facts["tiles"]["top"] == 2
+    assert facts["size"] == [2016, 2016]
+
+
+def test_numbers_are_compressed_for_who_takes_it_and_sent_once(app: Guard) -> None:
+    target = f"/api/slides/{FIRST}/numbers"
+    plain = call(app, target)
+    small = call(app, target, "GET", b"", ("accept-encoding", "br, gzip;q=0.8"))
+    assert gzip.decompress(small.body) == plain.body
+    assert small.headers["content-encoding"] == "gzip"
+    assert "content-encoding" not in plain.headers
+    refusing = call(app, target, "GET", b"", ("accept-encoding", "gzip;q=0"))
+    assert refusing.body == plain.body
+    known = call(app, target, "GET", b"", ("if-none-match", plain.headers["etag"]))
+    assert (known.status, known.body) == (304, b"")
+
+
+@pytest.mark.parametrize("key", [FIRST, BARE])
+def test_asking_without_a_region_is_predicting_a_bag_without_it(
+    app: Guard, tiny_run: Run, tmp_path: Path, key: str
+) -> None:
+    name = {FIRST: "slide_000", BARE: "slide_002"}[key]
+    bag = bags.read(tiny_run.paths[name])
+    left = np.r_[0, 5:20, 31 : len(bag.features)]
+    path = bags.write(
+        tmp_path / f"{name}.h5", bag.features[left], bag.coords[left], encoder="synthetic", mpp=1.0
+    )
+    said = ask(app, key, {"without": [[1, 5], [20, 31]]}).json
+    expected = tiny_run.predict({name: path}, device="cpu").probabilities[0]
+    np.testing.assert_allclose(said["answer"], expected, atol=1e-6)
+    assert (said["left"], said["out"]) == (len(left), 15)
+    fold = call(app, f"/api/slides/{key}").json["model"]["fold"]
+    own = tiny_run.predict({name: path}, fold=fold, device="cpu").probabilities[0]
+    np.testing.assert_allclose(said["probabilities"], own, atol=1e-6)
+    shares = np.exp(said["logits"]) / np.exp(said["logits"]).sum()
+    np.testing.assert_allclose(shares, own, atol=1e-6)
+
+
+def test_asking_without_anything_taken_out_is_the_answer(app: Guard) -> None:
+    facts = call(app, f"/api/slides/{FIRST}").json
+    said = ask(app, FIRST, {"without": []}).json
+    np.testing.assert_allclose(said["answer"], facts["answer"]["probabilities"], atol=1e-7)
+    np.testing.assert_allclose(said["logits"], facts["model"]["logits"], atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        *(None, 3, "x", [], {}, {"without": None}, {"without": 3}, {"without": {}}),
+        *({"without": [3]}, {"without": [[3]]}, {"without": [[1, 2, 3]]}, {"without": ["ab"]}),
+        *({"without": [[2, 1]]}, {"without": [[1, 1]]}, {"without": [[-1, 3]]}),
+        *({"without": [[0, 10**30]]}, {"without": [[0.0, 3.0]]}, {"without": [[True, 3]]}),
+        *({"without": [[0, float("nan")]]}, {"without": [["0", "3"]]}, {"without": [[None, 3]]}),
+    ],
+)
+def test_a_question_that_makes_no_sense_is_refused(app: Guard, question: object) -> None:
+    answer = ask(app, FIRST, question)
+    assert answer.status == 400
+    assert answer.json["reason"]
+
+
+def test_a_slide_of_which_nothing_is_left_is_refused(app: Guard) -> None:
+    n = call(app, f"/api/slides/{FIRST}").json["patches"]
+    answer = ask(app, FIRST, {"without": [[0, n]]})
+    assert (answer.status, "Leave one patch" in answer.json["reason"]) == (400, True)
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "status"),
+    [
+        (b'{"without": []}', "text/plain", 415),
+        (b'{"without": []}', "", 415),
+        (b'{"without": []}', "application/json; charset=utf-8", 200),
+        (b"", "application/json", 400),
+        (b"{", "application/json", 400),
+        (b"\xff\xfe\x00", "application/json", 400),
+        (b"[" * 200_000, "application/json", 400),
+        (b'{"without": [[0, ' + b"9" * 9000 + b"]]}", "application/json", 400),
+        (b'{"without": [' + b"[0, 1], " * 200_000 + b"[0, 1]]}", "application/json", 413),
+    ],
+)
+def test_what_is_no_question_is_refused(app: Guard, body: bytes, kind: str, status: int) -> None:
+    headers = (("content-type", kind),)
+    assert call(app, f"/api/slides/{FIRST}/ask", "POST", body, *headers).status == status
+
+
+def test_a_question_that_says_it_is_huge_is_refused_unread(app: Guard) -> None:
+    for length, status in (("99999999999", 413), ("-1", 400), ("1e9", 400), ("9" * 40, 400)):
+        headers = (("content-type", "application/json"), ("content-length", length))
+        assert call(app, f"/api/slides/{FIRST}/ask", "POST", b"{}", *headers).status == status
+
+
+# Pixels
+
+
+def test_tiles_patches_and_pictures_are_served(app: Guard, pixels: Path) -> None:
+    one = f"/api/slides/{FIRST}"
+    with Slide(pixels / "slide_000.tiff") as slide:
+        first = call(app, f"{one}/tiles/2/1_0.jpg?v=1")
+        wanted = slide.read(TILE, 0, TILE, TILE)
+        assert np.abs(first.pixels.astype(float) - wanted).mean() < 4
+        assert "immutable" in first.headers["cache-control"]
+        # Patch 10 of the generated bag lies where its row and column say.
+        bag_side = int(np.ceil(np.sqrt(call(app, one).json["patches"])))
+        x, y = 224 * (10 % bag_side), 224 * (10 // bag_side)
+        patch = call(app, f"{one}/patches/10.jpg?px=112")
+        assert np.abs(patch.pixels.astype(float) - slide.read(x, y, 224, 112)).mean() < 4
+    facts = call(app, one).json
+    sheet = call(app, f"{one}/gallery.jpg").pixels
+    px, place = facts["gallery"]["px"], facts["gallery"]["rows"].index(facts["layers"][0]["top"][0])
+    top, left = (px * n for n in divmod(place, facts["gallery"]["columns"]))
+    alone = call(app, f"{one}/patches/{facts['layers'][0]['top'][0]}.jpg?px={px}").pixels
+    assert np.abs(sheet[top : top + px, left : left + px].astype(float) - alone).mean() < 5
+    assert max(call(app, f"{one}/thumbnail.jpg").pixels.shape) == 160
+    assert "cache-control" in patch.headers
+
+
+@pytest.mark.parametrize(
+    "place", ["3/0_0", "0/1_0", "2/4_0", "2/0_4", "99/0_0", "999999999/0_0", "2/999999999_0"]
+)
+def test_beyond_a_slide_there_is_no_tile(app: Guard, place: str) -> None:
+    assert call(app, f"/api/slides/{FIRST}/tiles/{place}.jpg").status == 404
+
+
+# What is missing
+
+
+def test_a_slide_without_pixels_has_its_numbers_all_the_same(app: Guard) -> None:
+    facts = call(app, f"/api/slides/{BARE}").json
+    assert facts["tiles"] is None
+    assert "--slides" in facts["problem"]
+    for rest in ("tiles/0/0_0.jpg", "patches/0.jpg", "gallery.jpg", "thumbnail.jpg"):
+        answer = call(app, f"/api/slides/{BARE}/{rest}")
+        assert (answer.status, "not at hand" in answer.json["reason"]) == (410, True)
+
+
+def test_a_slide_that_is_gone_or_damaged_says_so(tiny_run: Run, tmp_path: Path) -> None:
+    for number in range(2):
+        path = tmp_path / f"slide_00{number}.tiff"
+        rounded_down(path, texture(2016, 2016))
+    app = create(Library(tiny_run, pixels=tmp_path, device="cpu"))
+    (tmp_path / "slide_000.tiff").unlink()
+    (tmp_path / "slide_001.tiff").write_bytes(b"II*\0 no slide at all")
+    for key, status, word in ((FIRST, 410, "no longer at"), (SECOND, 409, "damaged")):
+        answer = call(app, f"/api/slides/{key}/tiles/0/0_0.jpg")
+        assert (answer.status, word in answer.json["reason"]) == (status, True)
+        assert word in call(app, f"/api/slides/{key}").json["problem"]
+
+
+def test_a_bag_that_is_gone_is_listed_and_says_so(tiny_run: Run, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(tiny_run.folder, tmp_path / "copy"))
+    splits = json.loads((folder / "splits.json").read_text())
+    splits["paths"]["slide_000"] = str(tmp_path / "gone.h5")
+    (folder / "splits.json").write_text(json.dumps(splits))
+    app = create(Library(Run(folder), device="cpu"))
+    assert "no longer at" in call(app, "/api/slides").json["slides"][0]["problem"]
+    for rest in ("", "/numbers", "/thumbnail.jpg"):
+        assert call(app, f"/api/slides/{FIRST}{rest}").status == 410
+    moved = bags.write(tmp_path / "slide_000.h5", np.ones((5, 64)), encoder="synthetic", mpp=1.0)
+    found = create(Library(Run(folder), extra=[moved], device="cpu"))
+    facts = call(found, f"/api/slides/{FIRST}").json
+    assert (facts["placed"], facts["patches"], facts["label"]) == (False, 5, "normal")
+
+
+def test_bags_of_others_are_shown_beside_the_runs_own(tiny_run: Run, tmp_path: Path) -> None:
+    other = bags.write(tmp_path / "new.h5", np.ones((5, 64)), encoder="synthetic", mpp=1.0)
+    wrong = bags.write(tmp_path / "wide.h5", np.ones((5, 32)), encoder="synthetic", mpp=1.0)
+    app = create(Library(tiny_run, extra=[other, wrong], device="cpu"))
+    rows = call(app, "/api/slides").json["slides"]
+    assert len(rows) == len(tiny_run.paths) + 2
+    assert call(app, f"/api/slides/{identify('new')}").json["answer"]["unseen"]
+    refused = call(app, f"/api/slides/{identify('wide')}")
+    assert (refused.status, "32 features" in refused.json["reason"]) == (409, True)
+
+
+def test_a_run_without_models_or_bags_is_refused(tiny_run: Run, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(tiny_run.folder, tmp_path / "copy"))
+    splits = json.loads((folder / "splits.json").read_text())
+    splits["paths"] = {name: f"/nowhere/{name}.h5" for name in splits["paths"]}
+    (folder / "splits.json").write_text(json.dumps(splits))
+    with pytest.raises(RunError, match="no longer where they were"):
+        Library(Run(folder), device="cpu")
+    shutil.rmtree(folder / "folds")
+    with pytest.raises(RunError, match="no trained model yet"):
+        Library(Run(folder), device="cpu")
+
+
+# Doing things once
+
+
+def test_two_who_want_the_same_wait_for_one_making() -> None:
+    shelf, made = Shelf(100), []
+
+    def make() -> str:
+        made.append(1)
+        time.sleep(0.1)
+        return "it"
+
+    with ThreadPoolExecutor(8) as pool:
+        got = [
+            job.result() for job in [pool.submit(shelf.once, "key", make, len) for _ in range(8)]
+        ]
+    assert (got, len(made)) == (["it"] * 8, 1)
+
+
+def test_a_slide_is_explained_once_for_two_requests(
+    tiny_run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+    whole_examine = library_module.examine
+    monkeypatch.setattr(
+        library_module,
+        "examine",
+        lambda *a, **k: (calls.append(a), time.sleep(0.2), whole_examine(*a, **k))[2],
+    )
+    app = create(Library(tiny_run, device="cpu"))
+    with ThreadPoolExecutor(2) as pool:
+        both = list(pool.map(lambda _: call(app, f"/api/slides/{BARE}").status, range(2)))
+    assert (both, len(calls)) == ([200, 200], 1)
+
+
+def test_a_shelf_lets_go_of_what_was_used_longest_ago() -> None:
+    shelf = Shelf(10)
+    for key in ("a", "b"):
+        shelf.once(key, lambda: "1234", len)
+    shelf.once("a", lambda: pytest.fail("it is kept"), len)
+    shelf.once("c", lambda: "1234", len)
+    assert (len(shelf), shelf.used) == (2, 8)
+    assert shelf.once("b", lambda: "new", len) == "new"
+    assert shelf.once("huge", lambda: "x" * 99, len) == "x" * 99  # it does not fit, and is used
+
+
+def test_what_fails_is_tried_again() -> None:
+    shelf = Shelf(10)
+    with pytest.raises(ZeroDivisionError):
+        shelf.once("key", lambda: 1 / 0, lambda _: 1)
+    assert shelf.once("key", lambda: 5, lambda _: 1) == 5
+
+
+def test_nothing_is_written(
+    tiny_run: Run, pixels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folders = [tiny_run.folder, pixels, Path(tiny_run.paths["slide_000"]).parent, tmp_path]
+
+    def state() -> dict[Path, int]:
+        found = (path for folder in folders for path in [folder, *folder.rglob("*")])
+        return {path: path.stat().st_mtime_ns for path in found}
+
+    before = state()
+    app = create(Library(tiny_run, pixels=pixels, device="cpu"))
+    for rest in ("", "/numbers", "/tiles/0/0_0.jpg", "/patches/0.jpg", "/gallery.jpg"):
+        assert call(app, f"/api/slides/{FIRST}{rest}").status == 200
+    assert ask(app, FIRST, {"without": [[0, 3]]}).status == 200
+    assert state() == before
+
+
+# Serving
+
+
+def test_the_next_free_port_is_taken_unless_one_is_given() -> None:
+    with listen("127.0.0.1", None) as first, listen("127.0.0.1", None) as second:
+        ports = [sock.getsockname()[1] for sock in (first, second)]
+        assert PORT <= ports[0] < ports[1]
+        with pytest.raises(RunError, match=rf"Port {ports[0]} .* Pass another with --port"):
+            listen("127.0.0.1", ports[0])
+
+
+def test_an_address_of_another_machine_is_refused() -> None:
+    with pytest.raises(CaprmilError, match=r"--host|--port"):
+        listen("192.0.2.1", 8765)
+
+
+def test_the_address_can_be_opened() -> None:
+    assert url("127.0.0.1", 8765, None) == "http://127.0.0.1:8765/"
+    assert url("::1", 8765, None) == "http://[::1]:8765/"
+    assert url("10.0.0.4", 80, "abc") == "http://10.0.0.4:80/?token=abc"
+    assert url("0.0.0.0", 80, "abc") == f"http://{socket.gethostname()}:80/?token=abc"
+
+
+def test_the_command_prints_an_address_and_ends_well(tiny_run: Run) -> None:
+    words = [sys.executable, "-m", "caprmil", "view", str(tiny_run.folder), "--no-open"]
+    settings = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=settings) as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        match = re.search(r"http://127\.0\.0\.1:\d+/", line)
+        assert match, line
+        assert "Ctrl-C" in line
+        with urlopen(match[0] + "api/run", timeout=60) as answer:
+            assert json.load(answer)["model"] == "caprmil"
+        process.send_signal(signal.SIGINT)
+        assert process.stdout.read().strip() == "Stopped."
+        assert process.wait(timeout=60) == 0

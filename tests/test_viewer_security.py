@@ -1,0 +1,246 @@
+"""Who may ask the viewer, and that nothing one can send makes it stumble."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from caprmil.viewer import Library, create
+from caprmil.viewer.security import HEADERS, Guard, door, is_loopback
+from viewing import BARE, FIRST, Answer, ask, call
+
+
+@pytest.fixture(scope="module")
+def app(library: Library) -> Guard:
+    return create(library)
+
+
+# Who may ask
+
+
+@pytest.mark.parametrize(
+    ("target", "method"),
+    [
+        *(("/", "GET"), ("/static/viewer.js", "GET"), ("/static/none", "GET"), ("/api/run", "GET")),
+        *((f"/api/slides/{FIRST}", "GET"), (f"/api/slides/{FIRST}/numbers", "GET")),
+        *((f"/api/slides/{FIRST}/tiles/0/0_0.jpg", "GET"), ("/nowhere", "GET"), ("/", "DELETE")),
+        *((f"/api/slides/{FIRST}/ask", "POST"), (f"/api/slides/{FIRST}/ask", "GET")),
+    ],
+)
+def test_every_answer_has_the_headers(app: Guard, target: str, method: str) -> None:
+    for host in ("localhost", "evil.example"):
+        answer = call(app, target, method, b"", ("host", host))
+        for name, value in HEADERS.items():
+            assert answer.headers[name.lower()] == value
+        assert answer.headers["cache-control"]
+        assert "server" not in answer.headers
+
+
+def test_a_mistake_of_ours_is_one_line_without_a_traceback(
+    app: Guard, library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(library, "told", lambda _: {}["secret"])
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def receive() -> Any:
+        return {"type": "http.request"}
+
+    path = f"/api/slides/{FIRST}"
+    scope = {"type": "http", "method": "GET", "path": path, "query_string": b"", "root_path": ""}
+    with pytest.raises(KeyError):  # it is raised again, for the window of the viewer
+        asyncio.run(app({**scope, "headers": [(b"host", b"localhost")]}, receive, send))
+    assert sent[0]["status"] == 500
+    assert b"secret" not in sent[1]["body"]
+    assert b"Traceback" not in sent[1]["body"]
+
+
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1:8765", "127.0.0.1", "localhost:1", "LOCALHOST", "[::1]:9"]
+)
+def test_loopback_names_are_let_in_at_any_port(app: Guard, host: str) -> None:
+    assert call(app, "/api/run", "GET", b"", ("host", host)).status == 200
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        *("evil.example", "127.0.0.1.evil.example", "localhost.evil.example:80", "", "[::2]"),
+        *("localhost:80@evil", "localhost:x", "[::1", "127.0.0.1, evil", "0.0.0.0"),
+    ],
+)
+def test_other_names_are_refused(app: Guard, host: str) -> None:
+    assert call(app, "/", "GET", b"", ("host", host)).status == 421
+
+
+def test_two_names_or_none_are_refused(app: Guard) -> None:
+    two = (("host", "localhost"), ("host", "evil.example"))
+    assert call(app, "/", "GET", b"", *two).status == 400
+
+
+def test_a_proxy_may_have_its_name(library: Library) -> None:
+    app = create(library, door("127.0.0.1", 8765, ["Hub.example.org"]))
+    assert call(app, "/api/run", "GET", b"", ("host", "hub.example.org:443")).status == 200
+    assert call(app, "/api/run", "GET", b"", ("host", "evil.example")).status == 421
+
+
+def test_elsewhere_a_token_is_asked_for_once(library: Library) -> None:
+    entrance = door("0.0.0.0", 8765)
+    app = create(library, entrance)
+    host = ("host", "pathology.example:8765")
+    assert entrance.token is not None
+    assert call(app, "/", "GET", b"", host).status == 403
+    assert call(app, "/?token=wrong", "GET", b"", host).status == 403
+    assert call(app, "/?token=%ff&token=", "GET", b"", host).status == 403
+    let_in = call(app, f"/?token={entrance.token}", "GET", b"", host)
+    cookie = let_in.headers["set-cookie"]
+    assert let_in.status == 200
+    assert "HttpOnly" in cookie
+    assert "SameSite=Strict" in cookie
+    mine = ("cookie", f"other=1; {cookie.partition(';')[0]}")
+    again = call(app, "/api/run", "GET", b"", host, mine)
+    assert again.status == 200
+    assert "set-cookie" not in again.headers
+    for jar in (f"{entrance.cookie}=wrong", f"{entrance.cookie}=", "x=" + entrance.token, ";;=;"):
+        assert call(app, "/api/run", "GET", b"", host, ("cookie", jar)).status == 403
+    assert door("0.0.0.0", 8765).token != entrance.token
+
+
+@pytest.mark.parametrize(
+    ("header", "allowed"),
+    [
+        (("origin", "http://127.0.0.1:8765"), True),
+        (("origin", "http://evil.example"), False),
+        (("origin", "null"), False),
+        (("origin", "http://[bad"), False),
+        (("sec-fetch-site", "same-origin"), True),
+        (("sec-fetch-site", "cross-site"), False),
+        (("sec-fetch-site", "same-site"), False),
+    ],
+)
+def test_only_our_own_page_may_ask(app: Guard, header: tuple[str, str], allowed: bool) -> None:
+    headers = (("content-type", "application/json"), header)
+    answer = call(app, f"/api/slides/{FIRST}/ask", "POST", b'{"without": []}', *headers)
+    assert answer.status == (200 if allowed else 403)
+    assert call(app, "/", "GET", b"", header).status == 200  # anybody may link to the page
+
+
+def test_a_websocket_is_closed(app: Guard) -> None:
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def receive() -> Any:
+        return {"type": "websocket.connect"}
+
+    asyncio.run(app({"type": "websocket", "path": "/", "headers": []}, receive, send))
+    assert sent == [{"type": "websocket.close", "code": 1008}]
+
+
+@pytest.mark.parametrize(
+    ("host", "own"),
+    [
+        *(("127.0.0.1", True), ("127.9.9.9", True), ("::1", True), ("[::1]", True)),
+        *(("localhost", True), ("0.0.0.0", False), ("192.168.1.4", False), ("::", False)),
+        ("example.org", False),
+    ],
+)
+def test_loopback_is_told_from_the_rest(host: str, own: bool) -> None:
+    assert is_loopback(host) is own
+    assert (door(host, 1).token is None) is own
+
+
+# Wild requests
+
+NASTY = (
+    *("..%2f..%2fetc%2fpasswd", "../../etc/passwd", "%2e%2e/%2e%2e", "....//", "%00", "a%00b"),
+    *("%ff%fe", "%c0%ae%c0%ae", "☃", "%E2%98%83", "\\..\\..", "C:%5c", "file:///etc/passwd", "~"),
+    *("-1", "-0", "+1", "1e9", "1.5", "NaN", "inf", "0x10", "٣", "１", "1_0", "9" * 10, "9" * 5000),
+    *(
+        "10" * 30,
+        "null",
+        "None",
+        "[]",
+        "{}",
+        "'",
+        '"',
+        "<script>",
+        "%0d%0aX: y",
+        "*",
+        "?",
+        "#",
+        " ",
+    ),
+    *(FIRST.upper(), FIRST + "0", FIRST[:-1], "slide_000", "..", ".", "", "/", "//", "%25%32%65"),
+)
+SHAPES = (
+    *("/{}", "/static/{}", "/static/vendor/{}", "/api/{}", "/api/slides/{}", "/api/run/{}"),
+    *("/api/slides/{}/numbers", "/api/slides/{}/tiles/0/0_0.jpg", "/api/slides/{}/ask"),
+    *(f"/api/slides/{FIRST}/" + "{}", f"/api/slides/{FIRST}/tiles/" + "{}/0_0.jpg"),
+    *(f"/api/slides/{FIRST}/tiles/0/" + "{}", f"/api/slides/{FIRST}/tiles/0/" + "{}_0.jpg"),
+    *(f"/api/slides/{FIRST}/tiles/0/0_" + "{}.jpg", f"/api/slides/{FIRST}/patches/" + "{}.jpg"),
+    *(f"/api/slides/{FIRST}/patches/" + "{}", f"/api/slides/{FIRST}/patches/0.jpg?px=" + "{}"),
+)
+
+
+def is_calm(answer: Answer) -> bool:
+    if answer.status == 200:
+        return True
+    return 400 <= answer.status < 500 and (answer.body == b"" or bool(answer.json["reason"]))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_nasty_words_are_refused_calmly(app: Guard, shape: str) -> None:
+    for word in NASTY:
+        answer = call(app, shape.format(word))
+        assert is_calm(answer), (word, answer.status)
+        if "patches/{}" in shape or "tiles" in shape or "static" in shape:
+            assert b"root:" not in answer.body
+
+
+@pytest.mark.parametrize(
+    "method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "FOO", "HEAD"]
+)
+def test_other_methods_are_refused_calmly(app: Guard, method: str) -> None:
+    for target in ("/", "/api/run", "/api/slides", f"/api/slides/{FIRST}", "/static/viewer.js"):
+        answer = call(app, target, method)
+        assert answer.status == (200 if method == "HEAD" else 405)
+    assert call(app, f"/api/slides/{FIRST}/ask", method).status in (405, 415)
+
+
+words = st.one_of(
+    st.sampled_from(NASTY),
+    st.integers(-(10**30), 10**30).map(str),
+    st.floats().map(str),
+    st.text(max_size=20),
+    st.sampled_from([FIRST, BARE, "api", "slides", "tiles", "numbers", "patches", "0", "0_0.jpg"]),
+)
+
+
+@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(words, max_size=7), words, st.sampled_from(["GET", "POST", "HEAD"]), st.binary())
+def test_any_request_gets_an_answer(
+    app: Guard, parts: list[str], query: str, method: str, body: bytes
+) -> None:
+    path = "/".join(["", *parts]).replace("?", "%3f")
+    target = f"{path}?px={query}&token={query}"
+    safe = target.encode("utf-8", "surrogatepass").decode("latin-1")
+    assert is_calm(call(app, safe, method, body, ("content-type", "application/json")))
+
+
+@settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+        lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner),
+        max_leaves=12,
+    )
+)
+def test_any_question_gets_an_answer(app: Guard, question: object) -> None:
+    assert is_calm(ask(app, FIRST, question))
+    assert is_calm(ask(app, FIRST, {"without": question}))
