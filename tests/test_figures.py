@@ -2,10 +2,12 @@
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
@@ -316,3 +318,158 @@ def test_figures_load_without_matplotlib_and_draw_without_pyplot() -> None:
         "figures.model_bars({'a': {'auc': [0.5]}}); assert 'matplotlib.pyplot' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def soft(heads: int, patches: int, tokens: int) -> np.ndarray:
+    return np.random.default_rng(0).dirichlet([0.3] * tokens, (heads, patches))
+
+
+def on_slide(columns: int = 6, rows: int = 4, side: int = 10) -> figures.Canvas:
+    cells = np.stack(np.meshgrid(range(columns), range(rows)), axis=-1).reshape(-1, 2)
+    image = np.full((side * rows + 40, side * columns + 40, 3), 200, dtype=np.uint8)
+    return figures.Canvas.on_slide(cells * 80.0 + 160, 80.0, image, 8.0, mpp=4.0)
+
+
+def pictures_of(rows: Sequence[int]) -> figures.Gallery:
+    patches = [np.full((16, 16, 3), row, dtype=np.uint8) for row in rows]
+    return figures.Gallery(rows=rows, patches=patches, notes=["x"] * len(rows))
+
+
+def test_a_grid_is_painted_cell_by_cell_and_shared_cells_have_the_mean() -> None:
+    cells = np.array([[5, 2], [6, 2], [6, 2], [7, 3]])
+    canvas = figures.Canvas.on_grid(cells)
+    expected = [[1, 3, np.nan], [np.nan, np.nan, 7]]
+    np.testing.assert_array_equal(canvas.paint(np.array([1, 2, 4, 7])), expected)
+
+
+def test_wild_coordinates_do_not_ask_for_all_memory() -> None:
+    cells = np.array([[0, 0], [99_999, 10], [3, 99_999]])
+    canvas = figures.Canvas.on_grid(cells)
+    assert max(canvas.shape) <= 2000
+    painted = canvas.paint(np.array([1.0, 2.0, 3.0]))
+    assert sorted(painted[~np.isnan(painted)]) == [1, 2, 3]
+
+
+def test_patches_are_painted_where_they_lie_on_the_slide() -> None:
+    """Against a loop over patches, with grids that overlap as those of contours may."""
+    rng = np.random.default_rng(0)
+    corners, values = rng.integers(0, 900, (40, 2)).astype(float), rng.normal(size=40)
+    image = np.zeros((100, 100, 3), dtype=np.uint8)
+    canvas = figures.Canvas.on_slide(corners, 100.0, image, 10.0)
+    total, count = np.zeros((2, 100, 100))
+    for (x, y), value in zip(np.rint(corners / 10).astype(int), values, strict=True):
+        right, bottom = np.rint((corners[values == value][0] + 100) / 10).astype(int)
+        total[y:bottom, x:right] += value
+        count[y:bottom, x:right] += 1
+    expected = np.divide(total, count, out=np.full_like(total, np.nan), where=count > 0)
+    assert canvas.shape == (100, 100)
+    np.testing.assert_allclose(canvas.paint(values), expected, atol=1e-12)
+
+
+def test_a_canvas_is_cut_to_its_patches() -> None:
+    image = np.arange(300 * 400 * 3, dtype=np.uint32).astype(np.uint8).reshape(300, 400, 3)
+    canvas = figures.Canvas.on_slide(np.array([[1000.0, 2000.0]]), 100.0, image, 10.0)
+    assert canvas.shape == (30, 30)  # the patch, and as much around it
+    np.testing.assert_array_equal(canvas.image, image[190:220, 90:120])
+    painted = canvas.paint(np.array([5.0]))
+    assert (np.nansum(painted), painted[10, 10], painted[19, 19]) == (500, 5, 5)
+
+
+def test_patches_outside_the_slide_are_not_smeared_along_its_edge() -> None:
+    image = np.zeros((10, 10, 3), dtype=np.uint8)
+    corners = np.array([[0.0, 0.0], [500.0, 20.0]])
+    painted = figures.Canvas.on_slide(corners, 10.0, image, 10.0).paint(np.array([1.0, 2.0]))
+    assert np.nansum(painted) == 1
+    lost = figures.Canvas.on_slide(corners + 900, 10.0, image, 10.0)
+    assert np.isnan(lost.paint(np.array([1.0, 2.0]))).all()
+
+
+def test_a_coarser_canvas_keeps_every_patch() -> None:
+    canvas = figures.Canvas.on_slide(
+        np.arange(50.0)[:, None] * [2, 2], 1.0, np.zeros((100, 100, 3), dtype=np.uint8), 1.0, mpp=1
+    )
+    small = canvas.coarser(10)
+    assert (small.shape, small.mpp) == ((10, 10), 10)
+    assert np.isfinite(np.diag(small.paint(np.ones(50)))).all()
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 4, 5, 8, 17])
+def test_tokens_have_a_map_each_over_their_patches(tokens: int, tmp_path: Path) -> None:
+    galleries = [pictures_of(range(8)) for _ in range(tokens)]
+    shares = soft(3, 24, tokens)
+    figure = figures.token_maps(shares, on_slide(), head=1, galleries=galleries, title="a $ b")
+    names = [title for title in titles(figure) if title]
+    usage = shares[1].mean(axis=0)
+    assert names == [f"Token {n + 1}   {share:.1%}" for n, share in enumerate(usage)]
+    assert len(figure.axes) == 2 * tokens + 1  # maps, galleries, the scale
+    assert picture(figure, tmp_path)
+
+
+def test_a_token_map_shows_the_weights_of_its_head(tmp_path: Path) -> None:
+    shares, canvas = soft(2, 24, 3), on_slide()
+    for head, expected in ((0, shares[0]), (None, shares.mean(axis=0))):
+        axes = figures.token_maps(shares, canvas, head=head).axes[2]
+        painted = canvas.paint(expected[:, 2])
+        inside = ~np.isnan(painted)
+        colours = matplotlib.colormaps["viridis"](painted[inside], bytes=True)[:, :3]
+        np.testing.assert_array_equal(axes.images[0].get_array()[inside], colours)
+
+
+@pytest.mark.parametrize(("columns", "rows"), [(40, 2), (2, 40), (1, 1)])
+def test_slides_of_any_shape_are_drawn(columns: int, rows: int, tmp_path: Path) -> None:
+    canvas, n = on_slide(columns, rows, 4), columns * rows
+    shares, values = soft(2, n, 4), np.random.default_rng(0).normal(size=n)
+    plane = figures.Plane(np.zeros((n, 2)), (1.0, 0.0))
+    for number, figure in enumerate(
+        (
+            figures.token_maps(shares, canvas, title="x"),
+            figures.head_maps(shares, canvas),
+            figures.evidence_maps(values, np.full(n, 1 / n), canvas, answer="tumour"),
+            figures.context_planes(plane, plane, shares[0].argmax(axis=1), canvas),
+        )
+    ):
+        assert picture(figure, tmp_path / str(number))
+
+
+def test_all_heads_are_rows_with_what_their_tokens_have(tmp_path: Path) -> None:
+    figure = figures.head_maps(soft(3, 24, 2), on_slide())
+    assert [axes.get_ylabel() for axes in figure.axes[::3][:3]] == ["Head 1", "Head 2", "Head 3"]
+    widths = [[bar.get_width() for bar in axes.patches] for axes in figure.axes[2:9:3]]
+    np.testing.assert_allclose(widths, soft(3, 24, 2).mean(axis=1))
+
+
+def test_evidence_is_symmetric_around_zero(tmp_path: Path) -> None:
+    values = np.linspace(-1, 3, 24)
+    sides = {"pro": pictures_of([23, 22]), "contra": pictures_of([0, 1])}
+    figure = figures.evidence_maps(
+        values, np.full(24, 1 / 24), on_slide(), answer="tumour", **sides
+    )
+    assert titles(figure)[:3] == ["Slide", "Evidence for tumour", "Attention"]
+    scales = [axes.get_ylim() for axes in figure.axes if axes.get_label() == "<colorbar>"]
+    assert -scales[0][0] == scales[0][1] > 2.5
+    assert scales[1] == (0, 2)  # an even share is half way up
+    assert {"Most for tumour", "Most against tumour"} <= set(titles(figure))
+    assert picture(figure, tmp_path)
+
+
+def test_where_nothing_speaks_against_it_is_said() -> None:
+    sides = {"pro": pictures_of([23]), "contra": pictures_of([0])}
+    options = {"answer": "tumour", **sides}
+    for sign, said in ((1, "Least for tumour"), (-1, "Least against tumour")):
+        values = sign * np.linspace(1, 2, 24)
+        figure = figures.evidence_maps(values, np.full(24, 1 / 24), on_slide(), **options)
+        assert any(title.startswith(said) for title in titles(figure))
+
+
+def test_no_evidence_at_all_is_drawn_all_the_same(tmp_path: Path) -> None:
+    canvas = figures.Canvas.on_grid(np.array([[0, 0], [1, 0]]))
+    figure = figures.evidence_maps(np.zeros(2), np.array([0.5, 0.5]), canvas, answer="x")
+    assert picture(figure, tmp_path)
+
+
+def test_points_of_context_are_pixels_in_a_pdf(tmp_path: Path) -> None:
+    rng, n = np.random.default_rng(0), 20_000
+    plane = figures.Plane(rng.normal(size=(n, 2)), (0.4, 0.25))
+    figure = figures.context_planes(plane, plane, rng.integers(0, 3, n))
+    assert "40% of variance" in figure.axes[0].get_xlabel()
+    assert figures.save(figure, tmp_path / "figure.pdf").stat().st_size < 500_000

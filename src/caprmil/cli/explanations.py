@@ -82,13 +82,15 @@ def explain(
     _report(case)
     for reason in left_out:
         typer.echo(f"Without {reason}.")
+    # Where the slide was encoded, its bag is there now: nothing needs to be encoded again.
+    again = case.subject.bag if folder in case.subject.bag.parents else what
     names = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
     typer.echo(f"Written to {folder}: {', '.join(names)}.")
     if "patches.geojson" in names:
         typer.echo(
             "Drag patches.geojson onto the slide in QuPath: Measure > Show measurement maps."
         )
-    typer.echo(f"One page of it: caprmil report {run} {what}. Look around: caprmil view {run}")
+    typer.echo(f"One page of it: caprmil report {run} {again}. Look around: caprmil view {run}")
 
 
 def _name(what: str) -> str:

@@ -26,7 +26,8 @@ from numpy.typing import NDArray
 from caprmil.errors import BagError, CaprmilError
 from caprmil.explain.case import Squares
 from caprmil.explain.explanation import TOP, Explanation, Layer, top_patches
-from caprmil.figures.style import BLUE, COLOURS, VERMILLION
+from caprmil.figures.style import BLUE, VERMILLION
+from caprmil.figures.tokens import colour_of
 from caprmil.files import beside
 
 CHUNK = 4096  # patches written at once
@@ -176,7 +177,7 @@ def tops(told: Explanation, top: int = TOP) -> Iterator[tuple[str, str, Layer, N
     prefix = f"block-{blocks - 1}-" if blocks > 1 else ""
     for token in range(tokens):
         layer = layers[f"{prefix}token-{token}"]
-        name, colour = f"Top of token {token + 1}", COLOURS[token % len(COLOURS)]
+        name, colour = f"Top of token {token + 1}", colour_of(token)
         yield name, colour, layer, top_patches(layer.values, top)
 
 
@@ -188,7 +189,7 @@ def _kinds(told: Explanation) -> tuple[list[dict[str, Any]], list[int]]:
     else:
         names = [f"For {name}" for name in told.classes]
         of = told.evidence.argmax(axis=1)
-    kinds = [_class(name, COLOURS[n % len(COLOURS)]) for n, name in enumerate(names)]
+    kinds = [_class(name, colour_of(n)) for n, name in enumerate(names)]
     return kinds, of.tolist()
 
 

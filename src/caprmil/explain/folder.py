@@ -21,6 +21,7 @@ from caprmil.files import refuse_existing, write_text
 from caprmil.progress import Step
 from caprmil.runs import Run, as_json
 
+SCREEN, PRINT = 200, 300  # dots per inch of PNG, and of pictures in PDF
 VECTOR = ("tokens", "evidence")  # figures that are written as PDF too
 
 
@@ -68,9 +69,10 @@ def fill(
         if slide is not None:
             slide.close()
     for number, (name, figure) in enumerate(drawn.items(), 1):
-        figures.save(figure, folder / f"{name}.png", dpi=200)
+        figures.settle(figure)
+        figures.save(figure, folder / f"{name}.png", dpi=SCREEN)
         if name in VECTOR:
-            figures.save(figure, folder / f"{name}.pdf", dpi=300)
+            figures.save(figure, folder / f"{name}.pdf", dpi=PRINT)
         if progress:
             progress(number, len(drawn) + 1)
     if told.assignments is None:

@@ -16,7 +16,7 @@ from caprmil.slides import Slide
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-LONGEST = 1400  # pixels of a thumbnail under a map
+LONGEST = 1000  # pixels of a thumbnail under a map
 CUT = 256  # pixels of a patch in a gallery
 
 
@@ -41,6 +41,7 @@ class Pictures:
     def tokens(self, head: int | None = None) -> "Figure":
         """Draw the maps of the tokens of one head, or the mean over heads."""
         weights, which = self._weights(head)
+        framed = "framed: the patches below, with their weight" if self.slide else ""
         galleries = [self.gallery(mine, mine) for mine in weights.T] if self.slide else []
         return figures.token_maps(
             self._assigned(),
@@ -48,7 +49,7 @@ class Pictures:
             head=head,
             galleries=galleries,
             title=self._title(which),
-            remarks=["framed: the patches below, with their weight"] if galleries else [],
+            remarks=["percentage: a token's share of all patches", framed],
         )
 
     def heads(self) -> "Figure":
@@ -71,8 +72,12 @@ class Pictures:
             self.canvas,
             answer=told.classes[of],
             **sides,
-            title=self._title(f"{told.classes[of]} {told.probabilities[of]:.3f}"),
-            remarks=[f"evidence: {METHOD_WORDS[told.method]}", _against(told.classes, of)],
+            title=self._title(f"{told.classes[of]} {told.probabilities[of]:.4f}"),
+            remarks=[
+                f"evidence: {METHOD_WORDS[told.method]}",
+                _against(told.classes, of),
+                "framed: the patches below, left black, right blue" if self.slide else "",
+            ],
         )
 
     def context(self, head: int | None = None) -> "Figure":
@@ -99,7 +104,7 @@ class Pictures:
         return Gallery(
             rows=rows.tolist(),
             patches=[cut(self.slide, self.squares, row, px) for row in rows.tolist()],
-            notes=[format(float(values[row]), f"{sign}.2g" if sign else ".2f") for row in rows],
+            notes=[format(float(values[row]), f"{sign}#.2g" if sign else ".2f") for row in rows],
         )
 
     def _assigned(self) -> Numbers:

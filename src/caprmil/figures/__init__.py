@@ -9,7 +9,7 @@ from caprmil.figures.curves import learning_curves, roc_curves
 from caprmil.figures.evidence import evidence_maps
 from caprmil.figures.flipping import Flip, FlipPanel, flipping
 from caprmil.figures.reliability import Bin, Reliability, reliability
-from caprmil.figures.style import save
+from caprmil.figures.style import save, settle
 from caprmil.figures.tokens import head_maps, token_maps
 
 __all__ = [
@@ -34,5 +34,6 @@ __all__ = [
     "roc_curves",
     "save",
     "search_panels",
+    "settle",
     "token_maps",
 ]

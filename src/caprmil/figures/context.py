@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from caprmil.figures.canvas import Canvas, draw_ground, scale_bar
+from caprmil.figures.canvas import Canvas, draw_painted, scale_bar
 from caprmil.figures.style import caption, new_figure, tidy
 from caprmil.figures.tokens import colour_of
 
@@ -64,13 +64,13 @@ def _draw_points(axes: "Axes", plane: Plane, tokens: NDArray[np.integer]) -> Non
 def _draw_places(axes: "Axes", canvas: Canvas, tokens: NDArray[np.integer]) -> None:
     from matplotlib.colors import ListedColormap
 
-    draw_ground(axes, canvas, faded=True, title="On the slide")
     # Where patches share pixels, the token that more of them have: a mean of names is none.
     found = np.unique(tokens)
     shares = np.stack([canvas.paint(tokens == token) for token in found])
-    most = np.ma.array(shares.argmax(axis=0), mask=np.isnan(shares[0]))
+    most = np.where(np.isnan(shares[0]), np.nan, shares.argmax(axis=0))
     colours = ListedColormap([colour_of(int(token)) for token in found])
-    axes.imshow(most, colours, vmin=-0.5, vmax=len(found) - 0.5, interpolation="nearest")
+    limits = (-0.5, len(found) - 0.5)
+    draw_painted(axes, canvas, most, colours=colours, limits=limits, title="On the slide")
     scale_bar(axes, canvas)
 
 
@@ -85,7 +85,7 @@ def _legend(figure: "Figure", tokens: NDArray[np.integer]) -> None:
             ls="",
             marker="o",
             color=colour_of(int(token)),
-            label=f"token {token + 1}\n{n:,} patches",
+            label=f"token {token + 1}: {n:,}",
         )
         for token, n in zip(found, counts, strict=True)
     ]

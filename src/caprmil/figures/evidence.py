@@ -19,7 +19,7 @@ from caprmil.figures.canvas import (
     outline,
     scale_bar,
 )
-from caprmil.figures.style import BLUE, GREY, VERMILLION, caption, new_figure, tidy
+from caprmil.figures.style import BLACK, BLUE, GREY, VERMILLION, caption, new_figure, tidy
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -45,21 +45,23 @@ def evidence_maps(
     all patches in the order of their evidence.
     """
     panels = 2 + (canvas.image is not None)
-    wide = 3.6
-    high = wide * float(np.clip(canvas.aspect, 0.3, 1.5))
+    wide = canvas.aspect < 0.45  # such maps stand above each other
+    columns, lines = (1, panels) if wide else (panels, 1)
+    across = 9.0 if wide else 3.6
+    high = lines * (across * float(np.clip(canvas.aspect, 0.05, 1.5)) + 0.4)
     galleries = [part for part in (pro, contra) if part is not None]
     deep = ceil(max((len(part.patches) for part in galleries), default=0) / ACROSS)
-    width = (wide + 0.7) * panels
+    width = (across + 0.7) * columns
     below = width / 2 / ACROSS * deep + 0.3 if deep else 2.0
-    figure = new_figure(width, high + below + 1.4)
-    grid = figure.add_gridspec(2, 1, height_ratios=(high + 0.4, below))
-    above = grid[0].subgridspec(1, panels)
+    figure = new_figure(width, high + below + 1.0)
+    grid = figure.add_gridspec(2, 1, height_ratios=(high, below))
+    above = grid[0].subgridspec(lines, columns)
     row = [figure.add_subplot(above[place]) for place in range(panels)]
     if canvas.image is not None:
         draw_ground(row[0], canvas, title="Slide")
     _draw_evidence(row[-2], canvas, evidence, answer)
     if deep:
-        for part, colour in ((pro, VERMILLION), (contra, BLUE)):
+        for part, colour in ((pro, BLACK), (contra, BLUE)):
             if part is not None:
                 outline(row[-2], canvas, part.rows, colour)
     _draw_attention(row[-1], canvas, attention)
@@ -92,7 +94,7 @@ def _draw_evidence(axes: "Axes", canvas: Canvas, evidence: NDArray[Any], answer:
     span = (-reach, reach)
     shown = draw_map(axes, canvas, evidence, colours=diverging(), limits=span, title=name)
     ends = "both" if beyond else "neither"
-    colour_bar([axes], shown, "against          for", extend=ends)
+    colour_bar([axes], shown, "for or against", extend=ends)
 
 
 def _draw_attention(axes: "Axes", canvas: Canvas, attention: NDArray[Any]) -> None:

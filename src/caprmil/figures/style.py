@@ -48,6 +48,17 @@ def save(figure: "Figure", path: Path | str, dpi: int = 150, *, replace: bool = 
     return Path(path)
 
 
+def settle(figure: "Figure") -> None:
+    """Lay a figure out for good, before it is saved more than once.
+
+    Matplotlib would lay it out anew each time, and draw every image twice to do so.
+    """
+    engine = figure.get_layout_engine()
+    if engine is not None:
+        engine.execute(figure)
+        figure.set_layout_engine("none")
+
+
 def new_figure(width: float, height: float) -> "Figure":
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

@@ -24,13 +24,16 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 WEIGHT = "viridis"
+# Beyond the eight of Okabe and Ito: those of Paul Tol's "muted", for up to sixteen tokens.
+MORE = ("#332288", "#117733", "#999933", "#882255", "#44AA99", "#AA4499", "#DDCC77", "#661100")
 SMALL = 300  # pixels of a map among many
 ACROSS = 4  # columns of tokens, and of a gallery
 
 
 def colour_of(token: int) -> str:
     """Return the colour that a token has in all figures."""
-    return COLOURS[token % len(COLOURS)]
+    every = (*COLOURS, *MORE)
+    return every[token % len(every)]
 
 
 def token_maps(
@@ -57,15 +60,15 @@ def token_maps(
     heights = (heights + [wide * deep / ACROSS + 0.1] * bool(deep)) * bands
     each = len(heights) // bands
     if not deep:
-        heights.append(0.8 + 0.24 * len(assignments))
+        heights.append(0.8 + max(0.24 * len(assignments), 0.1 * tokens))
     figure = new_figure(wide * columns + 0.9, sum(heights) + 0.8)
-    figure.set_layout_engine("compressed" if deep else "constrained")
+    figure.set_layout_engine("compressed" if deep and canvas.aspect < 1.3 else "constrained")
     grid = figure.add_gridspec(len(heights), columns, height_ratios=heights)
     maps = []
     for token in range(tokens):
         row, column = token // columns * each, token % columns
         maps.append(figure.add_subplot(grid[row, column]))
-        name = f"Token {token + 1}   {weights[:, token].mean():.1%} of all weight"
+        name = f"Token {token + 1}   {weights[:, token].mean():.1%}"
         mine = weights[:, token]
         shown = draw_map(maps[-1], canvas, mine, colours=WEIGHT, limits=(0, 1), title=name)
         if deep:
@@ -73,7 +76,7 @@ def token_maps(
             below = figure.add_subplot(grid[row + 1, column])
             draw_gallery(below, galleries[token], columns=ACROSS, deep=deep)
     scale_bar(maps[0], canvas)
-    colour_bar(maps, shown, "weight of a patch on a token", aspect=30)
+    colour_bar(maps, shown, "weight", aspect=30)
     if not deep:
         _draw_heads(figure, grid[-1, :].subgridspec(1, 2, width_ratios=(3, 2)), assignments)
     figure.suptitle(title, fontsize=11)
@@ -96,9 +99,9 @@ def head_maps(
     heads, _, tokens = assignments.shape
     canvas = canvas.coarser(SMALL)
     wide, bar = float(np.clip(6.5 / tokens, 0.8, 1.6)), 2.0
-    high = wide * float(np.clip(canvas.aspect, 0.35, 1.5))
+    high = max(0.6, wide * float(np.clip(canvas.aspect, 0.35, 1.5)))
     figure = new_figure(wide * tokens + bar + 1.2, (high + 0.1) * heads + 1.1)
-    figure.set_layout_engine("compressed")
+    figure.set_layout_engine("compressed" if 0.5 < canvas.aspect < 1.3 else "constrained")
     ratios = [*[wide] * tokens, bar]
     grid = figure.subplots(heads, tokens + 1, squeeze=False, width_ratios=ratios)
     usage, undecided = assignments.mean(axis=1), entropies(assignments).mean(axis=1)
@@ -110,12 +113,14 @@ def head_maps(
             if head == 0:
                 axes.set_title(f"Token {token + 1}", fontsize=9.5)
                 axes.spines["top"].set(color=colour_of(token), linewidth=4)
-        grid[head, 0].set_ylabel(f"Head {head + 1}", fontsize=9.5)
+        grid[head, 0].set_ylabel(
+            f"Head {head + 1}", fontsize=9.5, rotation=0, ha="right", va="center"
+        )
         _draw_usage(grid[head, tokens], usage[head], undecided[head])
     grid[0, tokens].set_title("weight of each token", fontsize=9.5)
     scale_bar(grid[heads - 1, 0], canvas)
     size = {"aspect": 40, "shrink": min(0.9, 4 / (high * heads))}
-    colour_bar(list(grid[:, :tokens].flat), shown, "weight of a patch on a token", **size)
+    colour_bar(list(grid[:, :tokens].flat), shown, "weight", **size)
     figure.suptitle(title, fontsize=11)
     caption(figure, *remarks)
     return figure
@@ -161,9 +166,8 @@ def _draw_heads(figure: "Figure", grid: Any, assignments: NDArray[Any]) -> None:
         options: dict[str, Any] = {"color": colour_of(token), "ec": "white", "lw": 0.5}
         name = f"{token + 1}"
         shares.barh(heads, usage[:, token], 0.7, left=starts[:, token], label=name, **options)
-    shares.legend(
-        frameon=False, fontsize=8, title="token", loc="center left", bbox_to_anchor=(1, 0.5)
-    )
+    beside = {"loc": "center left", "bbox_to_anchor": (1, 0.5), "ncols": 1 + usage.shape[1] // 9}
+    shares.legend(frameon=False, fontsize=8, title="token", **beside)
     tidy(spread, title="Undecided patches", across="0: one token, 1: all alike")
     low, quarter, middle, three, high = np.quantile(
         undecided, (0.05, 0.25, 0.5, 0.75, 0.95), axis=1
