@@ -247,6 +247,11 @@ def test_nothing_is_ever_quite_sure(share: float, said: str) -> None:
     assert words.percent(share) == f"{said}\u00a0%"
 
 
+def test_shares_may_be_all_or_nothing() -> None:
+    said = [words.part(share) for share in (1.0, 0.1, 0.05, 1e-5, 0.0)]
+    assert said == ["100\u00a0%", "10\u00a0%", "5.0\u00a0%", "< 0.1\u00a0%", "0\u00a0%"]
+
+
 # Pictures
 
 
@@ -291,10 +296,12 @@ def test_a_bag_without_places_says_so(tiny_run: Run, tmp_path: Path) -> None:
     assert "does not say where its patches lie" in text
 
 
+@pytest.mark.parametrize("empty", [True, False])
 def test_a_damaged_slide_costs_pictures_and_no_report(
-    tiny_run: Run, seen: Case, tmp_path: Path
+    tiny_run: Run, seen: Case, tmp_path: Path, empty: bool
 ) -> None:
-    (tmp_path / "new.tiff").write_bytes(b"no slide")
+    whole = Path(str(seen.subject.pixels)).read_bytes()
+    (tmp_path / "new.tiff").write_bytes(b"no slide" if empty else whole[: len(whole) // 3])
     broken = replace(seen, subject=replace(seen.subject, pixels=tmp_path / "new.tiff"))
     assert "There are no pictures: " in report.slide_report(tiny_run, broken)
 
@@ -357,7 +364,7 @@ def test_of_many_classes_the_likeliest_are_shown(own: Case, tmp_path: Path) -> N
     case = replace(own, explanation=told, answer=answer)
     text = evidence.section(case, Album(case, None))
     assert len(Reader(text).all("details")) == 3
-    assert "3 less likely classes" in text
+    assert "3 less likely classes: on the map alone" in text
 
 
 def test_a_huge_bag_gives_a_file_that_opens(tiny_run: Run, tmp_path: Path) -> None:
@@ -418,6 +425,22 @@ def test_mistakes_are_the_surest_first(tiny_run: Run) -> None:
     assert sorted(rows, key=lambda n: p[n, 1 - labels[n]]) == rows
     for code, row in enumerate(mistakes.surest(answers)):
         assert labels[row] == code
+
+
+def test_a_mistake_shows_its_slide_or_the_picture_of_it_or_says_why(
+    copy: Run, pixels: Path, tmp_path: Path
+) -> None:
+    from PIL import Image
+
+    from caprmil.report.mistakes import portrait
+
+    copy.paths = {"new": str(pixels.with_suffix(".h5"))}
+    assert "data:image/jpeg" in portrait(copy, "new", pixels.parent)
+    copy.paths = {"new": str(tmp_path / "new.h5")}
+    assert "No picture" in portrait(copy, "new")
+    (tmp_path / "qc").mkdir()
+    Image.new("RGB", (900, 600)).save(tmp_path / "qc" / "new.png")
+    assert "with tissue and grid" in portrait(copy, "new")
 
 
 def test_links_lead_to_reports_that_are_there(copy: Run) -> None:
@@ -497,6 +520,11 @@ def test_a_slide_file_is_encoded_into_the_runs_own_folder(
 def test_a_slide_nobody_knows_is_refused_with_those_that_are(tiny_run: Run) -> None:
     with pytest.raises(CaprmilError, match=r"neither a slide of .* nor a bag file"):
         caprmil("report", tiny_run.folder, "slide_999")
+
+
+def test_a_run_has_no_single_slide(tiny_run: Run, pixels: Path) -> None:
+    with pytest.raises(CaprmilError, match="name the folder of its slides"):
+        caprmil("report", tiny_run.folder, "--slide", pixels)
 
 
 def test_a_run_has_no_single_fold(tiny_run: Run) -> None:

@@ -69,7 +69,7 @@ def calibration(run: Run, case: Case) -> str:
         if fold in missing:
             reasons.setdefault(reason, []).append(fold)
     why = [f"{', '.join(folds)}: {reason}" for reason, folds in reasons.items()]
-    return f"Not calibrated. {' '.join(why) or f'{missing[0]} has no temperature.'}"
+    return f"Not calibrated. {' '.join(why) or 'A fold has no temperature.'}"
 
 
 def who(run: Run, case: Case) -> Iterator[str]:
@@ -171,4 +171,6 @@ def _lower(values: NDArray[np.float64], here: float) -> str:
     below = int((values < here).sum())
     if below == len(values):
         return f"all {len(values):,}" if below > 1 else "the only one"
+    if not below:
+        return f"none of {count(len(values), 'slide')}"
     return f"{below:,} of {count(len(values), 'slide')} ({part(below / len(values))})"

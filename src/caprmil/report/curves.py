@@ -1,6 +1,7 @@
 """Curves of a run: ROC, reliability, and learning, a line for each fold."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +12,6 @@ from caprmil.predictions import Predictions
 from caprmil.report.charts import Axes
 from caprmil.report.page import Html, fill, join, tag
 from caprmil.runs import Run, read_json
-from caprmil.training import read_history
 
 COLOURS = 8  # line.c0 to line.c7 of the style sheet
 Line = tuple[str, str]  # a kind of line, and what it means
@@ -97,7 +97,7 @@ def learning(run: Run) -> Html:
     for fold in run.done:
         folder = run.fold_folder(fold.name)
         if (folder / "history.csv").exists():
-            histories[fold.name] = read_history(folder / "history.csv")
+            histories[fold.name] = _read_history(folder / "history.csv")
         if (folder / "fold.json").exists():
             kept[fold.name] = int(read_json(folder / "fold.json")["kept_epoch"])
     if not histories:
@@ -112,6 +112,12 @@ def learning(run: Run) -> Html:
         _panel("Validation AUC", histories, kept, {"val_auc": ("other", "validation")}),
     ]
     return join(pictures)
+
+
+def _read_history(path: Path) -> dict[str, list[float]]:
+    """Return the columns of a history, without what it takes to train."""
+    table = np.atleast_1d(np.genfromtxt(path, delimiter=",", names=True))
+    return {name: table[name].tolist() for name in table.dtype.names or ()}
 
 
 def _panel(

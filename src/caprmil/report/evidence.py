@@ -95,7 +95,7 @@ def section(case: Case, album: Album) -> Html:
         remark = f"What speaks against {told.classes[first]} speaks for {other}, and by as much."
     else:
         remark = "Evidence is for the lead of a class over the mean of the others."
-        remark += f" {left} less likely classes are on the map alone." if left else ""
+        remark += f" {count(left, 'less likely class')}: on the map alone." if left else ""
     if (terms > 0).all() or (terms < 0).all():
         remark += (
             " All patches speak for one side: on the map, “beside the mean patch” shows which "

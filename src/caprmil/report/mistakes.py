@@ -1,14 +1,15 @@
 """The worst mistakes of a run, with a picture of each slide."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
-from caprmil.errors import SlideError
+from caprmil.errors import CaprmilError
+from caprmil.explain import find
 from caprmil.predictions import Predictions
-from caprmil.qc import Record
 from caprmil.report.page import EMPTY, Html, tag
 from caprmil.report.pictures import picture, thumbnail
 from caprmil.report.words import percent
@@ -43,15 +44,15 @@ def surest(answers: Predictions) -> list[int]:
     return found
 
 
-def section(run: Run, links: Mapping[str, str]) -> Html:
+def section(run: Run, links: Mapping[str, str], pixels: Path | None = None) -> Html:
     """Return a card for each of the worst mistakes."""
     rows = worst(run.predictions)
     if not rows:
         return tag("p", "There are none: every slide with a label was answered rightly.")
-    return tag("div", *(_card(run, row, links) for row in rows), class_="mistakes")
+    return tag("div", *(_card(run, row, links, pixels) for row in rows), class_="mistakes")
 
 
-def _card(run: Run, row: int, links: Mapping[str, str]) -> Html:
+def _card(run: Run, row: int, links: Mapping[str, str], pixels: Path | None) -> Html:
     answers = run.predictions
     slide, own = answers.slides[row], answers.probabilities[row]
     label = run.classes[int(np.asarray(answers.labels)[row])]
@@ -60,7 +61,7 @@ def _card(run: Run, row: int, links: Mapping[str, str]) -> Html:
     fold = f", {answers.folds[row]}" if answers.folds else ""
     return tag(
         "article",
-        portrait(run, slide),
+        portrait(run, slide, pixels),
         tag(
             "div",
             tag("h3", slide),
@@ -74,18 +75,16 @@ def _card(run: Run, row: int, links: Mapping[str, str]) -> Html:
     )
 
 
-def portrait(run: Run, slide: str) -> Html:
+def portrait(run: Run, slide: str, pixels: Path | None = None) -> Html:
     """Return a picture of a slide: its thumbnail, or the one from quality control, or words."""
-    folder = Path(run.paths.get(slide, "")).parent / "qc"
-    record = Record.read(folder, slide)
     alt = f"The slide {slide}, small"
-    if record is not None and record.path and Path(record.path).exists():
-        try:
-            with Slide(record.path, mpp=record.mpp or None) as opened:
+    with suppress(CaprmilError):  # a slide that is gone or damaged may have a picture from before
+        subject = find(run, slide, pixels=pixels)
+        mpp = (subject.record.mpp if subject.record else None) or None
+        if subject.pixels is not None:
+            with Slide(subject.pixels, mpp=mpp) as opened:
                 return picture(thumbnail(opened, LONGEST), alt)
-        except SlideError:
-            pass  # a damaged slide still has its picture from when it was whole
-    noted = folder / f"{slide}.png"
+    noted = Path(run.paths.get(slide, "")).parent / "qc" / f"{slide}.png"
     if noted.exists():
         with Image.open(noted) as image:
             image.thumbnail((LONGEST, LONGEST))

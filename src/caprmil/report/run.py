@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from caprmil import bags
@@ -33,11 +34,16 @@ class Row:
 
 
 def run_report(
-    run: Run, *, links: Mapping[str, str] | None = None, progress: Step | None = None
+    run: Run,
+    *,
+    links: Mapping[str, str] | None = None,
+    pixels: Path | None = None,
+    progress: Step | None = None,
 ) -> str:
     """Return the report of a finished run as one HTML page.
 
-    `links` are the addresses of slide reports, by slide, as seen from where the page will lie.
+    `links` are the addresses of slide reports, by slide, as seen from where the page will lie;
+    `pixels` is a folder to find slides in, if they are no longer where they were encoded.
     """
     answers, links = run.predictions, links or {}
     rows = list(_rows(run, answers, progress))
@@ -52,7 +58,7 @@ def run_report(
         curves=curves.section(run),
         confusion=scores.confusion(answers),
         shortcuts=scores.shortcuts(run),
-        mistakes=mistakes.section(run, links),
+        mistakes=mistakes.section(run, links, pixels),
         slides=_table(run, rows, links),
         counted=_counted(rows),
         recipe=_recipe(run),

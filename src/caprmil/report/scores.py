@@ -130,10 +130,10 @@ def _confusion_row(name: str, row: NDArray[np.int64], own: int) -> Html:
     for column, n in enumerate(row.tolist()):
         share = n / whole if whole else 0.0
         shade = tag("rect", width="100%", height="100%", fill_opacity=round(0.08 + 0.92 * share, 3))
-        kind = " ".join(filter(None, ["" if column == own else "off", "strong" * (share > 0.45)]))
+        kind = "off" if column != own else "strong" if share > 0.8 else None
         words = tag("span", tag("b", f"{n:,}"), tag("br"), tag("small", part(share)))
         back = tag("svg", shade, aria_hidden="true") if n else None
-        cells.append(tag("td", back, words, class_=kind or None, data_count=n))
+        cells.append(tag("td", back, words, class_=kind, data_count=n))
     return tag("tr", tag("th", name, scope="row"), *cells)
 
 

@@ -3,7 +3,6 @@
 import platform
 import shlex
 from collections.abc import Iterator
-from contextlib import ExitStack
 from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Any
@@ -27,56 +26,46 @@ DISCLAIMER = "For research, not a diagnosis."
 def slide_report(run: Run, case: Case, *, progress: Step | None = None) -> str:
     """Return the report of a case as one HTML page.
 
-    Whatever is large is bounded: a bag of 100,000 patches gives a file of a few megabytes.
+    Whatever is large is bounded: a bag of 100,000 patches gives a file of a few megabytes. A slide
+    that is not there or cannot be read costs the pictures, and the page says so.
     """
-    with ExitStack() as stack:
-        slide, missing = _opened(case)
-        if slide is not None:
-            stack.enter_context(slide)
-        album = Album(case, slide)
-        evidence.choose(case, album)
-        sizes = tokens.choose(case, album)
-        numbers, heads_stored = light(pack(case, slide))
-        body = fill(
-            "slide.html",
-            name=case.name,
-            subtitle=_subtitle(run, case),
-            disclaimer=DISCLAIMER,
-            answer=answer.section(run, case),
-            map=_map(album, numbers.facts, missing),
-            evidence=evidence.section(case, album),
-            tokens=tokens.section(case, album, sizes, heads_stored=heads_stored),
-            quality=tag("ul", *(tag("li", line) for line in quality(case.subject.record))),
-            provenance=table(provenance(run, case)),
-            sprite=album.sprite(progress),
-        )
-    facts = {
-        **numbers.facts,
-        "pictures": album.rows,
-        "shown": answer.predicted(case),
-        "galleries": sizes,
-    }
-    scripts = (pages.asset("paint.js"), asset("slide.js"))
-    return page(
-        f"{case.name}, a slide report", body, scripts=scripts, facts=facts, data=numbers.data
-    )
-
-
-def _opened(case: Case) -> tuple[Slide | None, str]:
-    """Return the slide, open; or None, and why there are no pictures."""
-    if case.subject.pixels is None:
-        return None, "There are no pictures: the slide's own file was not at hand, only its bag."
+    missing = "There are no pictures: the slide's own file was not at hand, only its bag."
     try:
         slide = case.slide()
-        assert slide is not None
+        if slide is not None:
+            with slide:
+                return _build(run, case, slide, "", progress)
     except SlideError as problem:
-        return None, f"There are no pictures: {problem}"
-    try:
-        _ = slide.mpp
-    except SlideError as problem:
-        slide.close()
-        return None, f"There are no pictures: {problem}"
-    return slide, ""
+        missing = f"There are no pictures: {problem}"
+    return _build(run, case, None, missing, progress)
+
+
+def _build(run: Run, case: Case, slide: Slide | None, missing: str, progress: Step | None) -> str:
+    album = Album(case, slide)
+    evidence.choose(case, album)
+    sizes = tokens.choose(case, album)
+    numbers, heads_stored = light(pack(case, slide))
+    body = fill(
+        "slide.html",
+        name=case.name,
+        subtitle=_subtitle(run, case),
+        disclaimer=DISCLAIMER,
+        answer=answer.section(run, case),
+        map=_map(album, numbers.facts, missing),
+        evidence=evidence.section(case, album),
+        tokens=tokens.section(case, album, sizes, heads_stored=heads_stored),
+        quality=tag("ul", *(tag("li", line) for line in quality(case.subject.record))),
+        provenance=table(provenance(run, case)),
+        sprite=album.sprite(progress),
+    )
+    more = {"pictures": album.rows, "shown": answer.predicted(case), "galleries": sizes}
+    return page(
+        f"{case.name}, a slide report",
+        body,
+        scripts=(pages.asset("paint.js"), asset("slide.js")),
+        facts={**numbers.facts, **more},
+        data=numbers.data,
+    )
 
 
 def light(numbers: Numbers) -> tuple[Numbers, bool]:
@@ -108,6 +97,7 @@ def _map(album: Album, facts: dict[str, Any], missing: str) -> Html:
         )
     elif not facts["pixels"]:
         remarks.append("Each square is a patch, at its place on the slide.")
+    remarks.append("Colours of evidence and attention end where 99 of 100 patches do.")
     return fill(
         "map.html",
         kind="with-pixels" if facts["pixels"] else "bare",

@@ -55,6 +55,8 @@ def percent(share: float) -> str:
 
 def part(share: float) -> str:
     """Return a share of a whole, which may be all of it."""
+    if 0 < share < 0.0005:
+        return f"< 0.1{PERCENT}"
     digits = 0 if share >= 0.0995 or not share else 1
     return f"{100 * share:.{digits}f}{PERCENT}"
 

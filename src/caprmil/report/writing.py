@@ -109,6 +109,8 @@ def write_run(
     Returns the report, the slides' reports, and why some were not made. A user's own file (not a
     folder) stands alone: slides are then not reported.
     """
+    if pixels is not None and not pixels.is_dir():
+        raise RunError(f"{pixels} is no folder. For a whole run, name the folder of its slides.")
     alone = out is not None and out.suffix.lower() in (".html", ".htm")
     folder = home(run) if out is None else out.parent if alone else out
     path = out if out is not None and alone else folder / INDEX
@@ -121,19 +123,15 @@ def write_run(
     written, missing = [], []
     for done, (name, target) in enumerate(targets.items(), 1):
         try:
-            case = examine(run, _found(run, name, pixels), force=force, device=device)
+            subject = find(run, name, pixels=pixels)
+            case = examine(run, subject, force=force, device=device)
             written.append(write_slide(run, case, target, replace=replace))
         except (BagError, RunError) as problem:  # the run's report does without
             missing.append(f"{name}: {problem}")
         if progress:
             progress(done, len(targets) + 1)
-    text = run_report(run, links={} if alone else links(run, folder))
+    text = run_report(run, links={} if alone else links(run, folder), pixels=pixels)
     return write_text(path, text, replace=replace), written, missing
-
-
-def _found(run: Run, name: str, pixels: Path | None) -> Subject:
-    """Return a slide of the run; a folder of pixels, but no single file, may hold any of them."""
-    return find(run, name, pixels=pixels if pixels is not None and pixels.is_dir() else None)
 
 
 def links(run: Run, folder: Path) -> dict[str, str]:

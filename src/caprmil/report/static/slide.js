@@ -29,6 +29,7 @@
   }
 
   function percent(share) {
+    if (share > 0 && share < 0.0005) return "< 0.1\u00a0%";
     return `${(100 * share).toFixed(share >= 0.0995 || share === 0 ? 0 : 1)}\u00a0%`;
   }
 
