@@ -168,7 +168,8 @@ def test_top_patches_are_the_highest_and_of_equals_the_first() -> None:
 def test_layers_have_names_of_their_own_and_a_number_a_patch(name: str) -> None:
     layers = list(explain(small(name), bag_of(11), classes=CLASSES).layers())
     keys = [layer.key for layer in layers]
-    assert keys[:4] == ["evidence-0", "evidence-1", "evidence-2", "attention"]
+    assert keys[:3] == ["evidence-0", "evidence-1", "evidence-2"]
+    assert keys[3:7] == ["above-0", "above-1", "above-2", "attention"]
     assert len(set(keys)) == len(keys)
     assert {layer.values.shape for layer in layers} == {(11,)}
 

@@ -120,6 +120,14 @@ class Explanation:
                 kind="diverging",
                 values=values,
             )
+        for number, name in enumerate(self.classes):
+            values, title = self.towards(number), f"Evidence for {name}, above the slide's mean"
+            yield Layer(
+                key=f"above-{number}",
+                title=title,
+                kind="diverging",
+                values=values - values.mean(),
+            )
         yield Layer(key="attention", title="Attention", kind="amount", values=self.attention)
         for number, name in enumerate(self.classes):
             if self.class_attention is not None:

@@ -41,6 +41,7 @@ def evidence_maps(
 ) -> "Figure":
     """Draw what each patch adds to an answer, the attention it has, and the slide if there is one.
 
+    Where attention is even, as with a mean, there is evidence above the slide's mean instead.
     Below are the patches that speak most for the answer and most against it or, without pixels,
     all patches in the order of their evidence.
     """
@@ -64,7 +65,10 @@ def evidence_maps(
         for part, colour in ((pro, BLACK), (contra, BLUE)):
             if part is not None:
                 outline(row[-2], canvas, part.rows, colour)
-    _draw_attention(row[-1], canvas, attention)
+    if np.ptp(attention) > 1e-6 * attention.max():
+        _draw_attention(row[-1], canvas, attention)
+    else:  # all patches have the same share: what sets them apart says more
+        _draw_evidence(row[-1], canvas, evidence - evidence.mean(), answer, " above the mean")
     scale_bar(row[0], canvas)
     if deep:
         under = grid[1].subgridspec(1, 2)
@@ -88,9 +92,11 @@ def _name(evidence: NDArray[Any], answer: str, *, pro: bool) -> str:
     return f"Least against {answer}: none is for it" if pro else f"Least for {answer}: none against"
 
 
-def _draw_evidence(axes: "Axes", canvas: Canvas, evidence: NDArray[Any], answer: str) -> None:
+def _draw_evidence(
+    axes: "Axes", canvas: Canvas, evidence: NDArray[Any], answer: str, kind: str = ""
+) -> None:
     reach = limit(evidence)
-    name, beyond = f"Evidence for {answer}", bool((np.abs(evidence) > reach).any())
+    name, beyond = f"Evidence for {answer}{kind}", bool((np.abs(evidence) > reach).any())
     span = (-reach, reach)
     shown = draw_map(axes, canvas, evidence, colours=diverging(), limits=span, title=name)
     ends = "both" if beyond else "neither"
