@@ -45,7 +45,8 @@ function change(facts, { after, waiting, problem }) {
   if (!after) return el("p", { class: "change quiet", text: waiting ? "Asking …" : "" });
   const old = facts.answer.probabilities;
   const best = old.indexOf(Math.max(...old));
-  const text = `${facts.classes[best]}: ${percent(old[best])} → ${percent(after.answer[best])}`;
+  const [was, is] = [percent(old[best]), percent(after.answer[best])];
+  const text = was === is ? `${facts.classes[best]} stays at ${is}` : `${facts.classes[best]}: ${was} → ${is}`;
   const turned = after.answer.indexOf(Math.max(...after.answer)) !== best;
   return el("p", { class: "change", text: turned ? `${text}. The answer turns.` : text });
 }
@@ -56,7 +57,7 @@ function region(facts, { out, after }, { undo, reset }) {
     "div",
     { class: "region" },
     el("p", { text: `${count(out, "patch")} out, ${left.toLocaleString("en")} left.` }),
-    after ? el("p", { class: "quiet", text: logits(facts, after) }) : null,
+    after ? el("p", { class: "quiet", text: lead(facts, after) }) : null,
     el(
       "div",
       { class: "buttons" },
@@ -66,9 +67,10 @@ function region(facts, { out, after }, { undo, reset }) {
   );
 }
 
-function logits({ classes, model }, after) {
-  const each = classes.map((name, n) => `${name} ${Paint.tell(model.logits[n])} → ${Paint.tell(after.logits[n])}`);
-  return `Logits: ${each.join("; ")}.`;
+/** Return how the lead changes: it moves where a probability is as good as 1. */
+function lead({ classes, model, predicted }, after) {
+  const of = (logits) => logits[predicted] - (logits.reduce((sum, each) => sum + each, 0) - logits[predicted]) / (classes.length - 1);
+  return `Lead of ${classes[predicted]} in logits: ${Paint.tell(of(model.logits))} → ${Paint.tell(of(after.logits))}.`;
 }
 
 /** Return a bar for each class; what was before stays as an outline. */

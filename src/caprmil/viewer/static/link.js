@@ -52,11 +52,12 @@ export function spans(rows) {
 }
 
 /** Return a state as a hash. `out` is packed already. */
-export function write({ slide, layer, opacity, threshold, overlay, view, patch, out }) {
+export function write({ slide, layer, opacity, threshold, overlay, fit, view, patch, out }) {
   const parts = [`s=${slide}`];
   if (layer) parts.push(`m=${layer}`);
   parts.push(`o=${overlay ? opacity : -opacity}`);
   if (threshold) parts.push(`t=${threshold}`);
+  if (!fit) parts.push("f=0");
   if (patch >= 0) parts.push(`p=${patch}`);
   if (out) parts.push(`r=${out}`);
   if (view) parts.push(`v=${view.x.toFixed(1)},${view.y.toFixed(1)},${view.zoom.toPrecision(5)}`);
@@ -79,6 +80,7 @@ export function read(hash) {
     opacity: opacity === undefined ? undefined : Math.abs(opacity),
     overlay: !(opacity < 0 || Object.is(opacity, -0)),
     threshold: number("t", 0, 95),
+    fit: said.get("f") !== "0",
     patch: number("p", 0, 1e9),
     out: said.get("r") ?? undefined,
     view: whole ? { x: view[0], y: view[1], zoom: view[2] } : undefined,

@@ -60,7 +60,7 @@ export class List {
     const sure = slide.probabilities ? Math.max(...slide.probabilities) : null;
     const picture = slide.pixels
       ? el("img", { data: { src: `api/slides/${slide.id}/thumbnail.jpg` }, alt: "", width: 52, height: 44 })
-      : el("span", { class: "no-picture", text: "⌗", "aria-hidden": "true" });
+      : el("span", { class: "no-picture grid" });
     if (slide.pixels) this.thumbnails.watch.observe(picture);
     const verdict = slide.right === null ? "" : slide.right ? "right" : "wrong";
     const said = slide.problem

@@ -84,15 +84,23 @@ function tokens(facts, { block, head, token }, choose) {
   ];
 }
 
+/** Return where the scale of a map ends. Shares go up to 1, or to what all but a hundredth stay below. */
+export function limitOf(layer, fit) {
+  if (layer.kind !== "share" || !fit) return layer.limit;
+  const sorted = Float32Array.from(layer.values).sort();
+  const high = sorted[Math.floor(0.99 * (sorted.length - 1))] || sorted.at(-1);
+  return high ? high / (layer.bytes ? 255 : 1) : layer.limit;
+}
+
 /** Show the legend; `row` is the patch under the pointer, or -1. */
-export function showLegend(bag, layer, row = -1) {
+export function showLegend(layer, limit, row = -1) {
   $("legend").hidden = !layer;
   if (!layer) return;
-  const { low, high, gradient } = Paint.legend(layer);
+  const { low, high, gradient } = Paint.legend(layer, limit);
   $("legend-title").textContent = layer.title;
   $("ramp").style.setProperty("--ramp", gradient);
-  $("low").textContent = layer.kind === "share" ? low : `${layer.kind === "diverging" ? "≤ " : ""}${Paint.tell(low)}`;
-  $("high").textContent = layer.kind === "share" ? high : `≥ ${Paint.tell(high)}`;
+  $("low").textContent = `${layer.kind === "diverging" ? "≤ " : ""}${Paint.tell(low)}`;
+  $("high").textContent = layer.kind === "share" && high === 1 ? "1" : `≥ ${Paint.tell(high)}`;
   $("needle").hidden = row < 0;
   $("here").textContent = row < 0 ? "" : Paint.tell(Paint.value(layer, row));
   if (row >= 0) {

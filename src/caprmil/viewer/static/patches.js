@@ -108,7 +108,7 @@ function plain(bag, row) {
   let above = 0;
   for (let n = 0; n < bag.n; n++) above += layer.values[n] > value;
   const side = value > 0 ? "for" : value < 0 ? "against" : "neither for nor against";
-  return el("p", { text: `Speaks ${side} ${bag.facts.classes[bag.facts.predicted]}: ${above + 1} of ${bag.n.toLocaleString("en")}.` });
+  return el("p", { text: `Speaks ${side} ${bag.facts.classes[bag.facts.predicted]}, rank ${above + 1} of ${bag.n.toLocaleString("en")}.` });
 }
 
 function numbers(bag, row, current, choose) {

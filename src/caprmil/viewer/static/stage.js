@@ -38,6 +38,7 @@ export class Stage {
       timeout: 180000,
       immediateRender: still,
     });
+    this.osd.canvas.after(this.canvas); // over the slide, under the navigator
     this.osd.innerTracker.keyHandler = this.osd.innerTracker.keyDownHandler = null; // keys are ours
     this.osd.canvas.removeAttribute("tabindex");
     this.osd.addHandler("update-viewport", () => this.draw());
@@ -66,6 +67,7 @@ export class Stage {
       this.osd.addOnceHandler("open", () => {
         this.bag = bag;
         this.bare = !tile;
+        this.osd.navigator?.element.classList.toggle("away", this.bare);
         if (view) this.view = view;
         else this.osd.viewport.goHome(true);
         this.refresh();
@@ -178,7 +180,7 @@ export class Stage {
 
   #hover(event) {
     const box = this.canvas.getBoundingClientRect();
-    const mouse = event && event.pointerType === "mouse" && !event.buttons;
+    const mouse = event?.pointerType === "mouse" && !event.buttons && !event.target.closest(".navigator");
     const row = mouse ? this.patchAt({ x: event.clientX - box.left, y: event.clientY - box.top }) : -1;
     if (row === this.shown.hover) return;
     this.shown.hover = row;

@@ -4,13 +4,13 @@ import { $, count } from "./dom.js";
 import { listen } from "./keys.js";
 import { packRows, read, spans, unpackRows, write } from "./link.js";
 import { List } from "./list.js";
-import { first, showLegend, showMaps } from "./maps.js";
+import { first, limitOf, showLegend, showMaps } from "./maps.js";
 import { Pictures, showGallery, showPatch } from "./patches.js";
 import { Stage } from "./stage.js";
 
 const TILE = 512;
 
-const state = { slide: null, layer: null, opacity: 55, threshold: 0, overlay: true, patch: -1, view: null };
+const state = { slide: null, layer: null, opacity: 55, threshold: 0, overlay: true, fit: true, patch: -1, view: null };
 let bag = null; // the slide that is open, decoded
 let out = new Uint8Array(0); // a byte for each patch: 1 is taken out
 let before = []; // what was out before each step, to be undone
@@ -24,7 +24,7 @@ let asking = new AbortController();
 
 const stage = new Stage({
   patch: (row) => select(row === state.patch ? -1 : row),
-  hover: (row) => bag && showLegend(bag, layer(), row),
+  hover: (row) => bag && showLegend(state.overlay ? layer() : null, limitOf(layer(), state.fit), row),
   view: () => later(remember),
   region: (rows) => offer(rows),
   failed: () => notice("A part of the slide cannot be read. It may be damaged, or gone."),
@@ -134,16 +134,19 @@ function refresh() {
 
 function paint() {
   const now = layer();
-  const least = (state.threshold / 100) * now.limit * (now.bytes ? 255 : 1);
+  const limit = limitOf(now, state.fit);
+  const least = (state.threshold / 100) * limit * (now.bytes ? 255 : 1);
   const skip = least ? (n) => out[n] || Math.abs(now.values[n]) < least : (n) => out[n];
-  stage.show(Paint.raster(bag, now, { skip }), { opacity: state.opacity / 100, overlay: state.overlay, patch: state.patch });
+  stage.show(Paint.raster(bag, now, { limit, skip }), { opacity: state.opacity / 100, overlay: state.overlay, patch: state.patch });
   stage.hatch(out);
-  showLegend(bag, state.overlay ? now : null);
+  showLegend(state.overlay ? now : null, limit);
+  $("fit").checked = state.fit;
+  $("fit-line").hidden = now.kind !== "share";
   $("overlay").setAttribute("aria-pressed", state.overlay);
   $("opacity").value = state.opacity;
   $("opacity-said").textContent = `${state.opacity} %`;
   $("threshold").value = state.threshold;
-  $("threshold-said").textContent = state.threshold ? `< ${Paint.tell((state.threshold / 100) * now.limit)}` : "none";
+  $("threshold-said").textContent = state.threshold ? `< ${Paint.tell((state.threshold / 100) * limit)}` : "none";
 }
 
 function showDetails() {
@@ -198,7 +201,7 @@ function remember(step = false) {
 
 function restore() {
   const wanted = read(location.hash);
-  Object.assign(state, { opacity: wanted.opacity ?? state.opacity, threshold: wanted.threshold ?? 0, overlay: wanted.overlay });
+  Object.assign(state, { opacity: wanted.opacity ?? state.opacity, threshold: wanted.threshold ?? 0, overlay: wanted.overlay, fit: wanted.fit });
   const known = list.slides.some((slide) => slide.id === wanted.slide);
   if (!known || wanted.slide !== state.slide || !bag) {
     const id = known ? wanted.slide : list.visible[0]?.id;
@@ -398,6 +401,11 @@ function wire() {
       later(remember);
     });
   }
+  $("fit").addEventListener("change", () => {
+    state.fit = $("fit").checked;
+    if (bag) paint();
+    later(remember);
+  });
   for (const button of $("tabs").children) {
     button.addEventListener("click", () => tab(document.body.dataset.tab === button.dataset.tab ? "" : button.dataset.tab));
   }
