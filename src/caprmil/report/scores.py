@@ -145,7 +145,7 @@ def shortcuts(run: Run) -> Html:
     rows, beaten = [], True
     for d in found["differences"]:
         low, high = d["low"], d["high"]
-        between = f"{low:+.3f} to {high:+.3f}" if None not in (low, high) else "–"
+        between = f"{_signed(low)} to {_signed(high)}" if None not in (low, high) else "–"
         verdict = VERDICTS.get(d["verdict"], d["verdict"])
         beaten &= d["verdict"] == "real" and (d["difference"] or 0) > 0
         rows.append(
@@ -153,7 +153,7 @@ def shortcuts(run: Run) -> Html:
                 d["second"],
                 f"{_show(d['second_mean'])} ± {_show(d['second_std'])}",
                 f"{_show(d['first_mean'])} ± {_show(d['first_std'])}",
-                "–" if d["difference"] is None else f"{d['difference']:+.3f}",
+                _signed(d["difference"]),
                 between,
                 verdict,
             ]
@@ -190,3 +190,7 @@ def _known(interval: Sequence[float | None] | None) -> bool:
 
 def _show(value: float | None) -> str:
     return "–" if value is None else f"{value:.3f}"
+
+
+def _signed(value: float | None) -> str:
+    return "–" if value is None else f"{value:+.3f}".replace("-", "−")
