@@ -414,6 +414,29 @@ def test_the_confusion_matrix_is_sklearns(tiny_run: Run) -> None:
     assert [int(str(c["data-count"])) for c in cells] == expected.ravel().tolist()
 
 
+@pytest.mark.parametrize("folds", [("a",) * 30 + ("b",) * 30, None])
+def test_runs_of_many_classes_have_a_curve_for_each(folds: tuple[str, ...] | None) -> None:
+    from caprmil.predictions import Predictions
+    from caprmil.report import curves
+
+    rng = np.random.default_rng(0)
+    table = Predictions(
+        slides=tuple(f"s{n}" for n in range(60)),
+        classes=("a", NASTY, "c"),
+        probabilities=rng.dirichlet(np.ones(3), size=60),
+        labels=rng.integers(3, size=60),
+        folds=folds,
+    )
+    drawn = Reader(curves.roc(table))
+    kinds = [str(line["class"]) for line in drawn.all("polyline")]
+    assert len([kind for kind in kinds if "thickish" in kind]) == 2 * 3  # and their keys
+    assert f"{NASTY} against the rest" in drawn.words
+    dots = Reader(curves.reliability(table)).all("circle")
+    assert len(dots) == 6  # ten slides a bin
+    cells = Reader(scores.confusion(table)).all("td")
+    assert sum(int(str(cell["data-count"])) for cell in cells) == 60
+
+
 def test_mistakes_are_the_surest_first(tiny_run: Run) -> None:
     from caprmil.report import mistakes
 
