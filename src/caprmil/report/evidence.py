@@ -98,7 +98,7 @@ def section(case: Case, album: Album) -> Html:
         remark += f" {count(left, 'less likely class')}: on the map alone." if left else ""
     if (terms > 0).all() or (terms < 0).all():
         remark += (
-            " All patches speak for one side: on the map, “beside the mean patch” shows which "
+            " All patches speak for one side: on the map, “above the slide’s mean” shows which "
         )
         remark += "do so more than others."
     return fill(

@@ -59,14 +59,10 @@
     return layer.values.reduce((most, value) => Math.max(most, value), 1) / 255;
   }
 
-  /** Return a layer as it is, or by how much each patch lies above the mean patch. */
+  /** Return a layer as it is or, of evidence, what lies above the slide's mean. */
   function beside(layer) {
     if (!layer || layer.kind !== "diverging" || !find("relative").checked) return layer;
-    const mean = layer.values.reduce((sum, value) => sum + value, 0) / bag.n;
-    const values = layer.values.map((value) => value - mean);
-    const sizes = values.map(Math.abs).sort();
-    const strongest = sizes[Math.min(bag.n - 1, Math.floor(0.99 * bag.n))] || sizes[bag.n - 1];
-    return { ...layer, values, limit: strongest, title: `${layer.title}, beside the mean patch` };
+    return bag.layers.get(layer.key.replace("evidence", "above"));
   }
 
   function paint() {
@@ -215,6 +211,7 @@
     };
     for (const layer of bag.layers.values()) {
       const chosenLayer = layer.key === chooser.value;
+      if (layer.key.startsWith("above-")) continue;
       const twin = facts.classes.length === 2 && layer.key === `evidence-${1 - facts.shown}`;
       if (layer.key === "attention") {
         const times = Paint.value(layer, patch) * bag.n;
