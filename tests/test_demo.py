@@ -20,12 +20,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_demo_goes_from_slides_to_scores_and_to_answers(folder: Path) -> None:
-    results, answers = demo.demo(folder, plan=SMALL, progress=False)
+    results, answers, reports = demo.demo(folder, plan=SMALL, progress=False)
     assert [result.name for result in results] == ["Mean", "ABMIL", "CAPRMIL + Mean"]
     assert all(len(result.folds("auc")) == 3 for result in results)
     assert answers.slides == ("new_normal", "new_tumour")
     assert (folder / "demo.png").stat().st_size > 1000
     assert (folder / "features" / "qc" / "slide_000.png").exists()
+    assert [page.name for page in reports] == ["index.html", "new_tumour.html"]
+    assert "data:image/jpeg" in reports[1].read_text()
 
 
 def test_a_demo_that_is_finished_is_not_done_again(folder: Path) -> None:
@@ -38,7 +40,7 @@ def test_a_demo_that_is_finished_is_not_done_again(folder: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(2400)
 def test_plain_averaging_loses_a_rare_signal_and_context_finds_it(tmp_path: Path) -> None:
-    results, answers = demo.demo(tmp_path)
+    results, answers, _ = demo.demo(tmp_path)
     aucs = {result.name: np.mean(result.folds("auc")) for result in results}
     assert aucs["ABMIL"] > 0.9
     assert aucs["CAPRMIL + Mean"] > 0.9

@@ -1,4 +1,4 @@
-"""The demo: from generated slides to features, three models, and an answer for a new slide.
+"""The demo: from generated slides to features, three models, an answer for a new slide, and why.
 
 Plain averaging drowns a rare signal; with context before the average it is found, as by attention.
 """
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from caprmil import config, cost, encoders, figures
+from caprmil import config, cost, encoders, explain, figures, report
 from caprmil.extraction import Extraction
 from caprmil.inference import bags_of
 from caprmil.predictions import Predictions
@@ -56,8 +56,10 @@ class Result:
 
 def demo(
     out: str | Path, *, plan: Plan = WHOLE, device: str = "auto", progress: bool = True
-) -> tuple[list[Result], Predictions]:
+) -> tuple[list[Result], Predictions, list[Path]]:
     """Generate and encode slides, cross-validate each model, and let one answer new slides.
+
+    Returns what the models did, the answers, and the reports: of the run and of a new slide.
 
     What an earlier demo in the same folder has finished is not done again.
     """
@@ -78,7 +80,11 @@ def demo(
         results.append(Result(name=title, parameters=size, run=run))
     if not (out / "demo.png").exists():
         draw(results, out / "demo.png")
-    return results, _answer_new(plan, results[-1].run, out / "new", device=device)
+    run, new = results[-1].run, out / "new"
+    answers = _answer_new(plan, run, new, device=device)
+    with bar("Reporting", shown=progress) as step:
+        page, _, _ = report.write_run(run, device=device, progress=step)
+    return results, answers, [page, _report_new(run, new, device=device)]
 
 
 def _answer_new(plan: Plan, run: Run, folder: Path, *, device: str) -> Predictions:
@@ -90,6 +96,14 @@ def _answer_new(plan: Plan, run: Run, folder: Path, *, device: str) -> Predictio
             plan.cohort.section(plan.cohort.slides + number).write(slides[-1])
     found, _ = bags_of(run, slides, folder / "features", device=device)
     return run.predict(found, device=device)
+
+
+def _report_new(run: Run, folder: Path, *, device: str) -> Path:
+    """Explain the answer to the new slide with tumour in a report of its own."""
+    bag, slide = folder / "features" / "new_tumour.h5", folder / "new_tumour.tiff"
+    case = explain.examine(run, explain.find(run, bag, pixels=slide), device=device)
+    (path,) = report.places(run, [case.name], None).values()
+    return report.write_slide(run, case, path, replace=True)
 
 
 def draw(results: Sequence[Result], path: Path) -> None:

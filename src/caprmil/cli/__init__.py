@@ -79,7 +79,7 @@ def demo(
         f"one {cohort.tumour:.0%} of the tissue is tumour. "
         f"{'About two' if quick else 'Up to ten'} minutes on two cores."
     )
-    results, answers = show.demo(out, plan=plan, device=device)
+    results, answers, reports = show.demo(out, plan=plan, device=device)
     rows = []
     for result in results:
         scores = [mean_and_spread(result.folds(name)) for name in ("auc", "ace", "accuracy")]
@@ -90,6 +90,8 @@ def demo(
     typer.echo("Two new slides, from pixels to probabilities by CAPRMIL:")
     answers_table(answers)
     typer.echo(f"Written to {out}: slides, features with pictures in qc/, a run for each model.")
+    typer.echo(f"Why, as pages to open in a browser: {', '.join(map(str, reports))}")
+    typer.echo(f"Look around in all slides: caprmil view {results[-1].run.folder}")
     typer.echo("Your own slides: caprmil encode SLIDES --out FEATURES")
 
 
