@@ -369,6 +369,30 @@ def test_a_bag_without_pixels_or_places_is_a_bare_grid(
     assert tab.text("patch").startswith("Patch 0")
 
 
+def test_rows_fit_into_a_link_and_come_out_again(open_tab: Open) -> None:
+    tab = open_tab().go()
+    wrong = tab.page.evaluate(
+        """async () => {
+          const { packRows, unpackRows, spans } = await import("./static/link.js");
+          const same = (a, b) => a.length === b.length && a.every((row, n) => row === b[n]);
+          const wrong = [];
+          for (let n = 1; n < 400; n += 7) {
+            for (const share of [0, 0.02, 0.5, 0.98, 1]) {
+              const rows = Uint8Array.from({ length: n }, () => (Math.random() < share ? 1 : 0));
+              const again = new Uint8Array(n);
+              for (const [first, end] of spans(rows)) again.fill(1, first, end);
+              if (!same(unpackRows(packRows(rows), n), rows) || !same(again, rows)) wrong.push(n);
+            }
+          }
+          for (const text of ["", "!", "////", "_____w", "AAAA", "é"]) {
+            if (unpackRows(text, 9).some((row) => row > 1)) wrong.push(text);
+          }
+          return wrong;
+        }"""
+    )
+    assert wrong == []
+
+
 def test_help_names_the_keys_and_escape_leaves(open_tab: Open) -> None:
     tab = open_tab().go()
     tab.press("?")

@@ -24,7 +24,7 @@ from caprmil.runs import Run
 from caprmil.slides import Slide
 from caprmil.viewer import Library, create
 from caprmil.viewer import library as library_module
-from caprmil.viewer.app import STATIC
+from caprmil.viewer.app import STATIC, rows_of
 from caprmil.viewer.library import identify
 from caprmil.viewer.security import Guard
 from caprmil.viewer.serving import PORT, listen, url
@@ -160,6 +160,15 @@ def test_asking_without_anything_taken_out_is_the_answer(app: Guard) -> None:
     said = ask(app, FIRST, {"without": []}).json
     np.testing.assert_allclose(said["answer"], facts["answer"]["probabilities"], atol=1e-7)
     np.testing.assert_allclose(said["logits"], facts["model"]["logits"], atol=1e-4)
+
+
+@given(st.lists(st.tuples(st.integers(0, 29), st.integers(1, 30)).filter(lambda s: s[0] < s[1])))
+def test_ranges_may_overlap(spans: list[tuple[int, int]]) -> None:
+    expected = np.zeros(31, dtype=bool)
+    for first, end in spans:
+        expected[first:end] = True
+    rows = rows_of({"without": [list(span) for span in spans]}, 31)
+    np.testing.assert_array_equal(rows, expected)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ Everything is made at first use and kept on a shelf. Nothing is written.
 
 import gzip
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,12 +14,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from caprmil import bags, batches, pages
+from caprmil import bags, pages
 from caprmil.bags import Bag, BagInfo
-from caprmil.batches import Sample
+from caprmil.calibration import soften
 from caprmil.cohort import find_bags
 from caprmil.errors import BagError, RunError, SlideError
-from caprmil.explain import Squares, Subject, ask_run, cut, examine, find
+from caprmil.explain import Squares, Subject, cut, examine, find, temperatures
 from caprmil.models import MILModel
 from caprmil.readers import Pixels
 from caprmil.runs import Run, pick_device
@@ -69,8 +69,10 @@ class Told:
     data: bytes
     packed: bytes  # the data, compressed
     version: str
-    fold: str
+    fold: str  # whose model is explained
+    folds: tuple[str, ...]  # whose models answer
     exact: bool
+    calibrated: bool
     where: Squares | None  # where patches lie on the slide, if its pixels can be shown
     gallery: tuple[int, ...]  # rows of the patches that any map may show first
 
@@ -158,6 +160,8 @@ class Library:
             packed=gzip.compress(numbers.data, 5, mtime=0),
             version=version,
             fold=case.explanation.fold,
+            folds=tuple(case.answer.by_fold),
+            calibrated=case.answer.calibrated is not None,
             exact=case.explanation.exact,
             where=where,
             gallery=rows,
@@ -165,22 +169,25 @@ class Library:
 
     def ask(self, key: str, without: NDArray[np.bool_]) -> dict[str, Any]:
         """Return what the run and the explained model answer when some patches are left out."""
-        told, subject, bag = self.told(key), self.subject(key), self._bag(key)
-        left = part(bag, ~without)
-        names = [fold.name for fold in self.run.answering()]
-        models = {name: self._model(name) for name in names}
-        answer = ask_run(self.run, subject, left, models=models, device=self.device)
-        batch = batches.collate([(Sample(subject.name, left), left)])
-        grid = None if batch.grid is None else batch.grid.to(self.device)
+        told, bag = self.told(key), part(self._bag(key), ~without)
+        cells = bag.grid()
+        grid = None if cells is None else torch.from_numpy(cells)[None].to(self.device)
+        features = torch.from_numpy(bag.features)[None].to(self.device).float()
         with torch.no_grad():
-            output = models[told.fold](batch.features.to(self.device), grid=grid)
-        logits = output.aux.get("mean_logits", output.logits) if told.exact else output.logits
+            said = {fold: self._model(fold)(features, grid=grid) for fold in told.folds}
+        by_fold = {
+            fold: output.logits[0].cpu().double().softmax(dim=-1).numpy()
+            for fold, output in said.items()
+        }
+        own = said[told.fold]
+        logits = own.aux.get("mean_logits", own.logits) if told.exact else own.logits
+        calibrated = calibrate(self.run, by_fold) if told.calibrated else None
         return {
-            "probabilities": output.logits[0].double().softmax(dim=-1).tolist(),
+            "probabilities": by_fold[told.fold].tolist(),
             "logits": logits[0].tolist(),
-            "answer": answer.probabilities.tolist(),
-            "calibrated": None if answer.calibrated is None else answer.calibrated.tolist(),
-            "left": len(left.features),
+            "answer": np.mean(list(by_fold.values()), axis=0).tolist(),
+            "calibrated": None if calibrated is None else calibrated.tolist(),
+            "left": len(bag.features),
             "out": int(without.sum()),
         }
 
@@ -284,6 +291,12 @@ def part(bag: Bag, rows: NDArray[np.bool_]) -> Bag:
     coords = None if bag.coords is None else bag.coords[rows]
     info = replace(bag.info, n_patches=int(rows.sum()))
     return Bag(features=bag.features[rows], coords=coords, info=info)
+
+
+def calibrate(run: Run, by_fold: Mapping[str, NDArray[np.float64]]) -> NDArray[np.float64]:
+    """Return the mean answer after each fold's temperature."""
+    known = temperatures(run)
+    return np.mean([soften(p[None], known[fold])[0] for fold, p in by_fold.items()], axis=0)
 
 
 def _open(path: Path, info: BagInfo) -> Opened:

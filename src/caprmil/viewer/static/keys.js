@@ -9,8 +9,8 @@ export function listen(act) {
   $("keys-list").append(...KEYS.flatMap(([key, what]) => [el("dt", { text: key }), el("dd", { text: what })]));
   document.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey || $("keys").open) return;
-    const typing = event.target.matches("input[type=search], select");
-    const sliding = event.target.matches("input[type=range]") && event.key.startsWith("Arrow");
+    const typing = event.target.matches?.("input[type=search], select");
+    const sliding = event.target.matches?.("input[type=range]") && event.key.startsWith("Arrow");
     if (event.key === "Escape") {
       if (typing) event.target.blur();
       else act.leave();

@@ -107,6 +107,18 @@ export class List {
     $("count").textContent = visible.length ? count(visible.length, "slide") : "No slide is like that.";
   }
 
+  /** Take in the answer to a slide that the run had not answered. */
+  learn({ id, answer, classes }) {
+    const slide = this.slides.find((each) => each.id === id);
+    if (slide.predicted !== null) return;
+    const { probabilities } = answer;
+    Object.assign(slide, { probabilities, predicted: classes[probabilities.indexOf(Math.max(...probabilities))] });
+    const old = this.items.get(id);
+    this.items.set(id, this.#item(slide));
+    old.replaceWith(this.items.get(id));
+    this.mark(id);
+  }
+
   /** Mark the slide that is open. */
   mark(id) {
     for (const [key, item] of this.items) {

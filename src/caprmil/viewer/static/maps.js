@@ -12,7 +12,7 @@ export function showMaps(bag, layer, choose) {
       .filter(([group]) => present.has(group))
       .map(([group, text]) => option(text, group === now.group, () => choose(first(bag, group)))),
   );
-  const rows = now.group === "tokens" ? tokens(facts, now, choose) : [classes(bag, layer, now, choose)];
+  const rows = now.group === "tokens" ? tokens(facts, now, choose) : [classes(bag, layer, now, choose), mean(bag, now, choose)];
   $("choices").replaceChildren(...rows.filter(Boolean));
   $("sentence").textContent = sentence(facts, layer, Paint.tell);
 }
@@ -29,7 +29,8 @@ function option(text, chosen, click, more = {}) {
 }
 
 function classes(bag, layer, now, choose) {
-  const own = [...bag.layers.values()].filter(({ key }) => parse(key).group === now.group);
+  const alike = (key) => parse(key).group === now.group && parse(key).above === now.above;
+  const own = [...bag.layers.values()].filter(({ key }) => alike(key));
   if (own.length < 2) return null;
   const text = ({ key }) => {
     const { of, spread } = parse(key);
@@ -39,6 +40,18 @@ function classes(bag, layer, now, choose) {
     "div",
     { class: "chips", role: "group", "aria-label": "Class" },
     ...own.map((each) => option(text(each), each.key === layer.key, () => choose(each.key))),
+  );
+}
+
+/** Return the choice between all evidence and what lies above the slide's mean. */
+function mean(bag, now, choose) {
+  if (now.group !== "evidence" || !bag.layers.has(`above-${now.of}`)) return null;
+  const change = (above) => choose(`${above ? "above" : "evidence"}-${now.of}`);
+  return el(
+    "label",
+    { class: "tick" },
+    el("input", { id: "above", type: "checkbox", checked: now.above, on: { change: (event) => change(event.target.checked) } }),
+    "Above the slide's mean",
   );
 }
 

@@ -66,7 +66,8 @@ function colour(layer, row) {
 /** Show the patches that a map has first, and last if it has two ends. */
 export function showGallery(bag, layer, pictures, select) {
   const [high, low] = headings(bag.facts, layer);
-  const parts = [el("h2", { text: high }), thumbs(bag, layer, pictures, layer.top, select)];
+  const some = layer.top.filter((row, place) => place === 0 || layer.kind === "diverging" || layer.values[row] > 0);
+  const parts = [el("h2", { text: high }), thumbs(bag, layer, pictures, some, select)];
   if (layer.bottom && low) parts.push(el("h2", { text: low }), thumbs(bag, layer, pictures, layer.bottom, select));
   $("gallery").replaceChildren(...parts);
 }

@@ -67,6 +67,7 @@ export class Stage {
       this.osd.addOnceHandler("open", () => {
         this.bag = bag;
         this.bare = !tile;
+        this.cells = tile ? null : this.#cells();
         this.osd.navigator?.element.classList.toggle("away", this.bare);
         if (view) this.view = view;
         else this.osd.viewport.goHome(true);
@@ -227,12 +228,17 @@ export class Stage {
     const [width, height] = this.bag.facts.size;
     ink.fillStyle = "#fff";
     ink.fillRect(left, top, width * scale, height * scale);
-    ink.fillStyle = "#e3e7eb"; // where patches are
-    const side = this.bag.side * scale;
-    const gap = side > 6 ? 0.5 : 0;
-    for (let n = 0; n < this.bag.n; n++) {
-      ink.fillRect(left + this.bag.x[n] * scale + gap, top + this.bag.y[n] * scale + gap, side - 2 * gap, side - 2 * gap);
-    }
+    this.#lay(ink, this.cells, { left, top, scale }, 1);
+  }
+
+  /** Return all patches as one grey picture. */
+  #cells() {
+    const found = this.#mask(new Uint8Array(this.bag.n).fill(1));
+    const pen = found.canvas.getContext("2d");
+    pen.globalCompositeOperation = "source-in";
+    pen.fillStyle = "#dfe4e8";
+    pen.fillRect(0, 0, found.canvas.width, found.canvas.height);
+    return found;
   }
 
   /** Grey and hatch what is taken out: the mask is cut from a pattern. */

@@ -107,7 +107,9 @@ async function show(found, wanted, signal) {
     before = [new Uint8Array(bag.n)];
     ask();
   }
+  list.learn(facts);
   refresh();
+  measure();
   remember();
 }
 

@@ -7,10 +7,12 @@ export function parse(key) {
   const block = Number(key.match(/block-(\d+)-/)?.[1] ?? 0);
   const head = key.match(/head-(\d+)/)?.[1];
   const token = key.match(/token-(\d+)/)?.[1];
-  const of = key.match(/^(?:evidence|attention|score)-(\d+)$/)?.[1];
-  const group = token !== undefined || key.endsWith("entropy") ? "tokens" : key === "spread" ? "attention" : key.split("-")[0];
+  const of = key.match(/^(?:evidence|above|attention|score)-(\d+)$/)?.[1];
+  const [above, spread] = [key.startsWith("above-"), key === "spread"];
+  const plain = above ? "evidence" : spread ? "attention" : key.split("-")[0];
+  const group = token !== undefined || key.endsWith("entropy") ? "tokens" : plain;
   const known = (text) => (text === undefined ? null : Number(text));
-  return { group, block, head: known(head), token: known(token), of: known(of), spread: key === "spread" };
+  return { group, block, head: known(head), token: known(token), of: known(of), above, spread };
 }
 
 /** Return the key of a map of tokens. Without a token it is how undecided patches are. */
@@ -22,11 +24,14 @@ export function tokenKey(facts, block, head, token) {
 
 /** Return what a map means. */
 export function sentence(facts, layer, tell) {
-  const { group, block, head, token, of, spread } = parse(layer.key);
+  const { group, block, head, token, of, above, spread } = parse(layer.key);
   const others = facts.classes.filter((_, number) => number !== of);
   const lead = `the lead of ${facts.classes[of]} over ${others.length === 1 ? others[0] : "the other classes"}`;
   const where = facts.tokens?.blocks > 1 ? ` of block ${block + 1}` : "";
   const even = 1 / facts.patches;
+  if (above) {
+    return `What sets patches apart: how much more than the mean patch of this slide each adds to ${lead}. These add up to 0.`;
+  }
   if (group === "evidence") return EVIDENCE[facts.model.method](lead, tell(facts.model.gap));
   if (spread) return "How far a patch's attention varies from draw to draw of this model.";
   if (group === "attention") {
@@ -51,7 +56,8 @@ const EVIDENCE = {
 
 /** Return the headings of what is shown first of a map. */
 export function headings(facts, layer) {
-  const { group, of } = parse(layer.key);
+  const { group, of, above } = parse(layer.key);
+  if (above) return [`Most for ${facts.classes[of]}, beside the mean`, `Least for ${facts.classes[of]}, beside the mean`];
   if (group === "evidence") {
     const [high, low] = [layer.values[layer.top[0]], layer.values[layer.bottom[0]]];
     const name = facts.classes[of];
