@@ -17,6 +17,8 @@ from urllib.request import urlopen
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from caprmil import bags
 from caprmil.errors import CaprmilError, RunError
