@@ -369,6 +369,24 @@ def test_a_bag_without_pixels_or_places_is_a_bare_grid(
     assert tab.text("patch").startswith("Patch 0")
 
 
+def test_a_model_without_tokens_has_no_empty_words(open_tab: Open) -> None:
+    tab = open_tab()
+
+    def without_tokens(route: Any) -> None:
+        facts = route.fetch().json()
+        layers = [layer for layer in facts["layers"] if layer["key"].startswith(("ev", "ab", "at"))]
+        route.fulfill(json={**facts, "tokens": None, "layers": layers})
+
+    tab.page.route(f"**/api/slides/{FIRST}", without_tokens)
+    tab.go()
+    tab.page.mouse.click(*tab.at(560, 560))
+    tab.page.wait_for_selector("#patch h2")
+    tab.press("t", "h", "]", "[")
+    assert not re.search("null|undefined|NaN", tab.text("patch") + tab.text("answer"))
+    assert tab.page.locator("#groups button").all_inner_texts() == ["Evidence", "Attention"]
+    tab.settle()
+
+
 def test_rows_fit_into_a_link_and_come_out_again(open_tab: Open) -> None:
     tab = open_tab().go()
     wrong = tab.page.evaluate(

@@ -89,7 +89,7 @@ export function showPatch(bag, row, { pictures, layer, out, select, choose, clos
       el("div", {}, el("p", { class: "quiet", text: place(bag, row) }), out[row] ? el("p", { text: "It is taken out." }) : null, plain(bag, row)),
     ),
     numbers(bag, row, layer, choose),
-    facts.tokens ? grid(bag, row, layer, choose) : null,
+    ...(facts.tokens ? [grid(bag, row, layer, choose)] : []),
     ...(near.length ? [el("h3", { text: "Most alike in token space" }), thumbs(bag, layer, pictures, near, select, "row")] : []),
   );
 }
@@ -114,6 +114,8 @@ function plain(bag, row) {
 
 function numbers(bag, row, current, choose) {
   const plainLayers = [...bag.layers.values()].filter(({ key }) => parse(key).group !== "tokens" || key.endsWith("entropy"));
+  const place = ({ key }) => (parse(key).group === "evidence" ? parse(key).of - bag.facts.classes.length : 0);
+  plainLayers.sort((a, b) => place(a) - place(b)); // of each class, all evidence and then that above the mean
   return el(
     "table",
     { class: "numbers" },
@@ -127,7 +129,7 @@ function numbers(bag, row, current, choose) {
         return el(
           "tr",
           { class: layer.key === current.key ? "current" : "" },
-          el("th", { scope: "row" }, el("button", { class: "plain", text: layer.title, on: { click: () => choose(layer.key) } })),
+          el("th", { scope: "row" }, el("button", { class: "plain", text: parse(layer.key).above ? "… above the mean" : layer.title, title: layer.title, on: { click: () => choose(layer.key) } })),
           el(
             "td",
             { "aria-hidden": "true" },
