@@ -27,6 +27,7 @@ export class Stage {
       showNavigator: matchMedia("(min-width: 821px)").matches,
       navigatorPosition: "BOTTOM_RIGHT",
       navigatorSizeRatio: 0.14,
+      navigatorOpacity: 1, // or the map shines through
       navigatorBorderColor: "#8a949e",
       navigatorDisplayRegionColor: "#d55e00",
       animationTime: still ? 0 : 0.4,
