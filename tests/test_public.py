@@ -71,7 +71,7 @@ def test_the_shell_tour_of_the_readme_runs(home: Path) -> None:
     assert (home / "runs/abmil/scores.md").exists()
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/models.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/models.md", "docs/explain.md"])
 def test_the_python_on_a_page_runs(page: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(home)
     names: dict[str, object] = {}
