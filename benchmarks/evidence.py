@@ -18,6 +18,7 @@ from hashlib import sha256
 from pathlib import Path
 from time import process_time
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import torch
@@ -42,6 +43,7 @@ from evidence_page import CLASS, RANDOM, TOKEN, Job, Result, picture, report, ta
 from record import Page, Record
 
 HALF = 0.5  # of a patch, from which on it is called tumour
+DRAWS = 50  # random maps a slide
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,20 +138,25 @@ def judge(
     told = explain.explain(model, bag, classes=trained.classes, slide=slide)
     maps = every_map(model, bag, told, of)
     flipped = explain.faithfulness(model, bag, told, of=of, maps=maps).curves
-    maps[RANDOM] = np.random.default_rng(len(bag.features)).random(len(bag.features))
     if told.assignments is not None:
         tokens = [told.token(number) for number in range(told.assignments.shape[-1])]
         maps[TOKEN] = max(tokens, key=lambda token: roc_auc_score(share >= HALF, token))
-    clear = (share >= HALF) | (share == 0)
-    marks = {}
-    for name, values in maps.items():
-        marks[name] = {
-            "found": float(roc_auc_score(share >= HALF, values)),
-            "clear": float(roc_auc_score(share[clear] > 0, values[clear])),
-        }
-        if name in flipped:
-            marks[name]["area"] = flipped[name].area
+    marks = {name: against(share, values) for name, values in maps.items()}
+    chance = np.random.default_rng(crc32(slide.encode())).random((DRAWS, len(share)))
+    drawn = [against(share, values) for values in chance]
+    marks[RANDOM] = {mark: float(np.mean([each[mark] for each in drawn])) for mark in drawn[0]}
+    for name, curves in flipped.items():
+        marks[name]["area"] = curves.area
     return marks
+
+
+def against(share: NDArray[np.float64], values: NDArray[Any]) -> dict[str, float]:
+    """Return how well a map finds tumour: among all patches, and among the clear ones."""
+    clear = (share >= HALF) | (share == 0)
+    return {
+        "found": float(roc_auc_score(share >= HALF, values)),
+        "clear": float(roc_auc_score(share[clear] > 0, values[clear])),
+    }
 
 
 def every_map(

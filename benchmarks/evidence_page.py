@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from caprmil.figures.style import BLACK, COLOURS, GREY, new_figure, tidy
+from caprmil.figures.style import COLOURS, GREY, new_figure, tidy
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -108,15 +108,14 @@ def told(results: Sequence[Result]) -> list[str]:
     for mark, title in (("found", "finds the tumour best"), ("area", "is the most faithful")):
         wins: dict[str, list[str]] = {}
         for model, seeds in models.items():
-            means = {
-                name: values(seeds, name, mark).mean()
-                for name in present(seeds, mark)
-                if name not in NO_RIVALS
-            }
-            wins.setdefault(max(means, key=lambda name: means[name]), []).append(model)
+            rivals = [name for name in present(seeds, mark) if name not in NO_RIVALS]
+            means = {name: round(values(seeds, name, mark).mean(), 2) for name in rivals}
+            for name in rivals:
+                if means[name] == max(means.values()):
+                    wins.setdefault(name, []).append(model)
         ranked = sorted(wins.items(), key=lambda item: -len(item[1]))
-        words = "; ".join(f"{name} in {len(of)} ({', '.join(of)})" for name, of in ranked)
-        lines.append(f"Which map {title}, by model: {words}.")
+        words = "; ".join(f"{name} ({', '.join(of)})" for name, of in ranked)
+        lines.append(f"Which map {title}, equals named twice: {words}.")
     for name in ("evidence, exact", "attention", "gradients"):
         means = {m: v.mean() for m, s in models.items() if len(v := values(s, name, "found"))}
         if means:
@@ -145,8 +144,8 @@ def report(
 ```
 
 Means over {slides} slides with tumour, each explained by the one model of its run that had not seen
-it; {seeds} seed{"" if seeds == 1 else "s"}. In bold the best of a row, the last two columns apart.
-Training and maps took {minutes:.0f} minutes of one core.
+it; {seeds} seed{"" if seeds == 1 else "s"}. In bold the best of a row, chance and the token apart.
+It took {minutes:.0f} minutes of one core, without what was there already of slides, features, runs.
 
 ![Every map against the truth, and its faithfulness]({image})
 
@@ -161,7 +160,7 @@ def picture(results: Sequence[Result]) -> "Figure":
     models = by_model(results)
     maps = present(results, "found")
     colours = {name: COLOURS[place % len(COLOURS)] for place, name in enumerate(maps)}
-    colours |= {RANDOM: GREY, TOKEN: BLACK}
+    colours[TOKEN] = GREY
     figure = new_figure(10, 1.6 + 0.42 * len(models))
     panels = figure.subplots(1, 2, sharey=True)
     titles = {"found": ("Tumour found", "AUC of patches"), "area": ("Faithfulness", "Area")}

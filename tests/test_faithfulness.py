@@ -13,7 +13,7 @@ from caprmil import bags, explain
 from caprmil.bags import Bag
 from caprmil.errors import RunError
 from caprmil.explain.faithfulness import RANDOM, SHARES, Curves, Faithfulness, Track, rank, steps
-from caprmil.models import MILModel, create
+from caprmil.models import MILModel, create, list_models
 from caprmil.runs import Run
 
 WIDTH = 8
@@ -163,6 +163,15 @@ def test_every_map_that_a_model_has_is_tried(name: str, maps: list[str]) -> None
     assert found.method == ("perturbation" if name == "transmil" else "exact")
     assert all(f"| {name} |" in found.as_markdown() for name in maps)
     assert list(json.loads(json.dumps(found.as_dict()))["maps"]) == maps
+
+
+@pytest.mark.parametrize("name", list_models())
+def test_no_model_is_without_gradients(name: str) -> None:
+    model, bag = make(name), make_bag(12)
+    cells = torch.from_numpy(bag.grid())
+    slope = explain.gradient(model, torch.from_numpy(bag.features)[None], cells, of=1)
+    assert slope.shape == (12,)
+    assert slope.abs().sum() > 0
 
 
 def test_progress_counts_every_question() -> None:

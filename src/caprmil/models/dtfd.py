@@ -87,7 +87,9 @@ class DTFDMIL(MILModel):
             wanted = -1 if self.n_classes == 2 else int(answer.argmax())
             chosen = self.choose(activations[:, wanted], members)
             rows, shares = patches[0, chosen], F.one_hot(chosen, len(said)).to(attention)
-        rows = rows.detach().unsqueeze(0)  # tier two does not teach what lies below it
+        if self.training:
+            rows = rows.detach()  # tier two does not teach what lies below it
+        rows = rows.unsqueeze(0)
         every = torch.ones(rows.shape[:2], dtype=torch.bool, device=rows.device)
         embedding, weights = self.second.pool(rows, every)
         return Output(
