@@ -108,6 +108,7 @@ def test_every_layer_paints_another_picture(visit: Any) -> None:
 def test_evidence_can_be_seen_beside_the_mean_patch(visit: Any) -> None:
     page = visit("seen")
     page.select_option("#layer", "evidence-1")
+    page.uncheck("#relative")
     before = page.evaluate(INK)
     page.check("#relative")
     assert page.evaluate(INK) != before

@@ -101,6 +101,11 @@ const Paint = (() => {
     return size >= 1e-3 && size < 1e5 ? String(Number(number.toPrecision(3))) : number.toExponential(1);
   }
 
+  /** Tell whether all patches speak for the same side: such a map shows little by itself. */
+  function oneSided(layer) {
+    return layer.values.every((value) => value > 0) || layer.values.every((value) => value < 0);
+  }
+
   /** Return the patch at a place of the slide, or -1. */
   function patchAt(bag, x, y) {
     for (let n = bag.n - 1; n >= 0; n--) {
@@ -129,5 +134,5 @@ const Paint = (() => {
     return others.sort((a, b) => distances[a] - distances[b]).slice(0, k);
   }
 
-  return { TOKENS, decode, value, shade, raster, legend, tell, patchAt, neighbours, headLayers };
+  return { TOKENS, decode, value, shade, raster, legend, tell, oneSided, patchAt, neighbours, headLayers };
 })();

@@ -51,6 +51,7 @@
     }
     chooser.append(element("option", "No layer", { value: "" }));
     chooser.value = `evidence-${facts.shown}`;
+    find("relative").checked = Paint.oneSided(bag.layers.get(chooser.value));
   }
 
   /** Return where a layer's scale ends: a share at the highest there is, or all would look alike. */

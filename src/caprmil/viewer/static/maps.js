@@ -17,9 +17,11 @@ export function showMaps(bag, layer, choose) {
   $("sentence").textContent = sentence(facts, layer, Paint.tell);
 }
 
-/** Return the map of a group to begin with: evidence is that for the answer. */
+/** Return the map of a group to begin with: evidence is that for the answer, or what sets patches
+ * apart where all of them are on one side. */
 export function first(bag, group) {
   const best = `${group}-${bag.facts.predicted}`;
+  if (group === "evidence" && Paint.oneSided(bag.layers.get(best))) return `above-${bag.facts.predicted}`;
   if (bag.layers.has(best) && group !== "attention") return best;
   return [...bag.layers.keys()].find((key) => parse(key).group === group);
 }
