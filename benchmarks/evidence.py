@@ -199,7 +199,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         jobs = [Job(model, seed) for seed in range(args.seeds) for model in models]
         made = record.complete(jobs, partial(run, plan, args.folder), processes=args.processes)
         results = sorted(made, key=lambda result: (models.index(result.model), result.seed))
-        image = args.out.with_suffix(".png")
+        image = args.out.with_name(f"{args.out.stem}-maps.png")
         figures.save(picture(results), image, replace=True)
         command = "python benchmarks/evidence.py"
         for option in ("models", "seeds"):

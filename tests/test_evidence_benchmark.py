@@ -47,7 +47,7 @@ def test_the_page_has_every_map_and_a_run_that_was_stopped_goes_on(
         "evidence, exact | perturbation | integrated gradients | gradients | attention |" in first
     )
     assert first.count("\n| caprmil |") == 3
-    assert (tmp_path / "page.png").stat().st_size > 5000
+    assert (tmp_path / "page-maps.png").stat().st_size > 5000
     record = tmp_path / "page.jsonl"
     record.write_text(record.read_text().splitlines(keepends=True)[0])
     assert run(page, slides).split("### ")[1:] == first.split("### ")[1:]
