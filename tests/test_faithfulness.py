@@ -160,7 +160,7 @@ def test_tiny_bags_have_short_curves(name: str, n: int) -> None:
 def test_every_map_that_a_model_has_is_tried(name: str, maps: list[str]) -> None:
     found = ask(make(name), make_bag(12))
     assert list(found.curves) == maps
-    assert found.method == ("perturbation" if name == "transmil" else "exact")
+    assert found.method == ("integrated gradients" if name == "transmil" else "exact")
     assert all(f"| {name} |" in found.as_markdown() for name in maps)
     assert list(json.loads(json.dumps(found.as_dict()))["maps"]) == maps
 

@@ -41,7 +41,8 @@ def explain(
     ] = None,
     top: Annotated[int, typer.Option(help="Patches of a gallery.", min=1, max=64)] = 8,
     method: Annotated[
-        str, typer.Option(help="exact, gradients or perturbation; default: exact if it can be.")
+        str,
+        typer.Option(help="exact, gradients or perturbation; default: exact, or else gradients."),
     ] = "",
     parquet: Annotated[
         bool, typer.Option("--parquet", help="Write the table of patches as Parquet too.")

@@ -17,7 +17,6 @@ from caprmil.progress import Step
 Method: TypeAlias = Literal["exact", "integrated gradients", "perturbation"]
 METHODS: tuple[Method, ...] = ("exact", "integrated gradients", "perturbation")
 
-FEW = 500  # up to so many patches, each is taken out in turn
 STEPS = 24  # on the way of integrated gradients
 
 Bag: TypeAlias = Float[Tensor, "1 N E"]
@@ -33,9 +32,9 @@ def attribute(
 ) -> tuple[Evidence, Method]:
     """Return what each patch adds to each logit of one bag, and how that was found.
 
-    By default it is exact if the model is a sum over patches; if not, patches are taken out one by
-    one in a small bag, and gradients integrated in a large one. Only what is exact, or integrated,
-    sums to the logits.
+    By default it is exact if the model is a sum over patches, and integrated gradients if not.
+    Patches taken out one by one say little where many tell the same (docs/evidence.md), and do not
+    sum to the logits.
     """
     model.eval()
     exact = model.evidence(features, grid) if method in (None, "exact") else None
@@ -46,8 +45,7 @@ def attribute(
             f"A logit of {type(model).__name__} is no sum over patches, so nothing exact can be "
             f"said of them. There are: {', '.join(METHODS[1:])}."
         )
-    few = features.shape[1] <= FEW
-    if method == "perturbation" or (method is None and few):
+    if method == "perturbation":
         return take_out(model, features, grid, progress=progress), "perturbation"
     return integrate(model, features, grid, progress=progress), "integrated gradients"
 
