@@ -59,6 +59,11 @@ class ContextAttention(nn.Module):
 
     Four steps, each a method: `assign`, `gather`, `mix`, `broadcast`. Only `gather` sums over
     patches, so a bag may also come in pieces.
+
+    With few tokens (HM < D, `folded`) the products are in another order: the maps `place`,
+    `content` and `out` act on the HM tokens or on each other, never on the N patches. That is the
+    same in exact arithmetic, gradients and dropout included, and leaves 3 HM products a patch of
+    3 D + 3 M.
     """
 
     def __init__(
@@ -76,6 +81,7 @@ class ContextAttention(nn.Module):
                 stacklevel=2,
             )
         self.heads = heads
+        self.folded = heads * tokens < dim
         self.place = nn.Linear(dim, heads * head_dim)  # x in the paper: where a patch belongs
         self.content = nn.Linear(dim, heads * head_dim)  # f in the paper: what it brings there
         self.cluster = nn.Linear(head_dim, tokens)  # W_cluster, shared by the heads
@@ -87,19 +93,43 @@ class ContextAttention(nn.Module):
 
     def assign(self, patches: Patches, mask: Mask | None = None) -> Assignments:
         """Soft clustering: each patch spends one unit of weight on the M tokens of a head."""
-        place = rearrange(self.place(patches), "b n (h k) -> b h n k", h=self.heads)
-        logits = self.cluster(place)
-        if self.temperature is not None:
-            logits = logits / self.temperature()[:, None, None]
+        if self.folded:
+            logits = F.linear(patches, *self.clusters())
+            logits = rearrange(logits, "b n (h m) -> b h n m", h=self.heads)
+        else:
+            place = rearrange(self.place(patches), "b n (h k) -> b h n k", h=self.heads)
+            logits = self.cluster(place)
+            if self.temperature is not None:
+                logits = logits / self.temperature()[:, None, None]
         assignments = logits.softmax(dim=-1, dtype=summing_dtype(logits))
         if mask is not None:  # padding belongs to no token, so it shifts no mean in `gather`
             assignments = assignments * mask[:, None, :, None]
         return assignments
 
+    def clusters(self) -> tuple[Float[Tensor, "HM D"], Float[Tensor, " HM"]]:
+        """Fold `place`, `cluster` and the temperatures into one map from patches to logits."""
+        weight = rearrange(self.place.weight, "(h k) d -> h k d", h=self.heads)
+        bias = rearrange(self.place.bias, "(h k) -> h k", h=self.heads)
+        weight = self.cluster.weight @ weight
+        bias = F.linear(bias, self.cluster.weight, self.cluster.bias)
+        if self.temperature is not None:
+            temperature = self.temperature()
+            weight, bias = weight / temperature[:, None, None], bias / temperature[:, None]
+        return weight.flatten(0, 1), bias.flatten()
+
     def gather(self, patches: Patches, assignments: Assignments) -> tuple[Tokens, Mass]:
         """Aggregation: what the patches bring to each token, and with how much weight."""
-        content = rearrange(self.content(patches), "b n (h k) -> b h n k", h=self.heads)
-        return weighted_sum(assignments, content), assignments.sum(dim=2)
+        mass = assignments.sum(dim=2)
+        if not self.folded:
+            content = rearrange(self.content(patches), "b n (h k) -> b h n k", h=self.heads)
+            return weighted_sum(assignments, content), mass
+        sums = weighted_sum(rearrange(assignments, "b h n m -> b n (h m)"), patches)
+        sums = rearrange(sums, "b (h m) d -> b h m d", h=self.heads)
+        with torch.autocast(sums.device.type, enabled=False):  # sums keep their digits
+            weight, bias = (part.to(sums.dtype) for part in self.content.parameters())
+            weight = rearrange(weight, "(h k) d -> h d k", h=self.heads)
+            bias = rearrange(bias, "(h k) -> h 1 k", h=self.heads)
+            return sums @ weight + mass.unsqueeze(-1) * bias, mass
 
     def mix(self, brought: Tokens, mass: Mass) -> Tokens:
         """Self-attention among tokens. It is M by M: the size of the slide does not matter."""
@@ -110,6 +140,11 @@ class ContextAttention(nn.Module):
 
     def broadcast(self, tokens: Tokens, assignments: Assignments) -> Patches:
         """Context broadcasting: each patch hears its tokens by the weights it gave them."""
+        if self.folded:
+            weight = rearrange(self.out.weight, "d (h k) -> h k d", h=self.heads)
+            messages = rearrange(tokens @ weight, "b h m d -> b (h m) d")
+            weights = rearrange(assignments, "b h n m -> b n (h m)").to(messages.dtype)
+            return weights @ messages + self.out.bias
         heard = einsum(assignments.to(tokens.dtype), tokens, "b h n m, b h m k -> b h n k")
         return self.out(rearrange(heard, "b h n k -> b n (h k)"))
 
