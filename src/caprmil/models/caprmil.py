@@ -95,18 +95,21 @@ class ContextAttention(nn.Module):
         """Soft clustering: each patch spends one unit of weight on the M tokens of a head."""
         if self.folded:
             logits = F.linear(patches, *self.clusters())
-            logits = rearrange(logits, "b n (h m) -> b h n m", h=self.heads)
+            logits = rearrange(logits, "b n (m h) -> b n m h", h=self.heads)
+            # Over an axis that is not the last: a softmax over four neighbours is slow.
+            shares = logits.softmax(dim=2, dtype=summing_dtype(logits))
+            assignments = rearrange(shares, "b n m h -> b h n m")
         else:
             place = rearrange(self.place(patches), "b n (h k) -> b h n k", h=self.heads)
             logits = self.cluster(place)
             if self.temperature is not None:
                 logits = logits / self.temperature()[:, None, None]
-        assignments = logits.softmax(dim=-1, dtype=summing_dtype(logits))
+            assignments = logits.softmax(dim=-1, dtype=summing_dtype(logits))
         if mask is not None:  # padding belongs to no token, so it shifts no mean in `gather`
             assignments = assignments * mask[:, None, :, None]
         return assignments
 
-    def clusters(self) -> tuple[Float[Tensor, "HM D"], Float[Tensor, " HM"]]:
+    def clusters(self) -> tuple[Float[Tensor, "MH D"], Float[Tensor, " MH"]]:
         """Fold `place`, `cluster` and the temperatures into one map from patches to logits."""
         weight = rearrange(self.place.weight, "(h k) d -> h k d", h=self.heads)
         bias = rearrange(self.place.bias, "(h k) -> h k", h=self.heads)
@@ -115,7 +118,7 @@ class ContextAttention(nn.Module):
         if self.temperature is not None:
             temperature = self.temperature()
             weight, bias = weight / temperature[:, None, None], bias / temperature[:, None]
-        return weight.flatten(0, 1), bias.flatten()
+        return rearrange(weight, "h m d -> (m h) d"), rearrange(bias, "h m -> (m h)")
 
     def gather(self, patches: Patches, assignments: Assignments) -> tuple[Tokens, Mass]:
         """Aggregation: what the patches bring to each token, and with how much weight."""
@@ -123,8 +126,8 @@ class ContextAttention(nn.Module):
         if not self.folded:
             content = rearrange(self.content(patches), "b n (h k) -> b h n k", h=self.heads)
             return weighted_sum(assignments, content), mass
-        sums = weighted_sum(rearrange(assignments, "b h n m -> b n (h m)"), patches)
-        sums = rearrange(sums, "b (h m) d -> b h m d", h=self.heads)
+        sums = weighted_sum(rearrange(assignments, "b h n m -> b n (m h)"), patches)
+        sums = rearrange(sums, "b (m h) d -> b h m d", h=self.heads)
         with torch.autocast(sums.device.type, enabled=False):  # sums keep their digits
             weight, bias = (part.to(sums.dtype) for part in self.content.parameters())
             weight = rearrange(weight, "(h k) d -> h d k", h=self.heads)
@@ -142,8 +145,8 @@ class ContextAttention(nn.Module):
         """Context broadcasting: each patch hears its tokens by the weights it gave them."""
         if self.folded:
             weight = rearrange(self.out.weight, "d (h k) -> h k d", h=self.heads)
-            messages = rearrange(tokens @ weight, "b h m d -> b (h m) d")
-            weights = rearrange(assignments, "b h n m -> b n (h m)").to(messages.dtype)
+            messages = rearrange(tokens @ weight, "b h m d -> b (m h) d")
+            weights = rearrange(assignments, "b h n m -> b n (m h)").to(messages.dtype)
             return weights @ messages + self.out.bias
         heard = einsum(assignments.to(tokens.dtype), tokens, "b h n m, b h m k -> b h n k")
         return self.out(rearrange(heard, "b h n k -> b n (h k)"))
