@@ -140,7 +140,19 @@ def test_pieces_give_the_answer_of_the_whole(model: MILModel) -> None:
         pieces = model.stream(lambda: bag.split(5, dim=1))
     except NotImplementedError:
         pytest.skip(f"{type(model).__name__} reads a bag as a whole")
-    torch.testing.assert_close(pieces, model(bag).logits)
+    torch.testing.assert_close(pieces.logits, model(bag).logits)
+
+
+def test_looking_is_as_good_as_learning(model: MILModel) -> None:
+    """Without gradients a bag may be looked at in pieces and in another order of products."""
+    bag = torch.randn(1, 2500, 24)
+    whole = model(bag)
+    with torch.no_grad():
+        looked = model(bag)
+    torch.testing.assert_close(looked.logits, whole.logits)
+    torch.testing.assert_close(looked.embedding, whole.embedding)
+    torch.testing.assert_close(looked.attention, whole.attention)
+    torch.testing.assert_close(looked.assignments, whole.assignments)
 
 
 def test_a_class_weight_counts_in_a_batch_of_one(model: MILModel) -> None:

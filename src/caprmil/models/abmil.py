@@ -12,7 +12,6 @@ from caprmil.models.base import (
     Evidence,
     Features,
     Grid,
-    Logits,
     Mask,
     MILModel,
     Output,
@@ -27,6 +26,8 @@ class ABMIL(MILModel):
     Differs from its paper: width 512 instead of 500 and a softmax over the classes instead of a
     Bernoulli output, as the field uses it. One attention branch.
     """
+
+    looks_in_pieces = True
 
     def __init__(
         self,
@@ -52,8 +53,9 @@ class ABMIL(MILModel):
         logits = self.classify(self.dropout(embedding))
         return Output(logits=logits, embedding=embedding, attention=attention)
 
-    def stream_bag(self, chunks: Chunks) -> Logits:
-        return self.classify(pool_chunks(self.pool, map(self.patches, chunks())))
+    def stream_bag(self, chunks: Chunks, *, keep: bool) -> Output:
+        embedding, attention = pool_chunks(self.pool, map(self.patches, chunks()))
+        return Output(logits=self.classify(embedding), embedding=embedding, attention=attention)
 
     def evidence_bag(self, features: Features, grid: Cells | None) -> Evidence:
         return pool_evidence(self.pool, self.patches(features), self.classify)

@@ -30,6 +30,8 @@ Assignments: TypeAlias = Float[Tensor, "B H N M"]
 Chunks: TypeAlias = Callable[[], Iterable[Features]]
 """A bag in pieces, in order: each call starts from the first patch again."""
 
+PIECE = 1024  # patches looked at at once where a bag is in memory: what they need fits a cache
+
 EMPTY = "A bag has no patches. Leave slides without tissue out."
 
 
@@ -77,6 +79,7 @@ class MILModel(nn.Module):
     """
 
     order_matters: ClassVar[bool] = False  # true where patches are read as a sequence
+    looks_in_pieces: bool = False  # true where that is quicker than to look at a bag as a whole
     class_weights: Float[Tensor, " C"] | None
 
     def __init__(self, in_dim: int, n_classes: int, **settings: Any) -> None:
@@ -92,6 +95,9 @@ class MILModel(nn.Module):
         self, features: Features, *, mask: Mask | None = None, grid: Grid | None = None
     ) -> Output:
         """Classify a batch of bags. Without a mask, every patch is real."""
+        learning = self.training or torch.is_grad_enabled() or torch.compiler.is_compiling()
+        if self.looks_in_pieces and mask is None and len(features) == 1 and not learning:
+            return self.stream(lambda: torch.split(features, PIECE, dim=1), keep=True)
         return self.forward_bags(*self.at_the_door(features, mask), grid)
 
     def forward_bags(self, features: Features, mask: Mask, grid: Grid | None) -> Output:
@@ -112,8 +118,12 @@ class MILModel(nn.Module):
         raise NotImplementedError
 
     @torch.no_grad()
-    def stream(self, chunks: Chunks) -> Logits:
-        """Classify one bag piece by piece, in memory that does not grow with it. Exact."""
+    def stream(self, chunks: Chunks, *, keep: bool = False) -> Output:
+        """Classify one bag piece by piece, in memory that does not grow with it. Exact.
+
+        `keep` allows as much memory as the output has: it brings the assignments as well, and
+        spares passes over the bag.
+        """
         if self.training:
             raise ValueError("Streaming is for evaluation: call model.eval() first.")
 
@@ -125,9 +135,9 @@ class MILModel(nn.Module):
             if empty:
                 raise BagError(EMPTY)
 
-        return self.stream_bag(pieces)
+        return self.stream_bag(pieces, keep=keep)
 
-    def stream_bag(self, chunks: Chunks) -> Logits:
+    def stream_bag(self, chunks: Chunks, *, keep: bool) -> Output:
         """Do the work of `stream`. Models that must see a bag as a whole leave it out."""
         raise NotImplementedError(f"{type(self).__name__} reads a bag as a whole.")
 

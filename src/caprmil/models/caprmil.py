@@ -5,7 +5,6 @@ Representations for Multiple Instance Learning". Section numbers below are the p
 """
 
 import warnings
-from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any, cast
 
@@ -23,14 +22,14 @@ from caprmil.models.base import (
     Features,
     Grid,
     Labels,
-    Logits,
     Mask,
     MILModel,
     Output,
     Patches,
 )
 from caprmil.models.layers import summing_dtype, weighted_sum
-from caprmil.models.pooling import Pool, pool_chunks, pool_evidence
+from caprmil.models.pooling import MeanPool, Pool, pool_chunks, pool_evidence
+from caprmil.models.walks import Walk
 
 EPSILON = 1e-5  # added to the mass of a token, so that an empty one is zero and not NaN
 COLDEST = 1e-3  # a temperature never falls below this
@@ -111,10 +110,10 @@ class ContextAttention(nn.Module):
 
     def clusters(self) -> tuple[Float[Tensor, "MH D"], Float[Tensor, " MH"]]:
         """Fold `place`, `cluster` and the temperatures into one map from patches to logits."""
-        weight = rearrange(self.place.weight, "(h k) d -> h k d", h=self.heads)
-        bias = rearrange(self.place.bias, "(h k) -> h k", h=self.heads)
-        weight = self.cluster.weight @ weight
-        bias = F.linear(bias, self.cluster.weight, self.cluster.bias)
+        place = rearrange(self.place.weight, "(h k) d -> h k d", h=self.heads)
+        offset = rearrange(self.place.bias, "(h k) -> h k", h=self.heads)
+        weight = self.cluster.weight @ place
+        bias = F.linear(offset, self.cluster.weight, self.cluster.bias)
         if self.temperature is not None:
             temperature = self.temperature()
             weight, bias = weight / temperature[:, None, None], bias / temperature[:, None]
@@ -192,20 +191,6 @@ class ContextBlock(nn.Module):
         patches = patches + self.dropout(heard)
         return patches + self.dropout(self.think(self.norm_think(patches)))
 
-    def stream_tokens(self, chunks: Iterable[Patches]) -> Tokens:
-        """Return the mixed tokens of a bag that comes in pieces."""
-        brought, mass = torch.zeros(()), torch.zeros(())
-        for patches in chunks:
-            normed = self.norm_attend(patches)
-            more, weight = self.attend.gather(normed, self.attend.assign(normed))
-            brought, mass = brought + more, mass + weight
-        return self.attend.mix(brought, mass)
-
-    def stream_patches(self, patches: Patches, tokens: Tokens) -> Patches:
-        """Do the block for some patches of a bag whose mixed tokens are known."""
-        assignments = self.attend.assign(self.norm_attend(patches))
-        return self.think_over(patches, self.attend.broadcast(tokens, assignments))
-
 
 class ContextStack(nn.Module):
     """Projects patches and gives them context: what stands before the aggregator (3.1.1, 3.1.2)."""
@@ -248,22 +233,6 @@ class ContextStack(nn.Module):
             patches, assigned = block(patches, mask)
             assignments.append(assigned)
         return patches, tuple(assignments)
-
-    def stream(self, chunks: Chunks) -> Iterator[Patches]:
-        """Return a bag's patches in context, piece by piece. Each block costs one more pass."""
-        finished: list[tuple[ContextBlock, Tokens]] = []
-
-        def so_far() -> Iterator[Patches]:
-            for features in chunks():
-                patches = self.project(features)
-                for block, tokens in finished:
-                    patches = block.stream_patches(patches, tokens)
-                yield patches
-
-        for block in cast(Iterable[ContextBlock], self.blocks):
-            tokens = block.stream_tokens(so_far())
-            finished.append((block, tokens))
-        return so_far()
 
 
 class CAPRMIL(MILModel):
@@ -325,13 +294,28 @@ class CAPRMIL(MILModel):
             logits=logits, embedding=embedding, attention=attention, assignments=assignments
         )
 
-    def stream_bag(self, chunks: Chunks) -> Logits:
+    @property
+    def looks_in_pieces(self) -> bool:  # type: ignore[override]
+        return isinstance(self.pool, Pool)
+
+    def stream_bag(self, chunks: Chunks, *, keep: bool) -> Output:
+        walk = Walk(self.context, chunks, keep=keep)
         if isinstance(self.pool, MILModel):
             # The model behind may want several passes; the context is worked out anew for each.
-            return self.pool.stream_bag(lambda: self.context.stream(chunks))
+            output = self.pool.stream_bag(walk.patches, keep=keep)
+            return replace(output, assignments=walk.assignments + output.assignments)
         if not isinstance(self.pool, Pool):
             raise NotImplementedError(f"{type(self.pool).__name__} reads a bag as a whole.")
-        return self.classify(pool_chunks(self.pool, self.context.stream(chunks)))
+        if isinstance(self.pool, MeanPool):
+            embedding, attention = walk.mean()
+        else:
+            embedding, attention = pool_chunks(self.pool, walk.patches())
+        return Output(
+            logits=self.classify(embedding),
+            embedding=embedding,
+            attention=attention,
+            assignments=walk.assignments,
+        )
 
     def evidence_bag(self, features: Features, grid: Cells | None) -> Evidence | None:
         every = torch.ones(features.shape[:2], dtype=torch.bool, device=features.device)

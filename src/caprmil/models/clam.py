@@ -146,9 +146,15 @@ class CLAM(MILModel):
         bias = rearrange(self.judge.bias, "(c two) -> two c", two=2)
         return F.linear(patches, weight[1] - weight[0], bias[1] - bias[0])
 
-    def stream_bag(self, chunks: Chunks) -> Logits:
+    def stream_bag(self, chunks: Chunks, *, keep: bool) -> Output:
         pieces = (self.project(piece).expand(self.attend.branches, -1, -1) for piece in chunks())
-        return self.decide(pool_chunks(self.attend, pieces).unsqueeze(0))
+        embedding, attention = (part.unsqueeze(0) for part in pool_chunks(self.attend, pieces))
+        return Output(
+            logits=self.decide(embedding),
+            embedding=embedding if self.multi else embedding.squeeze(1),
+            attention=attention.mean(dim=1),
+            class_attention=attention if self.multi else None,
+        )
 
     def evidence_bag(self, features: Features, grid: Cells | None) -> Evidence:
         patches = self.project(features)

@@ -106,10 +106,10 @@ class DSMIL(MILModel):
     def probabilities(self, opinions: Float[Tensor, "B N C"]) -> Float[Tensor, "B N C"]:
         return opinions.sigmoid() if self.multilabel else opinions.softmax(dim=-1)
 
-    def stream_bag(self, chunks: Chunks) -> Logits:
+    def stream_bag(self, chunks: Chunks, *, keep: bool) -> Output:
         """Find the critical patches in one pass, and who is like them in another."""
         if self.value_map:
-            return super().stream_bag(chunks)
+            return super().stream_bag(chunks, keep=keep)
         best, asking = torch.tensor(-torch.inf), torch.zeros(())
         for features in chunks():
             here, critical = self.judge(features).max(dim=1)
@@ -118,9 +118,14 @@ class DSMIL(MILModel):
             best = torch.maximum(here, best)
         # A running softmax a class, over views of the same patches.
         pieces = (features.expand(self.n_classes, -1, -1) for features in chunks())
-        embedding = pool_chunks(CriticalPool(self.query, asking), pieces)
+        embedding, attention = pool_chunks(CriticalPool(self.query, asking), pieces)
         bag = self.classify(rearrange(embedding, "c e -> 1 (c e)"))
-        return self.answer(bag, best)
+        return Output(
+            logits=self.answer(bag, best),
+            embedding=embedding.unsqueeze(0),
+            attention=attention.mean(dim=0, keepdim=True),
+            class_attention=attention.unsqueeze(0),
+        )
 
     def evidence_bag(self, features: Features, grid: Cells | None) -> Evidence:
         opinions, queries = self.judge(features[0]), self.query(features)
@@ -132,7 +137,8 @@ class DSMIL(MILModel):
         said = rearrange(
             F.linear(self.value(features[0]), readers), "n (c k) -> n c k", c=self.n_classes
         )
-        terms, rest = einsum(said, attention, "n c k, k n -> n c"), self.classify.bias
+        terms = einsum(said, attention, "n c k, k n -> n c")
+        rest: Tensor = self.classify.bias
         if self.both_streams:
             loudest = F.one_hot(critical, len(terms)).mT
             terms = (terms + loudest * (opinions - self.judge.bias)) / 2

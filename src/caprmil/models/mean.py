@@ -9,7 +9,6 @@ from caprmil.models.base import (
     Evidence,
     Features,
     Grid,
-    Logits,
     Mask,
     MILModel,
     Output,
@@ -26,6 +25,8 @@ class MeanMIL(MILModel):
     CAPRMIL with a depth of 0.
     """
 
+    looks_in_pieces = True
+
     def __init__(self, in_dim: int, n_classes: int, *, dim: int = 128) -> None:
         super().__init__(in_dim, n_classes, dim=dim)
         self.project = nn.Linear(in_dim, dim)
@@ -39,8 +40,9 @@ class MeanMIL(MILModel):
         embedding, attention = self.pool(self.patches(features), mask)
         return Output(logits=self.classify(embedding), embedding=embedding, attention=attention)
 
-    def stream_bag(self, chunks: Chunks) -> Logits:
-        return self.classify(pool_chunks(self.pool, map(self.patches, chunks())))
+    def stream_bag(self, chunks: Chunks, *, keep: bool) -> Output:
+        embedding, attention = pool_chunks(self.pool, map(self.patches, chunks()))
+        return Output(logits=self.classify(embedding), embedding=embedding, attention=attention)
 
     def evidence_bag(self, features: Features, grid: Cells | None) -> Evidence:
         return pool_evidence(self.pool, self.patches(features), self.classify)

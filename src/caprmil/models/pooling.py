@@ -80,15 +80,18 @@ def pool_evidence(pool: Pool, patches: Float[Tensor, "1 N D"], classify: nn.Line
     return share_out(shares, patches[0], classify.weight, classify.bias)
 
 
-def pool_chunks(pool: Pool, chunks: Iterable[Patches]) -> Embedding:
+def pool_chunks(pool: Pool, chunks: Iterable[Patches]) -> tuple[Embedding, Weights]:
     """Pool a bag that comes in pieces: a running softmax, rescaled whenever its maximum grows."""
     highest, total, embedding = torch.tensor(-torch.inf), torch.zeros(()), torch.zeros(())
+    every = []
     for patches in chunks:
         scores = pool.score(patches)
         scores = scores.to(summing_dtype(scores))
+        every.append(scores)
         higher = torch.maximum(highest, scores.amax(dim=-1, keepdim=True))
         weights, shrink = (scores - higher).exp(), (highest - higher).exp()
         total = total * shrink + weights.sum(dim=-1, keepdim=True)
         embedding = embedding * shrink + weighted_sum(weights.unsqueeze(-1), patches).squeeze(-2)
         highest, dtype = higher, patches.dtype
-    return (embedding / total).to(dtype)
+    attention = (torch.cat(every, dim=-1) - highest).exp() / total
+    return (embedding / total).to(dtype), attention
