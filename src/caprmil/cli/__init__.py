@@ -7,11 +7,20 @@ from typing import Annotated
 import typer
 
 from caprmil import __version__
-from caprmil.cli import comparisons, experiments, reproduction, slides, studies
+from caprmil.cli import comparisons, experiments, exporting, reproduction, slides, studies
 from caprmil.cli.shared import Device, answers_table, app, show_table
 from caprmil.errors import CaprmilError
 
-__all__ = ["app", "comparisons", "experiments", "reproduction", "run", "slides", "studies"]
+__all__ = [
+    "app",
+    "comparisons",
+    "experiments",
+    "exporting",
+    "reproduction",
+    "run",
+    "slides",
+    "studies",
+]
 
 
 def _version(wanted: bool) -> None:
