@@ -7,7 +7,7 @@ M tokens, C classes. The aliases below are checked at run time, under pytest onl
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -29,6 +29,10 @@ Assignments: TypeAlias = Float[Tensor, "B H N M"]
 
 Chunks: TypeAlias = Callable[[], Iterable[Features]]
 """A bag in pieces, in order: each call starts from the first patch again."""
+
+Memory: TypeAlias = Literal["auto", "whole", "keep", "stream"]
+"""How much of a bag is in memory while a model learns from it: by its size; everything; only what
+the patches are behind the first layer; a piece at a time."""
 
 PIECE = 1024  # patches looked at at once where a bag is in memory: what they need fits a cache
 
@@ -95,10 +99,21 @@ class MILModel(nn.Module):
         self, features: Features, *, mask: Mask | None = None, grid: Grid | None = None
     ) -> Output:
         """Classify a batch of bags. Without a mask, every patch is real."""
-        learning = self.training or torch.is_grad_enabled() or torch.compiler.is_compiling()
-        if self.looks_in_pieces and mask is None and len(features) == 1 and not learning:
-            return self.stream(lambda: torch.split(features, PIECE, dim=1), keep=True)
+        alone = mask is None and len(features) == 1
+        if alone and not features.requires_grad and not torch.compiler.is_compiling():
+            output = self.forward_pieces(features)
+            if output is not None:
+                return output
         return self.forward_bags(*self.at_the_door(features, mask), grid)
+
+    def forward_pieces(self, features: Features) -> Output | None:
+        """Take one bag piece by piece where that is quicker or takes less memory; else None."""
+        if self.training or torch.is_grad_enabled() or not self.looks_in_pieces:
+            return None
+        return self.stream(lambda: torch.split(features, PIECE, dim=1), keep=True)
+
+    def save_memory(self, how: Memory) -> None:
+        """Say how training may save memory. Most models have no use for it."""
 
     def forward_bags(self, features: Features, mask: Mask, grid: Grid | None) -> Output:
         """Do the work. A new model writes this method, or else `forward_bag`."""
@@ -190,13 +205,7 @@ class MILModel(nn.Module):
 
     def at_the_door(self, features: Features, mask: Mask | None) -> tuple[Features, Mask]:
         """Check a batch, cast it to the model's precision, and silence what the padding holds."""
-        if features.shape[-1] != self.in_dim:
-            raise BagError(
-                f"These patches have {features.shape[-1]} features each; the model was made for "
-                f"{self.in_dim}. Use the features of the encoder that it was trained on."
-            )
-        if features.shape[1] == 0:
-            raise BagError(EMPTY)
+        self.refuse(features)
         features = features.to(next(self.parameters()).dtype)
         if mask is None:
             mask = torch.ones(features.shape[:2], dtype=torch.bool, device=features.device)
@@ -204,6 +213,16 @@ class MILModel(nn.Module):
         if not torch.compiler.is_compiling() and not mask.any(dim=1).all():
             raise BagError(EMPTY)
         return features.masked_fill(~mask.unsqueeze(-1), 0.0), mask
+
+    def refuse(self, features: Features) -> None:
+        """Raise at patches of another width, and at none."""
+        if features.shape[-1] != self.in_dim:
+            raise BagError(
+                f"These patches have {features.shape[-1]} features each; the model was made for "
+                f"{self.in_dim}. Use the features of the encoder that it was trained on."
+            )
+        if features.shape[1] == 0:
+            raise BagError(EMPTY)
 
     def save_pretrained(self, folder: str | PathLike[str]) -> None:
         """Write `config.json` and `model.safetensors` into a folder, as on the Hugging Face hub."""

@@ -23,15 +23,18 @@ from caprmil.models.base import (
     Grid,
     Labels,
     Mask,
+    Memory,
     MILModel,
     Output,
     Patches,
 )
-from caprmil.models.layers import summing_dtype, weighted_sum
+from caprmil.models.layers import Dropout, summing_dtype, weighted_sum
 from caprmil.models.pooling import MeanPool, Pool, pool_chunks, pool_evidence
+from caprmil.models.replay import replay
 from caprmil.models.walks import Walk
 
 EPSILON = 1e-5  # added to the mass of a token, so that an empty one is zero and not NaN
+WHOLE, KEPT = 4_000, 500_000  # patches up to which training keeps all, or the first layer's output
 COLDEST = 1e-3  # a temperature never falls below this
 
 Tokens = Float[Tensor, "B H M K"]
@@ -88,7 +91,7 @@ class ContextAttention(nn.Module):
         self.temperature = Temperature(heads) if learn_temperature else None
         self.qkv = nn.Linear(head_dim, 3 * head_dim, bias=False)  # shared by the heads
         self.out = nn.Linear(heads * head_dim, dim)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def assign(self, patches: Patches, mask: Mask | None = None) -> Assignments:
         """Soft clustering: each patch spends one unit of weight on the M tokens of a head."""
@@ -180,7 +183,7 @@ class ContextBlock(nn.Module):
         if hidden < 1:
             raise ValueError(f"The MLP needs a width: {mlp_ratio=}.")
         self.think = nn.Sequential(nn.Linear(dim, hidden), nn.GELU(), nn.Linear(hidden, dim))
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(self, patches: Patches, mask: Mask) -> tuple[Patches, Assignments]:
         heard, assignments = self.attend(self.norm_attend(patches), mask)
@@ -211,7 +214,7 @@ class ContextStack(nn.Module):
         if depth < 0:
             raise ValueError(f"There are 0 context blocks or more: {depth=}.")
         self.project = nn.Sequential(
-            nn.Linear(in_dim, dim), nn.LayerNorm(dim), nn.GELU(), nn.Dropout(dropout)
+            nn.Linear(in_dim, dim), nn.LayerNorm(dim), nn.GELU(), Dropout(dropout)
         )
         self.blocks = nn.ModuleList(
             ContextBlock(
@@ -278,6 +281,7 @@ class CAPRMIL(MILModel):
         self.pool = build_pool(pool, dim, n_classes)
         behind = isinstance(self.pool, MILModel)  # a whole model classifies for itself
         self.classify = nn.Identity() if behind else nn.Linear(dim, n_classes)
+        self.memory: Memory = "auto"
 
     @property
     def order_matters(self) -> bool:  # type: ignore[override]
@@ -293,6 +297,24 @@ class CAPRMIL(MILModel):
         return Output(
             logits=logits, embedding=embedding, attention=attention, assignments=assignments
         )
+
+    def save_memory(self, how: Memory) -> None:
+        """Say what of a bag stays in memory in training. The gradients are the same."""
+        self.memory = how
+
+    def forward_pieces(self, features: Features) -> Output | None:
+        how = self.memory
+        if how == "auto":
+            n = features.shape[1]
+            how = "whole" if n <= WHOLE else "keep" if n <= KEPT else "stream"
+        apart = isinstance(self.pool, Pool) and len(self.context.blocks) > 0
+        if how == "whole" or not apart or not (self.training and torch.is_grad_enabled()):
+            return super().forward_pieces(features)
+        self.refuse(features)
+        embedding, attention = replay(
+            self.context, cast(Pool, self.pool), features, keep=how == "keep"
+        )
+        return Output(logits=self.classify(embedding), embedding=embedding, attention=attention)
 
     @property
     def looks_in_pieces(self) -> bool:  # type: ignore[override]

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from caprmil.models.base import Embedding, Evidence, Mask, Patches, Weights, share_out
-from caprmil.models.layers import masked_softmax, summing_dtype, weighted_sum
+from caprmil.models.layers import Dropout, masked_softmax, summing_dtype, weighted_sum
 
 
 class Pool(nn.Module):
@@ -50,7 +50,7 @@ class AttentionPool(Pool):
         self.content = nn.Linear(dim, hidden)
         self.gate = nn.Linear(dim, hidden) if gated else None
         self.rate = nn.Linear(hidden, 1)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def score(self, patches: Patches) -> Weights:
         merit = self.dropout(self.content(patches).tanh())

@@ -19,7 +19,7 @@ from caprmil.models.pooling import Pool, pool_chunks
 if TYPE_CHECKING:
     from caprmil.models.caprmil import ContextBlock, ContextStack, Mass, Tokens
 
-PIECE = 1024  # patches that are alive at once
+PIECE = 4096  # patches that are alive at once: each piece has its costs, whatever its size
 
 
 class Met(NamedTuple):
@@ -40,7 +40,8 @@ class Player:
         self, stack: "ContextStack", pool: Pool, features: Features, *, keep: bool, seed: int
     ) -> None:
         self.pool, self.features, self.keep, self.seed = pool, features, keep, seed
-        self.door, *rest = cast(Iterable[nn.Module], stack.project)
+        door, *rest = cast(Iterable[nn.Module], stack.project)
+        self.door = cast(nn.Linear, door)
         self.inside = nn.Sequential(*rest)
         self.blocks = list(cast("Iterable[ContextBlock]", stack.blocks))
         self.dtype = next(stack.parameters()).dtype
@@ -89,7 +90,11 @@ class Player:
                 with self.dice(n):
                     entered = self.enter(n, features)
                     here = self.meet(self.rise(entered, tokens), block)
-                total = here if total is None else Met(*(a + b for a, b in zip(total, here, strict=True)))
+                total = (
+                    here
+                    if total is None
+                    else Met(*(a + b for a, b in zip(total, here, strict=True)))
+                )
                 if self.keep and not number:
                     first.append(entered)
             self.kept = self.kept or first
@@ -106,6 +111,21 @@ class Player:
                     yield self.rise(self.enter(n, features), tokens)
 
         return pool_chunks(self.pool, patches())
+
+
+def replay(
+    stack: "ContextStack", pool: Pool, features: Features, *, keep: bool
+) -> tuple[Embedding, Weights]:
+    """Return a bag's embedding and the share of each patch in it, with one piece alive at a time.
+
+    `keep` holds on to the patches behind the first linear layer, and so spares half of the work.
+    """
+    seed = int(torch.randint(2**62, ()))
+    player = Player(stack, pool, features, keep=keep, seed=seed)
+    embedding, attention = Replay.apply(  # type: ignore[no-untyped-call]
+        player, *stack.parameters(), *pool.parameters()
+    )
+    return embedding, attention
 
 
 class Replay(torch.autograd.Function):
@@ -183,12 +203,12 @@ class Rewind:
             self._add(here, slopes, (*self.tokens[:number], *self.entered[n : n + 1]))
 
     def _from_door(self) -> None:
-        """The first linear layer, if what comes out of it was kept."""
-        player = self.player
-        for n, features in player.pieces():
-            if self.entered:
-                entered = player.door(features.to(player.dtype))
-                self._add((entered,), (self.slopes.pop(self.entered[n]),), ())
+        """The first linear layer, if what comes out of it was kept: no need to go in again."""
+        weight, bias = self.player.door.weight, self.player.door.bias
+        for n, features in self.player.pieces() if self.entered else ():
+            slope = self.slopes.pop(self.entered[n])[0]
+            self._note(weight, slope.mT @ features[0].to(slope.dtype))
+            self._note(bias, slope.sum(dim=0))
 
     def _add(
         self,
@@ -204,5 +224,8 @@ class Rewind:
         )
         for leaf, slope in zip(inputs, found, strict=True):
             if slope is not None:
-                known = self.slopes.get(leaf)
-                self.slopes[leaf] = slope if known is None else known.add_(slope)
+                self._note(leaf, slope)
+
+    def _note(self, leaf: Tensor, slope: Tensor) -> None:
+        known = self.slopes.get(leaf)
+        self.slopes[leaf] = slope if known is None else known.add_(slope)
