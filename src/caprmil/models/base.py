@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from caprmil.errors import BagError
+from caprmil.models.packing import Sizes, mask_of, unpack
 
 Features: TypeAlias = Float[Tensor, "B N E"]
 Patches: TypeAlias = Float[Tensor, "B N D"]
@@ -96,9 +97,19 @@ class MILModel(nn.Module):
         self.register_buffer("class_weights", None, persistent=False)
 
     def forward(
-        self, features: Features, *, mask: Mask | None = None, grid: Grid | None = None
+        self,
+        features: Features,
+        *,
+        mask: Mask | None = None,
+        grid: Grid | None = None,
+        sizes: Sizes | None = None,
     ) -> Output:
-        """Classify a batch of bags. Without a mask, every patch is real."""
+        """Classify a batch of bags. Without a mask, every patch is real.
+
+        With `sizes`, the bags are packed: one behind the other in a batch of one, no padding.
+        """
+        if sizes is not None:
+            return self._forward_sizes(features, sizes, grid)
         alone = mask is None and len(features) == 1
         if alone and not features.requires_grad and not torch.compiler.is_compiling():
             output = self.forward_pieces(features)
@@ -110,7 +121,7 @@ class MILModel(nn.Module):
         """Take one bag piece by piece where that is quicker or takes less memory; else None."""
         if self.training or torch.is_grad_enabled() or not self.looks_in_pieces:
             return None
-        return self.stream(lambda: torch.split(features, PIECE, dim=1), keep=True)
+        return self.stream(lambda: [features], keep=True)
 
     def save_memory(self, how: Memory) -> None:
         """Say how training may save memory. Most models have no use for it."""
@@ -123,6 +134,28 @@ class MILModel(nn.Module):
             whole = bool(real.all())
             outputs.append(self.forward_bag(bag if whole else bag[:, real], cells))
         return join(outputs, mask)
+
+    def packs(self, sizes: Sizes) -> bool:
+        """Tell whether bags of these sizes are best worked on together, or else one by one."""
+        return True
+
+    def forward_packed(
+        self, features: Float[Tensor, "1 N E"], sizes: Sizes, grid: Int[Tensor, "1 N 2"] | None
+    ) -> Output:
+        """Do the work for packed bags. Models that work patch by patch write it to save padding."""
+        cells = None if grid is None else unpack(grid, sizes)
+        return self.forward_bags(unpack(features, sizes), mask_of(sizes, features.device), cells)
+
+    def _forward_sizes(self, features: Features, sizes: Sizes, grid: Grid | None) -> Output:
+        if len(features) != 1 or features.shape[1] != sum(sizes):
+            raise ValueError(f"{sizes=} do not sum to {tuple(features.shape)=}.")
+        if min(sizes) < 1:
+            raise BagError(EMPTY)
+        if self.packs(sizes):
+            return self.forward_packed(self.at_the_door(features, None)[0], sizes, grid)
+        cells = [None] * len(sizes) if grid is None else torch.split(grid, sizes, dim=1)
+        bags = zip(torch.split(features, sizes, dim=1), cells, strict=True)
+        return join([self(bag, grid=own) for bag, own in bags], mask_of(sizes, features.device))
 
     def forward_bag(self, features: Features, grid: Cells | None) -> Output:
         """Do the work for one bag without padding, a batch of one.
@@ -145,12 +178,18 @@ class MILModel(nn.Module):
         def pieces() -> Iterator[Features]:
             empty = True
             for features in chunks():
-                empty = False
-                yield self.at_the_door(features, None)[0]
+                for some in torch.split(features, PIECE, dim=1):
+                    empty = False
+                    yield self.at_the_door(some, None)[0]
             if empty:
                 raise BagError(EMPTY)
 
         return self.stream_bag(pieces, keep=keep)
+
+    @property
+    def streams(self) -> bool:
+        """Whether `stream` is offered: whether a bag need not be seen as a whole."""
+        return type(self).stream_bag is not MILModel.stream_bag
 
     def stream_bag(self, chunks: Chunks, *, keep: bool) -> Output:
         """Do the work of `stream`. Models that must see a bag as a whole leave it out."""

@@ -29,7 +29,8 @@ from caprmil.models.base import (
     Patches,
 )
 from caprmil.models.layers import Dropout, summing_dtype, weighted_sum
-from caprmil.models.pooling import MeanPool, Pool, pool_chunks, pool_evidence
+from caprmil.models.packing import Sizes, mask_of, unpack
+from caprmil.models.pooling import MeanPool, Pool, pool_chunks, pool_evidence, pool_packed
 from caprmil.models.replay import replay
 from caprmil.models.walks import Walk
 
@@ -153,11 +154,25 @@ class ContextAttention(nn.Module):
         heard = einsum(assignments.to(tokens.dtype), tokens, "b h n m, b h m k -> b h n k")
         return self.out(rearrange(heard, "b h n k -> b n (h k)"))
 
-    def forward(self, patches: Patches, mask: Mask) -> tuple[Patches, Assignments]:
+    def forward(self, patches: Patches, mask: Mask | Sizes) -> tuple[Patches, Assignments]:
         """Return what each patch heard, and how strongly it belongs to each token."""
+        if isinstance(mask, tuple):
+            return self.forward_packed(patches, mask)
         assignments = self.assign(patches, mask)
         tokens = self.mix(*self.gather(patches, assignments))
         return self.broadcast(tokens, assignments), assignments
+
+    def forward_packed(self, patches: Patches, sizes: Sizes) -> tuple[Patches, Assignments]:
+        """Let packed bags each meet in tokens of their own."""
+        assignments = self.assign(patches)
+        weights = torch.split(assignments, sizes, dim=2)
+        met = [
+            self.gather(*own)
+            for own in zip(torch.split(patches, sizes, dim=1), weights, strict=True)
+        ]
+        tokens = self.mix(*(torch.cat(part) for part in zip(*met, strict=True)))
+        heard = [self.broadcast(*own) for own in zip(torch.split(tokens, 1), weights, strict=True)]
+        return torch.cat(heard, dim=1), assignments
 
 
 class ContextBlock(nn.Module):
@@ -185,7 +200,7 @@ class ContextBlock(nn.Module):
         self.think = nn.Sequential(nn.Linear(dim, hidden), nn.GELU(), nn.Linear(hidden, dim))
         self.dropout = Dropout(dropout)
 
-    def forward(self, patches: Patches, mask: Mask) -> tuple[Patches, Assignments]:
+    def forward(self, patches: Patches, mask: Mask | Sizes) -> tuple[Patches, Assignments]:
         heard, assignments = self.attend(self.norm_attend(patches), mask)
         return self.think_over(patches, heard), assignments
 
@@ -228,7 +243,9 @@ class ContextStack(nn.Module):
             for _ in range(depth)
         )
 
-    def forward(self, features: Features, mask: Mask) -> tuple[Patches, tuple[Assignments, ...]]:
+    def forward(
+        self, features: Features, mask: Mask | Sizes
+    ) -> tuple[Patches, tuple[Assignments, ...]]:
         """Return patches in context, and their assignments to the tokens of each block."""
         patches = self.project(features)
         assignments = []
@@ -298,15 +315,43 @@ class CAPRMIL(MILModel):
             logits=logits, embedding=embedding, attention=attention, assignments=assignments
         )
 
+    def packs(self, sizes: Sizes) -> bool:
+        """Large bags fill a processor alone, and take memory that `forward_pieces` saves."""
+        return self._memory(max(sizes)) == "whole"
+
+    def forward_packed(
+        self, features: Float[Tensor, "1 N E"], sizes: Sizes, grid: Grid | None
+    ) -> Output:
+        patches, packed = self.context(features, sizes)
+        assignments = tuple(
+            rearrange(unpack(rearrange(own, "1 h n m -> 1 n h m"), sizes), "b n h m -> b h n m")
+            for own in packed
+        )
+        if isinstance(self.pool, MILModel):
+            output = self.pool.forward_packed(patches, sizes, grid)
+            return replace(output, assignments=assignments + output.assignments)
+        if isinstance(self.pool, Pool):
+            embedding, attention = pool_packed(self.pool, patches, sizes)
+        else:  # somebody's own, which knows masks alone
+            embedding, attention = self.pool(unpack(patches, sizes), mask_of(sizes, patches.device))
+        return Output(
+            logits=self.classify(embedding),
+            embedding=embedding,
+            attention=attention,
+            assignments=assignments,
+        )
+
     def save_memory(self, how: Memory) -> None:
         """Say what of a bag stays in memory in training. The gradients are the same."""
         self.memory = how
 
+    def _memory(self, n: int) -> Memory:
+        if self.memory != "auto":
+            return self.memory
+        return "whole" if n <= WHOLE else "keep" if n <= KEPT else "stream"
+
     def forward_pieces(self, features: Features) -> Output | None:
-        how = self.memory
-        if how == "auto":
-            n = features.shape[1]
-            how = "whole" if n <= WHOLE else "keep" if n <= KEPT else "stream"
+        how = self._memory(features.shape[1])
         apart = isinstance(self.pool, Pool) and len(self.context.blocks) > 0
         if how == "whole" or not apart or not (self.training and torch.is_grad_enabled()):
             return super().forward_pieces(features)
@@ -319,6 +364,12 @@ class CAPRMIL(MILModel):
     @property
     def looks_in_pieces(self) -> bool:  # type: ignore[override]
         return isinstance(self.pool, Pool)
+
+    @property
+    def streams(self) -> bool:
+        return isinstance(self.pool, Pool) or (
+            isinstance(self.pool, MILModel) and self.pool.streams
+        )
 
     def stream_bag(self, chunks: Chunks, *, keep: bool) -> Output:
         walk = Walk(self.context, chunks, keep=keep)

@@ -106,6 +106,10 @@ class DSMIL(MILModel):
     def probabilities(self, opinions: Float[Tensor, "B N C"]) -> Float[Tensor, "B N C"]:
         return opinions.sigmoid() if self.multilabel else opinions.softmax(dim=-1)
 
+    @property
+    def streams(self) -> bool:
+        return not self.value_map
+
     def stream_bag(self, chunks: Chunks, *, keep: bool) -> Output:
         """Find the critical patches in one pass, and who is like them in another."""
         if self.value_map:
