@@ -4,7 +4,8 @@ Ilse, Tomczak, Welling: "Attention-based Deep Multiple Instance Learning", ICML 
 """
 
 import torch.nn.functional as F
-from torch import nn
+from jaxtyping import Float
+from torch import Tensor, nn
 
 from caprmil.models.base import (
     Cells,
@@ -17,7 +18,8 @@ from caprmil.models.base import (
     Output,
     Patches,
 )
-from caprmil.models.pooling import AttentionPool, pool_chunks, pool_evidence
+from caprmil.models.packing import Sizes
+from caprmil.models.pooling import AttentionPool, pool_chunks, pool_evidence, pool_packed
 
 
 class ABMIL(MILModel):
@@ -50,6 +52,13 @@ class ABMIL(MILModel):
 
     def forward_bags(self, features: Features, mask: Mask, grid: Grid | None) -> Output:
         embedding, attention = self.pool(self.patches(features), mask)
+        logits = self.classify(self.dropout(embedding))
+        return Output(logits=logits, embedding=embedding, attention=attention)
+
+    def forward_packed(
+        self, features: Float[Tensor, "1 N E"], sizes: Sizes, grid: Grid | None
+    ) -> Output:
+        embedding, attention = pool_packed(self.pool, self.patches(features), sizes)
         logits = self.classify(self.dropout(embedding))
         return Output(logits=logits, embedding=embedding, attention=attention)
 

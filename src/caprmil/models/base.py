@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from caprmil.errors import BagError
-from caprmil.models.packing import Sizes, mask_of, unpack
+from caprmil.models.packing import Sizes, apart, mask_of, unpack
 
 Features: TypeAlias = Float[Tensor, "B N E"]
 Patches: TypeAlias = Float[Tensor, "B N D"]
@@ -153,8 +153,8 @@ class MILModel(nn.Module):
             raise BagError(EMPTY)
         if self.packs(sizes):
             return self.forward_packed(self.at_the_door(features, None)[0], sizes, grid)
-        cells = [None] * len(sizes) if grid is None else torch.split(grid, sizes, dim=1)
-        bags = zip(torch.split(features, sizes, dim=1), cells, strict=True)
+        cells = [None] * len(sizes) if grid is None else apart(grid, sizes)
+        bags = zip(apart(features, sizes), cells, strict=True)
         return join([self(bag, grid=own) for bag, own in bags], mask_of(sizes, features.device))
 
     def forward_bag(self, features: Features, grid: Cells | None) -> Output:

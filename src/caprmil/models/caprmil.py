@@ -29,7 +29,7 @@ from caprmil.models.base import (
     Patches,
 )
 from caprmil.models.layers import Dropout, summing_dtype, weighted_sum
-from caprmil.models.packing import Sizes, mask_of, unpack
+from caprmil.models.packing import Sizes, apart, mask_of, unpack
 from caprmil.models.pooling import MeanPool, Pool, pool_chunks, pool_evidence, pool_packed
 from caprmil.models.replay import replay
 from caprmil.models.walks import Walk
@@ -165,11 +165,8 @@ class ContextAttention(nn.Module):
     def forward_packed(self, patches: Patches, sizes: Sizes) -> tuple[Patches, Assignments]:
         """Let packed bags each meet in tokens of their own."""
         assignments = self.assign(patches)
-        weights = torch.split(assignments, sizes, dim=2)
-        met = [
-            self.gather(*own)
-            for own in zip(torch.split(patches, sizes, dim=1), weights, strict=True)
-        ]
+        weights = apart(assignments, sizes, dim=2)
+        met = [self.gather(*own) for own in zip(apart(patches, sizes), weights, strict=True)]
         tokens = self.mix(*(torch.cat(part) for part in zip(*met, strict=True)))
         heard = [self.broadcast(*own) for own in zip(torch.split(tokens, 1), weights, strict=True)]
         return torch.cat(heard, dim=1), assignments

@@ -29,6 +29,7 @@ from caprmil.models.base import (
     share_out,
 )
 from caprmil.models.layers import masked_softmax, summing_dtype, weighted_sum
+from caprmil.models.packing import Sizes, mask_of, sum_packed, unpack
 from caprmil.models.pooling import Pool, pool_chunks
 
 SURE = math.log(1000)  # from this margin on, either way, the smooth loss is the plain hinge
@@ -123,7 +124,26 @@ class CLAM(MILModel):
         rates = self.attend.rates(patches)
         attention = masked_softmax(rates, mask.unsqueeze(1))
         embedding = weighted_sum(attention.mT, patches).to(patches.dtype)
-        margins = self.margins(patches)
+        return self.conclude(embedding, attention, rates, self.margins(patches), mask)
+
+    def forward_packed(
+        self, features: Float[Tensor, "1 N E"], sizes: Sizes, grid: Grid | None
+    ) -> Output:
+        patches, mask = self.project(features), mask_of(sizes, features.device)
+        rates = unpack(self.attend.rates(patches).mT, sizes).mT
+        attention = masked_softmax(rates, mask.unsqueeze(1))
+        embedding = sum_packed(attention.mT, patches, sizes).to(patches.dtype)
+        margins = unpack(self.margins(patches), sizes)
+        return self.conclude(embedding, attention, rates, margins, mask)
+
+    def conclude(
+        self,
+        embedding: Float[Tensor, "B A D"],
+        attention: Float[Tensor, "B A N"],
+        rates: Float[Tensor, "B A N"],
+        margins: Float[Tensor, "B N C"],
+        mask: Mask,
+    ) -> Output:
         return Output(
             logits=self.decide(embedding),
             embedding=embedding if self.multi else embedding.squeeze(1),

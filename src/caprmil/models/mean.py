@@ -1,7 +1,8 @@
 """Mean: project every patch, average, classify. The baseline that shows what context adds."""
 
 import torch.nn.functional as F
-from torch import nn
+from jaxtyping import Float
+from torch import Tensor, nn
 
 from caprmil.models.base import (
     Cells,
@@ -14,7 +15,8 @@ from caprmil.models.base import (
     Output,
     Patches,
 )
-from caprmil.models.pooling import MeanPool, pool_chunks, pool_evidence
+from caprmil.models.packing import Sizes
+from caprmil.models.pooling import MeanPool, pool_chunks, pool_evidence, pool_packed
 
 
 class MeanMIL(MILModel):
@@ -38,6 +40,12 @@ class MeanMIL(MILModel):
 
     def forward_bags(self, features: Features, mask: Mask, grid: Grid | None) -> Output:
         embedding, attention = self.pool(self.patches(features), mask)
+        return Output(logits=self.classify(embedding), embedding=embedding, attention=attention)
+
+    def forward_packed(
+        self, features: Float[Tensor, "1 N E"], sizes: Sizes, grid: Grid | None
+    ) -> Output:
+        embedding, attention = pool_packed(self.pool, self.patches(features), sizes)
         return Output(logits=self.classify(embedding), embedding=embedding, attention=attention)
 
     def stream_bag(self, chunks: Chunks, *, keep: bool) -> Output:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from caprmil.models.base import Embedding, Evidence, Mask, Patches, Weights, share_out
 from caprmil.models.layers import Dropout, masked_softmax, summing_dtype, weighted_sum
+from caprmil.models.packing import Sizes, mask_of, sum_packed, unpack
 
 
 class Pool(nn.Module):
@@ -78,6 +79,16 @@ def pool_evidence(pool: Pool, patches: Float[Tensor, "1 N D"], classify: nn.Line
     scores = pool.score(patches)
     shares = scores.softmax(dim=-1, dtype=summing_dtype(scores))
     return share_out(shares, patches[0], classify.weight, classify.bias)
+
+
+def pool_packed(
+    pool: Pool, patches: Float[Tensor, "1 N D"], sizes: Sizes
+) -> tuple[Float[Tensor, "B D"], Float[Tensor, "B P"]]:
+    """Pool bags that are packed. The shares in them are padded."""
+    scores = unpack(pool.score(patches), sizes)
+    attention = masked_softmax(scores, mask_of(sizes, scores.device))
+    embedding = sum_packed(attention.unsqueeze(-1), patches, sizes).squeeze(-2)
+    return embedding.to(patches.dtype), attention
 
 
 def pool_chunks(pool: Pool, chunks: Iterable[Patches]) -> tuple[Embedding, Weights]:
