@@ -25,6 +25,7 @@ from caprmil.batches import Batch, Cache, EpochSampler, Sample
 from caprmil.errors import RecipeError, RunError
 from caprmil.files import beside, write_text
 from caprmil.models import MILModel
+from caprmil.models.compiling import compiled
 from caprmil.runs import pick_device
 
 Row = dict[str, float]
@@ -57,6 +58,8 @@ class TrainConfig:
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     cache_gb: float = 4.0
     """Keep bags in memory up to so many gigabytes."""
+    compile: bool = False
+    """Let torch.compile rewrite the model first. It needs a C++ compiler: see docs/export.md."""
     workers: int = 0
     """Processes that read ahead. Bags are then not kept in memory: each would keep its own."""
 
@@ -90,12 +93,13 @@ class Learner(pl.LightningModule):
     def __init__(self, model: MILModel, train: TrainConfig, seed: int, n_bags: int = 1) -> None:
         super().__init__()
         self.model, self.settings, self.seed, self.n_bags = model, train, seed, n_bags
+        self.ask = compiled(model) if train.compile else model.__call__
         self.losses: list[tuple[float, int]] = []
         self.answers: list[tuple[Tensor, Tensor, dict[str, Tensor]]] = []
         self.validated: Row = {}
 
     def terms(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        output = self.model(batch.features, mask=batch.mask, grid=batch.grid)
+        output = self.ask(batch.features, mask=batch.mask, grid=batch.grid)
         return output.logits, self.model.loss(output, batch.labels)
 
     def on_train_batch_start(self, _: Batch, number: int) -> None:

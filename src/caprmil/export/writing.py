@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from math import inf, isnan
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from caprmil import __version__, bags, config
+from caprmil import bags, config
 from caprmil.errors import BagError, ExportError, RunError
 from caprmil.export.formats import FORMATS, Ask, Values, find_format, quiet
 from caprmil.export.program import Program
@@ -90,7 +91,7 @@ def write(
     program.refuse()
     told = {
         **(facts or {}),
-        "caprmil": __version__,
+        "caprmil": version("caprmil"),
         "in_dim": program.width,
         "outputs": program.outputs,
     }
