@@ -21,7 +21,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor
 
 from caprmil import batches, metrics
-from caprmil.batches import Batch, Cache, EpochSampler, Sample
+from caprmil.batches import Batch, Cache, EpochSampler, Loader, Sample
 from caprmil.errors import RecipeError, RunError
 from caprmil.files import beside, write_text
 from caprmil.models import MILModel
@@ -49,6 +49,7 @@ class TrainConfig:
     weights: Literal["best", "last"] = "best"
     """Which epoch's weights to keep: the best on the validation loss, or the last."""
     batch_size: int = 1
+    """Bags in a step, packed without padding. More are quicker where bags are small."""
     sampling: Literal["shuffle", "balanced"] = "shuffle"
     """balanced: draw bags with replacement, each class as often as the others."""
     class_weights: Literal["none", "balanced"] = "none"
@@ -99,7 +100,7 @@ class Learner(pl.LightningModule):
         self.validated: Row = {}
 
     def terms(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        output = self.ask(batch.features, mask=batch.mask, grid=batch.grid)
+        output = self.ask(**batch.inputs)
         return output.logits, self.model.loss(output, batch.labels)
 
     def on_train_batch_start(self, _: Batch, number: int) -> None:
@@ -198,8 +199,11 @@ class History(Callback):
         row = cast(Learner, learner).row()
         self.rows.append(row)
         write_text(self.path, self.as_csv(), replace=True)
+        # Not in the history, which is the same whenever a training is done again.
+        reading = cast(Loader, trainer.train_dataloader)
+        waited = {} if reading.num_workers else {"seconds_waiting": reading.waited}
         for logger in trainer.loggers:
-            logger.log_metrics(row, step=int(row["epoch"]))
+            logger.log_metrics(row | waited, step=int(row["epoch"]))
         if self.listen:
             self.listen(row)
 
@@ -286,7 +290,13 @@ def fit(
         )
         trainer.fit(
             Learner(model, settings, seed, len(train)),
-            batches.load(train, batch_size=settings.batch_size, sampler=sampler, **reading),
+            batches.load(
+                train,
+                batch_size=settings.batch_size,
+                sampler=sampler,
+                padded=settings.compile,  # sizes of packed bags would be compiled in
+                **reading,
+            ),
             batches.load(validation, **reading) if validation else None,
             ckpt_path=keeper.last if keeper.last.exists() else None,
             weights_only=True,

@@ -309,7 +309,7 @@ def pick_device(name: str) -> torch.device:
 def ask(model: MILModel, batch: batches.Batch, device: torch.device) -> NDArray[np.float64]:
     """Return the class probabilities of a batch of bags."""
     mask, grid = (None if t is None else t.to(device) for t in (batch.mask, batch.grid))
-    output = model.eval()(batch.features.to(device), mask=mask, grid=grid)
+    output = model.eval()(batch.features.to(device), mask=mask, grid=grid, sizes=batch.sizes)
     probabilities: NDArray[np.float64] = output.logits.cpu().double().softmax(dim=-1).numpy()
     return probabilities
 
