@@ -59,6 +59,7 @@ def test_every_model_answers_so_in_every_format(name: str, to: str, tmp_path: Pa
     assert export.write(small(name), tmp_path / f"m.{to}", to=to).deviation < 1e-5
 
 
+@pytest.mark.filterwarnings("ignore")  # torch calls TorchScript deprecated
 def test_several_models_answer_with_their_mean(tmp_path: Path) -> None:
     models = [small("caprmil", seed) for seed in range(3)]
     written = export.write(models, tmp_path / "model.ts", to="torchscript")
@@ -156,7 +157,7 @@ def test_torch_files_say_the_same_of_themselves(to: str, tmp_path: Path) -> None
     assert export.read_facts(written.path) == {**written.facts}
 
 
-@pytest.mark.filterwarnings("ignore")  # torch calls TorchScript deprecated
+@pytest.mark.filterwarnings("ignore")
 def test_files_of_others_have_no_facts(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=r"end in \.onnx, \.pt2, \.ts"):
         export.read_facts(tmp_path / "model.safetensors")
