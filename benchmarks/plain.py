@@ -24,6 +24,7 @@ from caprmil.models.base import (
     Weights,
 )
 from caprmil.models.caprmil import ContextAttention, ContextBlock
+from caprmil.models.packing import Sizes
 from caprmil.models.pooling import AttentionPool
 
 
@@ -45,6 +46,7 @@ class PlainCAPRMIL(MILModel):
         *,
         mask: Mask | None = None,
         grid: Grid | None = None,  # noqa: ARG002
+        sizes: Sizes | None = None,  # noqa: ARG002
     ) -> Output:
         linear, norm, *_ = self.context.project
         h = self.drop(F.gelu(norm(linear(features))))
