@@ -4,7 +4,6 @@ import csv
 import shutil
 import signal
 from collections.abc import Callable
-from functools import partial
 from math import cos, pi
 from pathlib import Path
 from typing import Any
@@ -267,8 +266,16 @@ def test_packed_bags_teach_what_padded_ones_do(
 ) -> None:
     options: dict[str, Any] = {"batch_size": 4, "lr": 1e-3}
     packed, _ = learn(tmp_path / "a", model=tiny(dropout=0.0), **options)
-    monkeypatch.setattr(batches, "load", partial(batches.load, padded=True))
+    shapes = list[int]()
+
+    def pad(items: Any, **_: Any) -> Batch:
+        made = collate(items, padded=True)
+        shapes.append(len(made.features))
+        return made
+
+    monkeypatch.setattr(batches, "collate", pad)
     padded, _ = learn(tmp_path / "b", model=tiny(dropout=0.0), **options)
+    assert max(shapes) == 4  # else both were packed
     torch.testing.assert_close(packed, padded, rtol=1e-3, atol=1e-5)
 
 
