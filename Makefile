@@ -40,7 +40,7 @@ test-encoders: $(ENCODERS)/.done  ## Test the encoders of timm and transformers,
 	$(ENCODERS)/bin/pytest tests/encoders tests/test_encoders.py
 
 $(TORCHMIL)/.done: $(VENV)/.core
-	$(BIN)/python -m pip install -qq --no-deps --target $(TORCHMIL) torchmil tensordict pyvers cloudpickle orjson importlib_metadata zipp pandas python-dateutil six tqdm
+	$(BIN)/python -m pip install -qq --no-deps --target $(TORCHMIL) torchmil tensordict pyvers cloudpickle orjson importlib_metadata zipp
 	@touch $@
 
 bench: $(VENV)/.core $(TORCHMIL)/.done  ## Measure speed and memory beside the plain form and torchmil, into docs/performance.md.
