@@ -25,6 +25,7 @@ from caprmil.batches import Batch, Cache, EpochSampler, Loader, Sample
 from caprmil.errors import RecipeError, RunError
 from caprmil.files import beside, write_text
 from caprmil.models import MILModel
+from caprmil.models.base import Memory
 from caprmil.models.compiling import compiled
 from caprmil.runs import pick_device
 
@@ -59,6 +60,10 @@ class TrainConfig:
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     cache_gb: float = 4.0
     """Keep bags in memory up to so many gigabytes."""
+    memory: Memory = "auto"
+    """What of a bag stays in memory while CAPRMIL learns from it: whole, keep (what patches are
+    behind the first layer), stream (a piece at a time), or auto, by its size. The gradients are
+    the same; less memory costs time."""
     compile: bool = False
     """Let torch.compile rewrite the model first. It needs a C++ compiler: see docs/export.md."""
     workers: int = 0
@@ -94,6 +99,7 @@ class Learner(pl.LightningModule):
     def __init__(self, model: MILModel, train: TrainConfig, seed: int, n_bags: int = 1) -> None:
         super().__init__()
         self.model, self.settings, self.seed, self.n_bags = model, train, seed, n_bags
+        model.save_memory(train.memory)
         self.ask = compiled(model) if train.compile else model.__call__
         self.losses: list[tuple[float, int]] = []
         self.answers: list[tuple[Tensor, Tensor, dict[str, Tensor]]] = []

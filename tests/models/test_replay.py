@@ -94,6 +94,18 @@ def test_half_precision_features_are_cast_piece_by_piece() -> None:
     torch.testing.assert_close(learn(model, model(bag).logits), wanted)
 
 
+def test_mixed_precision_is_the_same_on_the_way_back() -> None:
+    model, bag = a_model().float(), torch.randn(1, 30, 24)
+    gradients = []
+    for how in ("whole", "keep", "stream"):
+        model.save_memory(how)
+        with torch.autocast("cpu", torch.bfloat16):
+            logits = model(bag).logits
+        gradients.append(learn(model, logits.float()))
+    for other in gradients[1:]:
+        torch.testing.assert_close(other, gradients[0], rtol=0.1, atol=0.01)
+
+
 def test_frozen_parameters_stay_frozen() -> None:
     model, bag = a_model(), torch.randn(1, 30, 24).double()
     model.context.project.requires_grad_(False)

@@ -46,6 +46,12 @@ class Player:
         self.blocks = list(cast("Iterable[ContextBlock]", stack.blocks))
         self.dtype = next(stack.parameters()).dtype
         self.kept: list[Patches] = []
+        kind = features.device.type
+        self.precision = {
+            "device_type": kind,
+            "dtype": torch.get_autocast_dtype(kind),
+            "enabled": torch.is_autocast_enabled(kind),
+        }
 
     def pieces(self) -> Iterator[tuple[int, Features]]:
         return enumerate(torch.split(self.features, PIECE, dim=1))
@@ -142,7 +148,7 @@ class Replay(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, slope: Embedding, *_: Any) -> tuple[Tensor | None, ...]:
-        with torch.enable_grad():
+        with torch.enable_grad(), torch.autocast(**ctx.state.player.precision):
             learnt = ctx.state(slope, [each for each in ctx.parameters if each.requires_grad])
         return None, *(learnt.get(each) for each in ctx.parameters)
 
@@ -206,7 +212,7 @@ class Rewind:
         """The first linear layer, if what comes out of it was kept: no need to go in again."""
         weight, bias = self.player.door.weight, self.player.door.bias
         for n, features in self.player.pieces() if self.entered else ():
-            slope = self.slopes.pop(self.entered[n])[0]
+            slope = self.slopes.pop(self.entered[n])[0].to(weight.dtype)
             self._note(weight, slope.mT @ features[0].to(slope.dtype))
             self._note(bias, slope.sum(dim=0))
 
