@@ -10,7 +10,6 @@ measures anew. `--only page` writes the page from what is kept.
 
 import argparse
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -30,11 +29,10 @@ from caprmil import models
 from caprmil.cost import LiveTensors
 from caprmil.errors import CaprmilError, UnknownName
 from record import Page, Record
-from sides import GROUPS, PLAIN, SIDES, Absent, Side
+from sides import GROUPS, PLAIN, SIDES, WHOLE, Absent, Side
 
-os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # else the profiler says that it starts and stops
 WORKS = ("look", "train")
-PROFILED = ("caprmil", PLAIN)  # whose time is told part by part
+PROFILED = (WHOLE, PLAIN)  # whose time is told part by part
 PROFILE = "profile"
 
 
@@ -44,7 +42,7 @@ class Settings:
 
     in_dim: int = 1024
     sizes: tuple[int, ...] = (1_000, 10_000, 50_000, 200_000)
-    seconds: float = 5.0  # of one job, about: as many rounds as fit, within these bounds
+    seconds: float = 4.0  # of one job, about: as many rounds as fit, within these bounds
     rounds: tuple[int, int] = (3, 15)
     profiled: int = 10_000  # patches
     wall: bool = True
@@ -206,7 +204,7 @@ def compare(job: Job, settings: Settings) -> dict[str, dict[str, float]]:
 
 PARTS: dict[str, tuple[str, ...]] = {
     "AdamW": ("Optimizer", "adam"),
-    "dropout": ("drop", "bernoulli", "random_"),
+    "dropout": ("drop", "bernoulli", "random_", "aten::ge"),
     "GELU": ("gelu",),
     "LayerNorm": ("layer_norm", "layernorm"),
     "attention among tokens": ("scaled_dot_product",),
@@ -235,24 +233,20 @@ def parts(name: str, job: Job, settings: Settings) -> dict[str, float]:
     (side,) = take_part([name], settings.in_dim).values()
     features = bag(job.patches, settings.in_dim)
     work = partial(getattr(side, job.work), features)
-    found: dict[str, list[float]] = {}
-    rounds = settings.rounds[0] + 2
+    rounds, sums = settings.rounds[0] + 2, dict[str, float]()
     with threads(1):
         work()
-        for _ in range(rounds):
-            with profile(activities=[ProfilerActivity.CPU]) as seen:
+        with profile(activities=[ProfilerActivity.CPU]) as seen:
+            for _ in range(rounds):
                 work()
-            sums: dict[str, float] = {}
-            for event in seen.events() or []:
-                around, above = [], event
-                while above is not None:
-                    around.append(above.name)
-                    above = above.cpu_parent
-                part = part_of(around[::-1])
-                sums[part] = sums.get(part, 0.0) + event.self_cpu_time_total / 1e6
-            for part, seconds in sums.items():
-                found.setdefault(part, []).append(seconds)
-    return {part: float(np.median(times)) for part, times in found.items()}
+    for event in seen.events() or []:
+        around, above = [], event
+        while above is not None:
+            around.append(above.name)
+            above = above.cpu_parent
+        part = part_of(around[::-1])
+        sums[part] = sums.get(part, 0.0) + event.self_cpu_time_total / 1e6 / rounds
+    return sums
 
 
 def forget(record: Record[Result], jobs: Sequence[Job]) -> None:
