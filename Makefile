@@ -4,8 +4,10 @@ PYTHON ?= python3
 BIN    := $(VENV)/bin
 # timm and torchvision live apart: beside a CPU torch, torchvision breaks Lightning.
 ENCODERS ?= .venv-encoders
+# A peer that only the benchmark of speed imports, without its own dependencies that we do not have already.
+TORCHMIL ?= .torchmil
 
-.PHONY: help demo test test-slow test-encoders check format clean
+.PHONY: help demo bench test test-slow test-encoders check format clean
 
 help:  ## What there is to make.
 	@sed -n 's/^\([a-z-]*\):.*## /\1  /p' $(MAKEFILE_LIST)
@@ -37,6 +39,13 @@ $(ENCODERS)/.done: pyproject.toml
 test-encoders: $(ENCODERS)/.done  ## Test the encoders of timm and transformers, in their own environment.
 	$(ENCODERS)/bin/pytest tests/encoders tests/test_encoders.py
 
+$(TORCHMIL)/.done: $(VENV)/.core
+	$(BIN)/python -m pip install -qq --no-deps --target $(TORCHMIL) torchmil tensordict pyvers cloudpickle orjson importlib_metadata zipp
+	@touch $@
+
+bench: $(VENV)/.core $(TORCHMIL)/.done  ## Measure speed and memory beside the plain form and torchmil, into docs/performance.md.
+	PYTHONPATH=$(TORCHMIL) $(BIN)/python benchmarks/speed.py $(BENCH)
+
 check: $(VENV)/.dev  ## Format, lint, types and import contracts.
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -48,4 +57,4 @@ format: $(VENV)/.dev  ## Put the code in form.
 	$(BIN)/ruff check --fix .
 
 clean:  ## Remove the environment and the caches, nothing that you made.
-	rm -rf $(VENV) $(ENCODERS) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(ENCODERS) $(TORCHMIL) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

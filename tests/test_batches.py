@@ -1,7 +1,12 @@
-"""What batches promise: padding is told from patches, and an order can be had again."""
+"""What batches promise: bags are told apart, an order can be had again, and reading is ahead."""
 
+import signal
+import subprocess
+import sys
+import threading
 from collections import Counter
 from pathlib import Path
+from time import sleep
 
 import numpy as np
 import pytest
@@ -20,8 +25,9 @@ def bag(length: int, *, placed: bool = True, dtype: str = "float32") -> Bag:
     return bags.from_arrays(features, coords if placed else None, step=256.0 if placed else None)
 
 
-def batch(*contents: Bag) -> Batch:
-    return collate([(Sample(f"s{n}", each, n), each) for n, each in enumerate(contents)])
+def batch(*contents: Bag, padded: bool = False) -> Batch:
+    items = [(Sample(f"s{n}", each, n), each) for n, each in enumerate(contents)]
+    return collate(items, padded=padded)
 
 
 def write(path: Path, length: int) -> Path:
@@ -39,7 +45,8 @@ def order(sampler: EpochSampler, epoch: int) -> list[int]:
 
 def test_padding_is_zero_and_false_in_the_mask() -> None:
     short, long = bag(2), bag(5)
-    both = batch(short, long)
+    both = batch(short, long, padded=True)
+    assert both.sizes is None
     assert both.mask is not None
     assert both.mask.tolist() == [[True, True, False, False, False], [True] * 5]
     assert np.array_equal(both.features[0, :2], short.features)
@@ -47,26 +54,37 @@ def test_padding_is_zero_and_false_in_the_mask() -> None:
     assert both.features[~both.mask].eq(0).all()
 
 
+def test_packed_bags_stand_behind_each_other_with_nothing_in_between() -> None:
+    short, long = bag(2), bag(5)
+    both = batch(short, long)
+    assert (both.sizes, both.mask) == ((2, 5), None)
+    assert np.array_equal(both.features, [np.concatenate([short.features, long.features])])
+
+
 def test_slides_and_labels_stand_in_the_order_of_their_bags() -> None:
     both = batch(bag(2), bag(5))
     assert (both.slides, both.labels.tolist()) == (("s0", "s1"), [0, 1])
 
 
-def test_one_bag_has_neither_padding_nor_mask() -> None:
-    alone = batch(bag(4))
-    assert alone.mask is None
+@pytest.mark.parametrize("padded", [False, True])
+def test_one_bag_is_neither_packed_nor_padded(padded: bool) -> None:
+    alone = batch(bag(4), padded=padded)
+    assert (alone.mask, alone.sizes) == (None, None)
     assert alone.features.shape == (1, 4, 3)
 
 
-@pytest.mark.parametrize("number", [1, 2])
-def test_half_precision_stays_half(number: int) -> None:
-    assert batch(*[bag(4, dtype="float16")] * number).features.dtype == torch.float16
+@pytest.mark.parametrize(("number", "padded"), [(1, False), (2, False), (2, True)])
+def test_half_precision_stays_half(number: int, padded: bool) -> None:
+    both = batch(*[bag(4, dtype="float16")] * number, padded=padded)
+    assert both.features.dtype == torch.float16
 
 
 def test_the_grid_goes_with_its_patches() -> None:
-    both = batch(bag(2), bag(3))
-    assert both.grid is not None
-    assert both.grid.tolist() == [[[0, 0], [1, 0], [0, 0]], [[0, 0], [1, 0], [0, 1]]]
+    packed, padded = (batch(bag(2), bag(3), padded=padded).grid for padded in (False, True))
+    assert packed is not None
+    assert padded is not None
+    assert packed.tolist() == [[[0, 0], [1, 0], [0, 0], [1, 0], [0, 1]]]
+    assert padded.tolist() == [[[0, 0], [1, 0], [0, 0]], [[0, 0], [1, 0], [0, 1]]]
 
 
 def test_there_is_no_grid_where_one_bag_knows_none() -> None:
@@ -100,6 +118,82 @@ def test_a_bag_that_cannot_be_read_says_of_which_slide(tmp_path: Path) -> None:
     with pytest.raises(BagError) as caught:
         BagDataset([Sample("slide_7", tmp_path / "a.h5")], Cache(0))[0]
     assert "while reading slide slide_7" in caught.value.__notes__
+
+
+# Reading ahead
+
+
+def on_disk(folder: Path, n: int) -> list[Sample]:
+    return [Sample(f"s{i}", write(folder / f"{i}.h5", i + 1)) for i in range(n)]
+
+
+def readers() -> list[str]:
+    return [t.name for t in threading.enumerate() if t.name.startswith("reading ahead")]
+
+
+def test_batches_come_in_order_and_leave_no_thread_behind(tmp_path: Path) -> None:
+    read = load(on_disk(tmp_path, 5), batch_size=2)
+    for _ in range(2):
+        assert [b.slides for b in read] == [("s0", "s1"), ("s2", "s3"), ("s4",)]
+    assert readers() == []
+    assert list(load([])) == []
+
+
+def test_one_batch_is_read_ahead_and_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names, read = list[str](), bags.read
+    monkeypatch.setattr(bags, "read", lambda path: (names.append(path.stem), read(path))[1])
+    batches = iter(load(on_disk(tmp_path, 4)))
+    next(batches)
+    batches.close()  # which waits for what is being read
+    assert names == ["0", "1"]
+    assert readers() == []
+
+
+def test_the_seconds_that_a_batch_was_late_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = bags.read
+    monkeypatch.setattr(bags, "read", lambda path: (sleep(0.05), read(path))[1])
+    slow = load(on_disk(tmp_path, 3))
+    list(slow)
+    assert 0.1 < slow.waited < 10
+
+
+def test_an_error_in_the_thread_arrives_with_its_message_and_note(tmp_path: Path) -> None:
+    wanted = on_disk(tmp_path, 3)
+    (tmp_path / "1.h5").write_bytes(b"nothing")
+    batches = iter(load(wanted))
+    assert next(batches).slides == ("s0",)
+    with pytest.raises(BagError, match=r"1\.h5") as caught:
+        next(batches)
+    assert "while reading slide s1" in caught.value.__notes__
+    assert readers() == []
+
+
+def test_ctrl_c_while_a_bag_is_read_ends_the_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(path: Path) -> Bag:
+        signal.raise_signal(signal.SIGINT)
+        sleep(0.2)
+        return bag(1)
+
+    monkeypatch.setattr(bags, "read", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        list(load(on_disk(tmp_path, 3)))
+    assert readers() == []
+
+
+def test_an_abandoned_epoch_does_not_keep_a_process_from_leaving(tmp_path: Path) -> None:
+    on_disk(tmp_path, 3)
+    code = (
+        "import sys; from pathlib import Path; from caprmil.batches import Sample, load\n"
+        "paths = sorted(Path(sys.argv[1]).glob('*.h5'))\n"
+        "batches = iter(load([Sample(p.stem, p) for p in paths])); next(batches); sys.exit(7)"
+    )
+    assert subprocess.run([sys.executable, "-c", code, tmp_path], timeout=60).returncode == 7
 
 
 def test_the_order_depends_on_seed_and_epoch_alone() -> None:

@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor
 
-from caprmil import bags, learner, runs
+from caprmil import bags, batches, learner, runs
 from caprmil.batches import Batch, Sample, collate
-from caprmil.errors import RecipeError, RunError
+from caprmil.errors import BagError, RecipeError, RunError
 from caprmil.learner import Learner, Row, TrainConfig, fit, kept_epoch, learning_rate
 from caprmil.models import MILModel, create
 from caprmil.synthetic import RareSignal
@@ -258,6 +259,48 @@ def test_batches_of_several_bags_are_learnt_from(tmp_path: Path) -> None:
     _, moving = learn(tmp_path / "b", **options, epochs=15, lr=1e-2)
     assert still[0]["train_loss"] == pytest.approx(at_first, rel=1e-5)  # each bag counts once
     assert moving[-1]["train_loss"] < at_first / 2
+
+
+def test_packed_bags_teach_what_padded_ones_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options: dict[str, Any] = {"batch_size": 4, "lr": 1e-3}
+    packed, _ = learn(tmp_path / "a", model=tiny(dropout=0.0), **options)
+    shapes = list[int]()
+
+    def pad(items: Any, **_: Any) -> Batch:
+        made = collate(items, padded=True)
+        shapes.append(len(made.features))
+        return made
+
+    monkeypatch.setattr(batches, "collate", pad)
+    padded, _ = learn(tmp_path / "b", model=tiny(dropout=0.0), **options)
+    assert max(shapes) == 4  # else both were packed
+    torch.testing.assert_close(packed, padded, rtol=1e-3, atol=1e-5)
+
+
+def test_packed_bags_repeat_and_go_on_after_a_break(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"batch_size": 3, "weights": "last"}
+    whole = learn(tmp_path / "a", **options)
+    with pytest.raises(KeyboardInterrupt):
+        learn(tmp_path / "b", **options, listen=stop_after(1))
+    resumed = learn(tmp_path / "b", **options)
+    assert same(whole[0], resumed[0])
+    assert whole[1] == resumed[1]
+
+
+def test_loggers_hear_how_long_a_step_waited_for_its_bags(tmp_path: Path) -> None:
+    logger = CSVLogger(tmp_path, name="", version="log")
+    fit(tiny(), TRAIN, folder=tmp_path, settings=TrainConfig(**QUICK), loggers=[logger])
+    logger.save()
+    rows = read_table(tmp_path / "log" / "metrics.csv")
+    assert all(0 <= row["seconds_waiting"] < 60 for row in rows)
+
+
+def test_a_bag_that_cannot_be_read_stops_a_training_with_its_message(tmp_path: Path) -> None:
+    (tmp_path / "broken.h5").write_bytes(b"nothing")
+    with pytest.raises(BagError, match=r"broken\.h5"):
+        learn(tmp_path, train=[*TRAIN, Sample("s99", tmp_path / "broken.h5", 0)])
 
 
 def test_half_precision_on_a_cpu_without_it_warns_and_trains_in_full(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ which of them a file is, its content says.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -31,6 +32,8 @@ STORED = (
     *("step", "slide_mpp"),
 )
 """Fields of `BagInfo` that are attributes of our files, by the same names."""
+
+ROWS = 8192  # patches that are read at once from a file that is too large for memory
 
 ScaleRule: TypeAlias = Literal["exact", "nominal"]
 
@@ -92,6 +95,46 @@ def read(path: str | Path) -> Bag:
     """Read a feature file whole, and check every value in it."""
     with layouts.opened(Path(path)) as found:
         return _load(found)
+
+
+@contextmanager
+def streaming(path: str | Path, *, rows: int = ROWS) -> Iterator["Stream"]:
+    """Open a feature file to read it piece by piece, in memory that does not grow with it.
+
+    HDF5 and `.npy` files are read so; the others are in memory as soon as they are open.
+    """
+    with layouts.opened(Path(path)) as found:
+        yield Stream(found, _describe(found), rows)
+
+
+class Stream:
+    """The features of an open file, as many rows at a time. Every pass checks every value."""
+
+    def __init__(self, found: Found, info: BagInfo, rows: int) -> None:
+        self.info, self.rows, self._found = info, rows, found
+
+    def __call__(self) -> Iterator[NDArray[np.floating[Any]]]:
+        """Return the pieces in order, from the first patch on. The next is read ahead."""
+        starts = range(0, self.info.n_patches, self.rows)
+        with ThreadPoolExecutor(1) as reader:
+            ahead = reader.submit(self._read, 0)
+            for start in starts:
+                piece = ahead.result()
+                if start + self.rows < self.info.n_patches:
+                    ahead = reader.submit(self._read, start + self.rows)
+                yield piece
+
+    def _read(self, start: int) -> NDArray[np.floating[Any]]:
+        features = self._found.features
+        if isinstance(features, np.memmap):  # what was read of it would stay resident
+            features = np.load(str(self._found.path), mmap_mode="r", allow_pickle=False)
+        rows = slice(start, start + self.rows)
+        piece = features[0, rows] if len(features.shape) == 3 else features[rows]
+        return _as_floats(self._found, layouts.array(piece), start)
+
+    def coords(self) -> NDArray[Any] | None:
+        """Return where the patches lie."""
+        return _load_coords(self._found, self.info.n_patches)
 
 
 def from_arrays(features: ArrayLike, coords: ArrayLike | None = None, **said: Any) -> Bag:
@@ -229,24 +272,35 @@ def _as_pixels(path: Path, coords: NDArray[Any]) -> NDArray[np.int64]:
 def _load(found: Found) -> Bag:
     """Read what was found, and check each value."""
     info = _describe(found)
-    # Two bytes stay two bytes, to be cast at the last moment; all else becomes float32.
+    features = layouts.array(found.features).reshape(info.n_patches, info.width)
+    return Bag(
+        features=_as_floats(found, features), coords=_load_coords(found, info.n_patches), info=info
+    )
+
+
+def _as_floats(found: Found, rows: NDArray[Any], start: int = 0) -> NDArray[np.floating[Any]]:
+    """Check each value. Two bytes stay two bytes, to be cast at the last moment."""
     dtype = np.float16 if found.features.dtype.itemsize == 2 else np.float32
     with np.errstate(over="ignore"):
-        features = np.require(layouts.array(found.features), dtype, ["C", "O", "W"])
-    features = features.reshape(info.n_patches, info.width)
+        features = np.require(rows, dtype, ["C", "O", "W"])
     bad = np.flatnonzero(_not_finite(features))
     if len(bad):
         raise BagError(
-            f"{found}: {len(bad)} of {info.n_patches} patches have NaN or infinite features, the "
-            f"first in row {bad[0]}. Extract them again, in float32 if half precision overflows."
+            f"{found}: {len(bad)} of {len(rows)} patches have NaN or infinite features, the "
+            f"first in row {start + bad[0]}. Extract them again, in float32 if half precision "
+            "overflows."
         )
-    coords = None
-    if found.coords is not None:
-        coords = layouts.array(found.coords).reshape(info.n_patches, 2)
-        coords = coords.astype(np.float64 if coords.dtype.kind == "f" else np.int64)
-        if not np.isfinite(coords).all():
-            raise BagError(f"{found} has NaN or infinite coordinates. Extract it again.")
-    return Bag(features=features, coords=coords, info=info)
+    return features
+
+
+def _load_coords(found: Found, n: int) -> NDArray[Any] | None:
+    if found.coords is None:
+        return None
+    coords = layouts.array(found.coords).reshape(n, 2)
+    coords = coords.astype(np.float64 if coords.dtype.kind == "f" else np.int64)
+    if not np.isfinite(coords).all():
+        raise BagError(f"{found} has NaN or infinite coordinates. Extract it again.")
+    return coords
 
 
 def _not_finite(features: NDArray[Any]) -> NDArray[np.bool_]:

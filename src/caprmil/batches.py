@@ -1,18 +1,22 @@
 """Batches: bags become tensors, several at a time, and stay in memory as far as there is room."""
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from time import perf_counter
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from caprmil import bags
 from caprmil.bags import Bag
 from caprmil.errors import BagError
+from caprmil.models.packing import mask_of, unpack
 
 
 class Sample(NamedTuple):
@@ -24,13 +28,27 @@ class Sample(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Several bags, padded to the longest. A batch of one has no padding, and no mask."""
+    """Several bags: packed, one behind the other as if they were one, or padded to the longest.
+
+    A batch of one bag is neither: it has no sizes and no mask.
+    """
 
     slides: tuple[str, ...]
-    features: Tensor  # B N E, in the precision of the files
+    features: Tensor  # B N E, in the precision of the files; of packed bags, 1 N E
     mask: Tensor | None  # B N
     grid: Tensor | None  # B N 2, where all bags have coordinates
     labels: Tensor  # B
+    sizes: tuple[int, ...] | None = None  # of packed bags
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """What a model is called with."""
+        return {
+            "features": self.features,
+            "mask": self.mask,
+            "grid": self.grid,
+            "sizes": self.sizes,
+        }
 
 
 class Cache:
@@ -100,6 +118,34 @@ class EpochSampler(Sampler[int]):
         return iter(order.tolist())
 
 
+class Loader(DataLoader[tuple[Sample, Bag]]):
+    """Reads the next batch in a thread while this one is learnt from, and no further ahead.
+
+    Files and most of NumPy leave the interpreter free meanwhile. Workers, if there are any, read
+    ahead themselves.
+    """
+
+    waited = 0.0  # seconds in this epoch so far in which a batch was not ready when it was wanted
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        self.waited = 0.0
+        batches = super().__iter__()  # here, and not in the thread: it draws a number
+        return self._ahead(batches) if len(self) and not self.num_workers else batches
+
+    def _ahead(self, batches: Iterator[Any]) -> Iterator[Batch]:
+        with ThreadPoolExecutor(1, "reading ahead") as thread:
+            coming = thread.submit(next, batches)
+            for left in reversed(range(len(self))):
+                began = perf_counter()
+                batch = coming.result()
+                self.waited += perf_counter() - began
+                if not left:
+                    break
+                coming = thread.submit(next, batches)
+                yield batch
+        yield batch  # the last, when there is no thread any more
+
+
 def load(
     samples: Sequence[Sample],
     *,
@@ -107,41 +153,39 @@ def load(
     batch_size: int = 1,
     sampler: EpochSampler | None = None,
     workers: int = 0,
-) -> DataLoader[tuple[Sample, Bag]]:
+    padded: bool = False,
+) -> Loader:
     """Return batches of the samples: in their own order, or in the sampler's.
 
     With workers nothing is kept: each would fill a cache of its own, as large as this one.
     """
-    return DataLoader(
+    return Loader(
         BagDataset(samples, Cache(0) if workers or cache is None else cache),
         batch_size=batch_size,
         sampler=sampler,
         num_workers=workers,
-        collate_fn=collate,
+        collate_fn=partial(collate, padded=padded),
         pin_memory=torch.cuda.is_available(),
         persistent_workers=workers > 0,
     )
 
 
-def collate(items: Sequence[tuple[Sample, Bag]]) -> Batch:
-    """Put bags side by side, padded with zeros where they are shorter than the longest."""
+def collate(items: Sequence[tuple[Sample, Bag]], *, padded: bool = False) -> Batch:
+    """Put bags behind each other or, padded with zeros, side by side."""
     samples, found = zip(*items, strict=True)
-    features = _pad([torch.from_numpy(bag.features) for bag in found])
-    lengths = torch.tensor([len(bag.features) for bag in found])
-    grids = [bag.grid() for bag in found]
-    whole = len(items) == 1
+    sizes = tuple(len(bag.features) for bag in found)
+    grids = [grid for grid in (bag.grid() for bag in found) if grid is not None]
+    alone = len(items) == 1
+
+    def lay(parts: Sequence[NDArray[Any]]) -> Tensor:
+        rows = torch.from_numpy(parts[0] if alone else np.concatenate(parts))[None]
+        return unpack(rows, sizes) if padded and not alone else rows
+
     return Batch(
         slides=tuple(sample.slide for sample in samples),
-        features=features,
-        mask=None if whole else torch.arange(features.shape[1]) < lengths[:, None],
-        grid=_pad([torch.from_numpy(g) for g in grids]) if _all_known(grids) else None,
+        features=lay([bag.features for bag in found]),
+        mask=mask_of(sizes, torch.device("cpu")) if padded and not alone else None,
+        grid=lay(grids) if len(grids) == len(items) else None,
         labels=torch.tensor([sample.label for sample in samples]),
+        sizes=None if padded or alone else sizes,
     )
-
-
-def _all_known(grids: Sequence[object]) -> bool:
-    return all(grid is not None for grid in grids)
-
-
-def _pad(parts: list[Tensor]) -> Tensor:
-    return parts[0][None] if len(parts) == 1 else pad_sequence(parts, batch_first=True)

@@ -79,7 +79,7 @@ def _precision(model: MILModel, features: Tensor, grid: Tensor | None) -> Tensor
 
 def _chunks(model: MILModel, features: Tensor, _: Tensor | None) -> Tensor:
     size = features.shape[1] // 7 + 1
-    return model.stream(lambda: torch.split(features, size, dim=1)).softmax(dim=-1)
+    return model.stream(lambda: torch.split(features, size, dim=1)).logits.softmax(dim=-1)
 
 
 def _reload(model: MILModel, features: Tensor, grid: Tensor | None) -> Tensor:

@@ -7,6 +7,7 @@ CaprmilError
 ├── RunError       a run folder that is missing, unfinished or of another recipe
 ├── SlideError     a slide that cannot be opened, read, or whose scale is not known
 ├── EncoderError   an encoder that cannot be loaded, or whose answers cannot be used
+├── ExportError    a model that cannot be exported, or a file that answers otherwise than it
 └── UnknownName    a model, encoder or metric nobody has heard of
 
 The command line prints them as one line and leaves with 2; anything else is a bug and shows its
@@ -43,6 +44,10 @@ class SlideError(CaprmilError):
 
 class EncoderError(CaprmilError):
     """An encoder that cannot be loaded, or whose answers cannot be used."""
+
+
+class ExportError(CaprmilError):
+    """A model that cannot be exported, or a file that answers otherwise than the model."""
 
 
 class UnknownName(CaprmilError):  # noqa: N818  reads as it is said

@@ -21,10 +21,12 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor
 
 from caprmil import batches, metrics
-from caprmil.batches import Batch, Cache, EpochSampler, Sample
+from caprmil.batches import Batch, Cache, EpochSampler, Loader, Sample
 from caprmil.errors import RecipeError, RunError
 from caprmil.files import beside, write_text
 from caprmil.models import MILModel
+from caprmil.models.base import Memory
+from caprmil.models.compiling import compiled
 from caprmil.runs import pick_device
 
 Row = dict[str, float]
@@ -48,6 +50,7 @@ class TrainConfig:
     weights: Literal["best", "last"] = "best"
     """Which epoch's weights to keep: the best on the validation loss, or the last."""
     batch_size: int = 1
+    """Bags in a step, packed without padding. More are quicker where bags are small."""
     sampling: Literal["shuffle", "balanced"] = "shuffle"
     """balanced: draw bags with replacement, each class as often as the others."""
     class_weights: Literal["none", "balanced"] = "none"
@@ -57,6 +60,12 @@ class TrainConfig:
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     cache_gb: float = 4.0
     """Keep bags in memory up to so many gigabytes."""
+    memory: Memory = "auto"
+    """What of a bag stays in memory while CAPRMIL learns from it: whole, keep (what patches are
+    behind the first layer), stream (a piece at a time), or auto, by its size. The gradients are
+    the same; less memory costs time."""
+    compile: bool = False
+    """Let torch.compile rewrite the model first. It needs a C++ compiler: see docs/export.md."""
     workers: int = 0
     """Processes that read ahead. Bags are then not kept in memory: each would keep its own."""
 
@@ -90,12 +99,14 @@ class Learner(pl.LightningModule):
     def __init__(self, model: MILModel, train: TrainConfig, seed: int, n_bags: int = 1) -> None:
         super().__init__()
         self.model, self.settings, self.seed, self.n_bags = model, train, seed, n_bags
+        model.save_memory(train.memory)
+        self.ask = compiled(model) if train.compile else model.__call__
         self.losses: list[tuple[float, int]] = []
         self.answers: list[tuple[Tensor, Tensor, dict[str, Tensor]]] = []
         self.validated: Row = {}
 
     def terms(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        output = self.model(batch.features, mask=batch.mask, grid=batch.grid)
+        output = self.ask(**batch.inputs)
         return output.logits, self.model.loss(output, batch.labels)
 
     def on_train_batch_start(self, _: Batch, number: int) -> None:
@@ -194,8 +205,11 @@ class History(Callback):
         row = cast(Learner, learner).row()
         self.rows.append(row)
         write_text(self.path, self.as_csv(), replace=True)
+        # Not in the history, which is the same whenever a training is done again.
+        reading = cast(Loader, trainer.train_dataloader)
+        waited = {} if reading.num_workers else {"seconds_waiting": reading.waited}
         for logger in trainer.loggers:
-            logger.log_metrics(row, step=int(row["epoch"]))
+            logger.log_metrics(row | waited, step=int(row["epoch"]))
         if self.listen:
             self.listen(row)
 
@@ -282,7 +296,13 @@ def fit(
         )
         trainer.fit(
             Learner(model, settings, seed, len(train)),
-            batches.load(train, batch_size=settings.batch_size, sampler=sampler, **reading),
+            batches.load(
+                train,
+                batch_size=settings.batch_size,
+                sampler=sampler,
+                padded=settings.compile,  # sizes of packed bags would be compiled in
+                **reading,
+            ),
             batches.load(validation, **reading) if validation else None,
             ckpt_path=keeper.last if keeper.last.exists() else None,
             weights_only=True,

@@ -35,6 +35,9 @@ from caprmil.models import MILModel
 from caprmil.predictions import Predictions
 from caprmil.progress import Step
 
+LARGE = 2**30  # bytes of a bag in float32 beyond which it is read in pieces
+KEEPABLE = 400_000  # patches of which a model may keep what it knows between two readings
+
 FACTS, RECIPE, SPLITS = "run.json", "recipe.toml", "splits.json"
 PREDICTIONS, SCORES = "predictions.csv", "scores.json"
 SHORTCUTS, CALIBRATION, RELIABILITY = "shortcuts", "calibration.json", "reliability.png"
@@ -210,14 +213,13 @@ class Run:
         rows: dict[str, NDArray[np.float64]] = {}
         extra: dict[str, list[str]] = {"models": [], "spread": []}
         for number, (slide, path) in enumerate(paths.items(), 1):
+            unseen = [f.name for f in chosen if slide not in {*f.train, *f.validation}]
+            names = unseen or list(models)
             try:
-                batch = batches.collate([(Sample(slide, path), bags.read(path))])
+                answers = ask_file([models[name] for name in names], path, place)
             except BagError as problem:  # one broken bag does not cost the answers of the others
                 logging.getLogger("caprmil").error("not answered: %s", problem)
                 continue
-            unseen = [f.name for f in chosen if slide not in {*f.train, *f.validation}]
-            names = unseen or list(models)
-            answers = np.stack([ask(models[name], batch, place)[0] for name in names])
             rows[slide] = answers.mean(axis=0)
             spread = answers[:, rows[slide].argmax()].std(ddof=1) if len(names) > 1 else None
             extra["models"].append(f"{len(names)}{'' if unseen else ' (all saw it in training)'}")
@@ -307,9 +309,29 @@ def pick_device(name: str) -> torch.device:
 def ask(model: MILModel, batch: batches.Batch, device: torch.device) -> NDArray[np.float64]:
     """Return the class probabilities of a batch of bags."""
     mask, grid = (None if t is None else t.to(device) for t in (batch.mask, batch.grid))
-    output = model.eval()(batch.features.to(device), mask=mask, grid=grid)
+    output = model.eval()(batch.features.to(device), mask=mask, grid=grid, sizes=batch.sizes)
     probabilities: NDArray[np.float64] = output.logits.cpu().double().softmax(dim=-1).numpy()
     return probabilities
+
+
+def ask_file(models: Sequence[MILModel], path: Path, device: torch.device) -> NDArray[np.float64]:
+    """Return the class probabilities that each model gives a bag's file.
+
+    A large file is read piece by piece, a few times over, if the models can do with that.
+    """
+    info = bags.inspect(path)
+    if 4 * info.n_patches * info.width <= LARGE or not all(model.streams for model in models):
+        batch = batches.collate([(Sample(path.stem, path), bags.read(path))])
+        return np.concatenate([ask(model, batch, device) for model in models])
+    keep, answers = info.n_patches <= KEEPABLE, []
+    with bags.streaming(path) as stream:
+        for model in models:
+            output = model.eval().stream(
+                lambda: (torch.from_numpy(piece)[None].to(device) for piece in stream()),
+                keep=keep,
+            )
+            answers.append(output.logits.cpu().double().softmax(dim=-1).numpy())
+    return np.concatenate(answers)
 
 
 def answer(

@@ -26,6 +26,7 @@ from caprmil.errors import CaprmilError, CohortError, RecipeError, RunError
 from caprmil.files import refuse_unwritable, write_text
 from caprmil.learner import Row, TrainConfig, fit, kept_epoch
 from caprmil.models import MILModel, create
+from caprmil.models.compiling import find_compiler
 from caprmil.predictions import Predictions
 from caprmil.progress import Step, bar
 from caprmil.runs import Facts, Run
@@ -88,6 +89,8 @@ def cross_validate(
     out = Path(out)
     _check_folder(out, recipe)
     runs.pick_device(device)  # here and below: what is wrong is found before anything is written
+    if recipe.train.compile:
+        find_compiler()
     refuse_unwritable(out)
     make_loggers(recipe.loggers, out)
     recipe.model.build(1024, 2)  # the sizes are not known yet, the settings are

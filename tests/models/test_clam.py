@@ -159,3 +159,17 @@ def test_scores_of_padding_are_zero() -> None:
 def test_senseless_settings_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=f"{next(iter(settings))}="):
         CLAM(24, 2, **settings)
+
+
+@pytest.mark.parametrize("branches", ["single", "multi"])
+def test_looking_in_pieces_answers_as_a_whole_and_can_be_asked_for_a_loss(branches: str) -> None:
+    torch.manual_seed(0)
+    model = CLAM(24, 3, dim=16, hidden=8, branches=branches, subtyping=True).double().eval()
+    bag, label = torch.randn(1, 2500, 24, dtype=torch.float64), torch.tensor([1])
+    whole = model(bag)  # with gradients a bag is looked at as a whole
+    with torch.no_grad():
+        pieces = model(bag)
+    for name in ("logits", "embedding", "attention", "scores"):
+        torch.testing.assert_close(getattr(pieces, name), getattr(whole, name))
+    torch.testing.assert_close(pieces.aux, whole.aux)
+    torch.testing.assert_close(model.loss(pieces, label), model.loss(whole, label))

@@ -9,6 +9,7 @@ import torch
 
 from caprmil.errors import BagError
 from caprmil.models import MODELS, POOLS, MILModel, create
+from caprmil.models.packing import mask_of, unpack
 
 NYSTROM = {"dim": 32, "heads": 4, "landmarks": 8}  # else their inverses take the whole night
 BAYES = {"dim": 64, "hidden": 32}  # its draws of 100,000 patches take a dozen seconds else
@@ -60,6 +61,43 @@ def test_padding_changes_no_gradient(model: MILModel) -> None:
         sum(model.loss(model(features, mask=mask), torch.tensor([1])).values()).backward()
         gradients.append({n: p.grad.clone() for n, p in model.named_parameters()})
     torch.testing.assert_close(gradients[0], gradients[1])
+
+
+def test_packed_bags_give_the_answers_of_each_alone(model: MILModel) -> None:
+    sizes, model = (5, 1, 9), model.double()
+    packed, grid = torch.randn(1, 15, 24).double(), torch.randint(9, (1, 15, 2))
+    together = model(packed, sizes=sizes, grid=grid)
+    bags = zip(packed.split(sizes, dim=1), grid.split(sizes, dim=1), strict=True)
+    for number, (bag, cells) in enumerate(bags):
+        alone, n = model(bag, grid=cells), bag.shape[1]
+        torch.testing.assert_close(together.logits[number], alone.logits[0])
+        torch.testing.assert_close(together.embedding[number], alone.embedding[0])
+        torch.testing.assert_close(together.attention[number, :n], alone.attention[0])
+        assert together.attention[number, n:].eq(0).all()
+        for one, other in zip(together.assignments, alone.assignments, strict=True):
+            torch.testing.assert_close(one[number, :, :n], other[0])
+
+
+def test_packed_bags_teach_what_padded_ones_do(model: MILModel) -> None:
+    sizes, model = (5, 1, 9), model.double()
+    packed, labels = torch.randn(1, 15, 24).double(), torch.tensor([0, 2, 1])
+    ways: list[dict[str, Any]] = [
+        {"features": packed, "sizes": sizes},
+        {"features": unpack(packed, sizes), "mask": mask_of(sizes, packed.device)},
+    ]
+    gradients = []
+    for way in ways:
+        model.zero_grad()
+        sum(model.loss(model(**way), labels).values()).backward()
+        gradients.append({n: p.grad.clone() for n, p in model.named_parameters()})
+    torch.testing.assert_close(gradients[0], gradients[1])
+
+
+def test_sizes_that_are_not_those_of_the_rows_are_refused(model: MILModel) -> None:
+    with pytest.raises(ValueError, match=r"sizes=\(5, 5\)"):
+        model(torch.ones(1, 9, 24), sizes=(5, 5))
+    with pytest.raises(BagError, match="no patches"):
+        model(torch.ones(1, 9, 24), sizes=(9, 0))
 
 
 @pytest.mark.parametrize("junk", [torch.nan, -torch.inf, 1e30])
@@ -140,7 +178,19 @@ def test_pieces_give_the_answer_of_the_whole(model: MILModel) -> None:
         pieces = model.stream(lambda: bag.split(5, dim=1))
     except NotImplementedError:
         pytest.skip(f"{type(model).__name__} reads a bag as a whole")
-    torch.testing.assert_close(pieces, model(bag).logits)
+    torch.testing.assert_close(pieces.logits, model(bag).logits)
+
+
+def test_looking_is_as_good_as_learning(model: MILModel) -> None:
+    """Without gradients a bag may be looked at in pieces and in another order of products."""
+    bag = torch.randn(1, 2500, 24)
+    whole = model(bag)
+    with torch.no_grad():
+        looked = model(bag)
+    torch.testing.assert_close(looked.logits, whole.logits)
+    torch.testing.assert_close(looked.embedding, whole.embedding)
+    torch.testing.assert_close(looked.attention, whole.attention)
+    torch.testing.assert_close(looked.assignments, whole.assignments)
 
 
 def test_a_class_weight_counts_in_a_batch_of_one(model: MILModel) -> None:

@@ -77,9 +77,9 @@ def test_size_is_the_papers_but_for_what_is_unused(vectors: int, parameters: int
     assert cost.parameters(DGRMIL(1024, 2, vectors=vectors)) + UNUSED == parameters
 
 
-def test_a_thousand_patches_take_12_gflop() -> None:
+def test_a_thousand_patches_take_11_gflop() -> None:
     measured = cost.flops(DGRMIL(1024, 2), n_patches=1000)
-    assert measured / 1e9 == pytest.approx(12.3, abs=0.05)
+    assert measured / 1e9 == pytest.approx(11.25, abs=0.05)
 
 
 def test_parts_begin_as_the_paper_has_it() -> None:

@@ -72,9 +72,9 @@ def test_size_is_the_papers(n_classes: int, parameters: int) -> None:
     assert cost.parameters(TransMIL(1024, n_classes)) == parameters
 
 
-def test_a_thousand_patches_take_13_gflop() -> None:
+def test_a_thousand_patches_take_12_gflop() -> None:
     measured = cost.flops(TransMIL(1024, 2), n_patches=1000)
-    assert measured / 1e9 == pytest.approx(13.2, abs=0.05)
+    assert measured / 1e9 == pytest.approx(12.2, abs=0.05)
 
 
 def test_a_patch_that_is_shown_twice_has_both_weights() -> None:

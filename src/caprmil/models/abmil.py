@@ -4,7 +4,8 @@ Ilse, Tomczak, Welling: "Attention-based Deep Multiple Instance Learning", ICML 
 """
 
 import torch.nn.functional as F
-from torch import nn
+from jaxtyping import Float
+from torch import Tensor, nn
 
 from caprmil.models.base import (
     Cells,
@@ -12,13 +13,13 @@ from caprmil.models.base import (
     Evidence,
     Features,
     Grid,
-    Logits,
     Mask,
     MILModel,
     Output,
     Patches,
 )
-from caprmil.models.pooling import AttentionPool, pool_chunks, pool_evidence
+from caprmil.models.packing import Sizes
+from caprmil.models.pooling import AttentionPool, pool_chunks, pool_evidence, pool_packed
 
 
 class ABMIL(MILModel):
@@ -27,6 +28,8 @@ class ABMIL(MILModel):
     Differs from its paper: width 512 instead of 500 and a softmax over the classes instead of a
     Bernoulli output, as the field uses it. One attention branch.
     """
+
+    looks_in_pieces = True
 
     def __init__(
         self,
@@ -52,8 +55,16 @@ class ABMIL(MILModel):
         logits = self.classify(self.dropout(embedding))
         return Output(logits=logits, embedding=embedding, attention=attention)
 
-    def stream_bag(self, chunks: Chunks) -> Logits:
-        return self.classify(pool_chunks(self.pool, map(self.patches, chunks())))
+    def forward_packed(
+        self, features: Float[Tensor, "1 N E"], sizes: Sizes, grid: Grid | None
+    ) -> Output:
+        embedding, attention = pool_packed(self.pool, self.patches(features), sizes)
+        logits = self.classify(self.dropout(embedding))
+        return Output(logits=logits, embedding=embedding, attention=attention)
+
+    def stream_bag(self, chunks: Chunks, *, keep: bool) -> Output:
+        embedding, attention = pool_chunks(self.pool, map(self.patches, chunks()))
+        return Output(logits=self.classify(embedding), embedding=embedding, attention=attention)
 
     def evidence_bag(self, features: Features, grid: Cells | None) -> Evidence:
         return pool_evidence(self.pool, self.patches(features), self.classify)

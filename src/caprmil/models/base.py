@@ -7,7 +7,7 @@ M tokens, C classes. The aliases below are checked at run time, under pytest onl
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from caprmil.errors import BagError
+from caprmil.models.packing import Sizes, apart, mask_of, unpack
 
 Features: TypeAlias = Float[Tensor, "B N E"]
 Patches: TypeAlias = Float[Tensor, "B N D"]
@@ -29,6 +30,12 @@ Assignments: TypeAlias = Float[Tensor, "B H N M"]
 
 Chunks: TypeAlias = Callable[[], Iterable[Features]]
 """A bag in pieces, in order: each call starts from the first patch again."""
+
+Memory: TypeAlias = Literal["auto", "whole", "keep", "stream"]
+"""How much of a bag is in memory while a model learns from it: by its size; everything; only what
+the patches are behind the first layer; a piece at a time."""
+
+PIECE = 1024  # patches looked at at once where a bag is in memory: what they need fits a cache
 
 EMPTY = "A bag has no patches. Leave slides without tissue out."
 
@@ -77,6 +84,7 @@ class MILModel(nn.Module):
     """
 
     order_matters: ClassVar[bool] = False  # true where patches are read as a sequence
+    looks_in_pieces: bool = False  # true where that is quicker than to look at a bag as a whole
     class_weights: Float[Tensor, " C"] | None
 
     def __init__(self, in_dim: int, n_classes: int, **settings: Any) -> None:
@@ -89,10 +97,34 @@ class MILModel(nn.Module):
         self.register_buffer("class_weights", None, persistent=False)
 
     def forward(
-        self, features: Features, *, mask: Mask | None = None, grid: Grid | None = None
+        self,
+        features: Features,
+        *,
+        mask: Mask | None = None,
+        grid: Grid | None = None,
+        sizes: Sizes | None = None,
     ) -> Output:
-        """Classify a batch of bags. Without a mask, every patch is real."""
+        """Classify a batch of bags. Without a mask, every patch is real.
+
+        With `sizes`, the bags are packed: one behind the other in a batch of one, no padding.
+        """
+        if sizes is not None:
+            return self._forward_sizes(features, sizes, grid)
+        alone = mask is None and len(features) == 1
+        if alone and not features.requires_grad and not torch.compiler.is_compiling():
+            output = self.forward_pieces(features)
+            if output is not None:
+                return output
         return self.forward_bags(*self.at_the_door(features, mask), grid)
+
+    def forward_pieces(self, features: Features) -> Output | None:
+        """Take one bag piece by piece where that is quicker or takes less memory; else None."""
+        if self.training or torch.is_grad_enabled() or not self.looks_in_pieces:
+            return None
+        return self.stream(lambda: [features], keep=True)
+
+    def save_memory(self, how: Memory) -> None:
+        """Say how training may save memory. Most models have no use for it."""
 
     def forward_bags(self, features: Features, mask: Mask, grid: Grid | None) -> Output:
         """Do the work. A new model writes this method, or else `forward_bag`."""
@@ -103,6 +135,28 @@ class MILModel(nn.Module):
             outputs.append(self.forward_bag(bag if whole else bag[:, real], cells))
         return join(outputs, mask)
 
+    def packs(self, sizes: Sizes) -> bool:
+        """Tell whether bags of these sizes are best worked on together, or else one by one."""
+        return True
+
+    def forward_packed(
+        self, features: Float[Tensor, "1 N E"], sizes: Sizes, grid: Int[Tensor, "1 N 2"] | None
+    ) -> Output:
+        """Do the work for packed bags. Models that work patch by patch write it to save padding."""
+        cells = None if grid is None else unpack(grid, sizes)
+        return self.forward_bags(unpack(features, sizes), mask_of(sizes, features.device), cells)
+
+    def _forward_sizes(self, features: Features, sizes: Sizes, grid: Grid | None) -> Output:
+        if len(features) != 1 or features.shape[1] != sum(sizes):
+            raise ValueError(f"{sizes=} do not sum to {tuple(features.shape)=}.")
+        if min(sizes) < 1:
+            raise BagError(EMPTY)
+        if self.packs(sizes):
+            return self.forward_packed(self.at_the_door(features, None)[0], sizes, grid)
+        cells = [None] * len(sizes) if grid is None else apart(grid, sizes)
+        bags = zip(apart(features, sizes), cells, strict=True)
+        return join([self(bag, grid=own) for bag, own in bags], mask_of(sizes, features.device))
+
     def forward_bag(self, features: Features, grid: Cells | None) -> Output:
         """Do the work for one bag without padding, a batch of one.
 
@@ -112,22 +166,32 @@ class MILModel(nn.Module):
         raise NotImplementedError
 
     @torch.no_grad()
-    def stream(self, chunks: Chunks) -> Logits:
-        """Classify one bag piece by piece, in memory that does not grow with it. Exact."""
+    def stream(self, chunks: Chunks, *, keep: bool = False) -> Output:
+        """Classify one bag piece by piece, in memory that does not grow with it. Exact.
+
+        `keep` allows as much memory as the output has: it brings the assignments as well, and
+        spares passes over the bag.
+        """
         if self.training:
             raise ValueError("Streaming is for evaluation: call model.eval() first.")
 
         def pieces() -> Iterator[Features]:
             empty = True
             for features in chunks():
-                empty = False
-                yield self.at_the_door(features, None)[0]
+                for some in torch.split(features, PIECE, dim=1):
+                    empty = False
+                    yield self.at_the_door(some, None)[0]
             if empty:
                 raise BagError(EMPTY)
 
-        return self.stream_bag(pieces)
+        return self.stream_bag(pieces, keep=keep)
 
-    def stream_bag(self, chunks: Chunks) -> Logits:
+    @property
+    def streams(self) -> bool:
+        """Whether `stream` is offered: whether a bag need not be seen as a whole."""
+        return type(self).stream_bag is not MILModel.stream_bag
+
+    def stream_bag(self, chunks: Chunks, *, keep: bool) -> Output:
         """Do the work of `stream`. Models that must see a bag as a whole leave it out."""
         raise NotImplementedError(f"{type(self).__name__} reads a bag as a whole.")
 
@@ -180,13 +244,7 @@ class MILModel(nn.Module):
 
     def at_the_door(self, features: Features, mask: Mask | None) -> tuple[Features, Mask]:
         """Check a batch, cast it to the model's precision, and silence what the padding holds."""
-        if features.shape[-1] != self.in_dim:
-            raise BagError(
-                f"These patches have {features.shape[-1]} features each; the model was made for "
-                f"{self.in_dim}. Use the features of the encoder that it was trained on."
-            )
-        if features.shape[1] == 0:
-            raise BagError(EMPTY)
+        self.refuse(features)
         features = features.to(next(self.parameters()).dtype)
         if mask is None:
             mask = torch.ones(features.shape[:2], dtype=torch.bool, device=features.device)
@@ -194,6 +252,16 @@ class MILModel(nn.Module):
         if not torch.compiler.is_compiling() and not mask.any(dim=1).all():
             raise BagError(EMPTY)
         return features.masked_fill(~mask.unsqueeze(-1), 0.0), mask
+
+    def refuse(self, features: Features) -> None:
+        """Raise at patches of another width, and at none."""
+        if features.shape[-1] != self.in_dim:
+            raise BagError(
+                f"These patches have {features.shape[-1]} features each; the model was made for "
+                f"{self.in_dim}. Use the features of the encoder that it was trained on."
+            )
+        if features.shape[1] == 0:
+            raise BagError(EMPTY)
 
     def save_pretrained(self, folder: str | PathLike[str]) -> None:
         """Write `config.json` and `model.safetensors` into a folder, as on the Hugging Face hub."""

@@ -219,8 +219,11 @@ class BayesMIL(MILModel):
 
     def score(self, patches: Float[Tensor, "N D"], noise: Noise | None) -> tuple[Drawn, Drawn]:
         """Return mean and log-variance of the attention of each patch, draw by draw."""
+        rows = max(1, ROWS // (noise.draws if noise else 1))
+        # A program for bags of any size has no loop: `compile` and export take the bag as a whole.
+        pieces = (patches,) if torch.compiler.is_compiling() else torch.split(patches, rows)
         scores = []
-        for some in torch.split(patches, max(1, ROWS // (noise.draws if noise else 1))):
+        for some in pieces:
             content = self.dropout(self.content(some[None], noise).tanh())
             gate = self.dropout(self.gate(some[None], noise).sigmoid())
             scores.append(self.rate(content * gate, noise))

@@ -5,7 +5,6 @@ Representations for Multiple Instance Learning". Section numbers below are the p
 """
 
 import warnings
-from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any, cast
 
@@ -23,16 +22,20 @@ from caprmil.models.base import (
     Features,
     Grid,
     Labels,
-    Logits,
     Mask,
+    Memory,
     MILModel,
     Output,
     Patches,
 )
-from caprmil.models.layers import summing_dtype, weighted_sum
-from caprmil.models.pooling import Pool, pool_chunks, pool_evidence
+from caprmil.models.layers import Dropout, summing_dtype, weighted_sum
+from caprmil.models.packing import Sizes, apart, mask_of, unpack
+from caprmil.models.pooling import MeanPool, Pool, pool_chunks, pool_evidence, pool_packed
+from caprmil.models.replay import replay
+from caprmil.models.walks import Walk
 
 EPSILON = 1e-5  # added to the mass of a token, so that an empty one is zero and not NaN
+WHOLE, KEPT = 50_000, 500_000  # patches up to which training keeps all, or the first layer's output
 COLDEST = 1e-3  # a temperature never falls below this
 
 Tokens = Float[Tensor, "B H M K"]
@@ -59,6 +62,11 @@ class ContextAttention(nn.Module):
 
     Four steps, each a method: `assign`, `gather`, `mix`, `broadcast`. Only `gather` sums over
     patches, so a bag may also come in pieces.
+
+    With few tokens (HM < D, `folded`) the products are in another order: the maps `place`,
+    `content` and `out` act on the HM tokens or on each other, never on the N patches. That is the
+    same in exact arithmetic, gradients and dropout included, and leaves 3 HM products a patch of
+    3 D + 3 M.
     """
 
     def __init__(
@@ -76,6 +84,7 @@ class ContextAttention(nn.Module):
                 stacklevel=2,
             )
         self.heads = heads
+        self.folded = heads * tokens < dim
         self.place = nn.Linear(dim, heads * head_dim)  # x in the paper: where a patch belongs
         self.content = nn.Linear(dim, heads * head_dim)  # f in the paper: what it brings there
         self.cluster = nn.Linear(head_dim, tokens)  # W_cluster, shared by the heads
@@ -83,23 +92,50 @@ class ContextAttention(nn.Module):
         self.temperature = Temperature(heads) if learn_temperature else None
         self.qkv = nn.Linear(head_dim, 3 * head_dim, bias=False)  # shared by the heads
         self.out = nn.Linear(heads * head_dim, dim)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def assign(self, patches: Patches, mask: Mask | None = None) -> Assignments:
         """Soft clustering: each patch spends one unit of weight on the M tokens of a head."""
-        place = rearrange(self.place(patches), "b n (h k) -> b h n k", h=self.heads)
-        logits = self.cluster(place)
-        if self.temperature is not None:
-            logits = logits / self.temperature()[:, None, None]
-        assignments = logits.softmax(dim=-1, dtype=summing_dtype(logits))
+        if self.folded:
+            logits = F.linear(patches, *self.clusters())
+            logits = rearrange(logits, "b n (m h) -> b n m h", h=self.heads)
+            # Over an axis that is not the last: a softmax over four neighbours is slow.
+            shares = logits.softmax(dim=2, dtype=summing_dtype(logits))
+            assignments = rearrange(shares, "b n m h -> b h n m")
+        else:
+            place = rearrange(self.place(patches), "b n (h k) -> b h n k", h=self.heads)
+            logits = self.cluster(place)
+            if self.temperature is not None:
+                logits = logits / self.temperature()[:, None, None]
+            assignments = logits.softmax(dim=-1, dtype=summing_dtype(logits))
         if mask is not None:  # padding belongs to no token, so it shifts no mean in `gather`
             assignments = assignments * mask[:, None, :, None]
         return assignments
 
+    def clusters(self) -> tuple[Float[Tensor, "MH D"], Float[Tensor, " MH"]]:
+        """Fold `place`, `cluster` and the temperatures into one map from patches to logits."""
+        place = rearrange(self.place.weight, "(h k) d -> h k d", h=self.heads)
+        offset = rearrange(self.place.bias, "(h k) -> h k", h=self.heads)
+        weight = self.cluster.weight @ place
+        bias = F.linear(offset, self.cluster.weight, self.cluster.bias)
+        if self.temperature is not None:
+            temperature = self.temperature()
+            weight, bias = weight / temperature[:, None, None], bias / temperature[:, None]
+        return rearrange(weight, "h m d -> (m h) d"), rearrange(bias, "h m -> (m h)")
+
     def gather(self, patches: Patches, assignments: Assignments) -> tuple[Tokens, Mass]:
         """Aggregation: what the patches bring to each token, and with how much weight."""
-        content = rearrange(self.content(patches), "b n (h k) -> b h n k", h=self.heads)
-        return weighted_sum(assignments, content), assignments.sum(dim=2)
+        mass = assignments.sum(dim=2)
+        if not self.folded:
+            content = rearrange(self.content(patches), "b n (h k) -> b h n k", h=self.heads)
+            return weighted_sum(assignments, content), mass
+        sums = weighted_sum(rearrange(assignments, "b h n m -> b n (m h)"), patches)
+        sums = rearrange(sums, "b (m h) d -> b h m d", h=self.heads)
+        with torch.autocast(sums.device.type, enabled=False):  # sums keep their digits
+            weight, bias = (part.to(sums.dtype) for part in self.content.parameters())
+            weight = rearrange(weight, "(h k) d -> h d k", h=self.heads)
+            bias = rearrange(bias, "(h k) -> h 1 k", h=self.heads)
+            return sums @ weight + mass.unsqueeze(-1) * bias, mass
 
     def mix(self, brought: Tokens, mass: Mass) -> Tokens:
         """Self-attention among tokens. It is M by M: the size of the slide does not matter."""
@@ -110,14 +146,30 @@ class ContextAttention(nn.Module):
 
     def broadcast(self, tokens: Tokens, assignments: Assignments) -> Patches:
         """Context broadcasting: each patch hears its tokens by the weights it gave them."""
+        if self.folded:
+            weight = rearrange(self.out.weight, "d (h k) -> h k d", h=self.heads)
+            messages = rearrange(tokens @ weight, "b h m d -> b (m h) d")
+            weights = rearrange(assignments, "b h n m -> b n (m h)").to(messages.dtype)
+            return weights @ messages + self.out.bias
         heard = einsum(assignments.to(tokens.dtype), tokens, "b h n m, b h m k -> b h n k")
         return self.out(rearrange(heard, "b h n k -> b n (h k)"))
 
-    def forward(self, patches: Patches, mask: Mask) -> tuple[Patches, Assignments]:
+    def forward(self, patches: Patches, mask: Mask | Sizes) -> tuple[Patches, Assignments]:
         """Return what each patch heard, and how strongly it belongs to each token."""
+        if isinstance(mask, tuple):
+            return self.forward_packed(patches, mask)
         assignments = self.assign(patches, mask)
         tokens = self.mix(*self.gather(patches, assignments))
         return self.broadcast(tokens, assignments), assignments
+
+    def forward_packed(self, patches: Patches, sizes: Sizes) -> tuple[Patches, Assignments]:
+        """Let packed bags each meet in tokens of their own."""
+        assignments = self.assign(patches)
+        weights = apart(assignments, sizes, dim=2)
+        met = [self.gather(*own) for own in zip(apart(patches, sizes), weights, strict=True)]
+        tokens = self.mix(*(torch.cat(part) for part in zip(*met, strict=True)))
+        heard = [self.broadcast(*own) for own in zip(torch.split(tokens, 1), weights, strict=True)]
+        return torch.cat(heard, dim=1), assignments
 
 
 class ContextBlock(nn.Module):
@@ -143,9 +195,9 @@ class ContextBlock(nn.Module):
         if hidden < 1:
             raise ValueError(f"The MLP needs a width: {mlp_ratio=}.")
         self.think = nn.Sequential(nn.Linear(dim, hidden), nn.GELU(), nn.Linear(hidden, dim))
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
-    def forward(self, patches: Patches, mask: Mask) -> tuple[Patches, Assignments]:
+    def forward(self, patches: Patches, mask: Mask | Sizes) -> tuple[Patches, Assignments]:
         heard, assignments = self.attend(self.norm_attend(patches), mask)
         return self.think_over(patches, heard), assignments
 
@@ -153,20 +205,6 @@ class ContextBlock(nn.Module):
         """Add to each patch what it heard, then what it makes of that."""
         patches = patches + self.dropout(heard)
         return patches + self.dropout(self.think(self.norm_think(patches)))
-
-    def stream_tokens(self, chunks: Iterable[Patches]) -> Tokens:
-        """Return the mixed tokens of a bag that comes in pieces."""
-        brought, mass = torch.zeros(()), torch.zeros(())
-        for patches in chunks:
-            normed = self.norm_attend(patches)
-            more, weight = self.attend.gather(normed, self.attend.assign(normed))
-            brought, mass = brought + more, mass + weight
-        return self.attend.mix(brought, mass)
-
-    def stream_patches(self, patches: Patches, tokens: Tokens) -> Patches:
-        """Do the block for some patches of a bag whose mixed tokens are known."""
-        assignments = self.attend.assign(self.norm_attend(patches))
-        return self.think_over(patches, self.attend.broadcast(tokens, assignments))
 
 
 class ContextStack(nn.Module):
@@ -188,7 +226,7 @@ class ContextStack(nn.Module):
         if depth < 0:
             raise ValueError(f"There are 0 context blocks or more: {depth=}.")
         self.project = nn.Sequential(
-            nn.Linear(in_dim, dim), nn.LayerNorm(dim), nn.GELU(), nn.Dropout(dropout)
+            nn.Linear(in_dim, dim), nn.LayerNorm(dim), nn.GELU(), Dropout(dropout)
         )
         self.blocks = nn.ModuleList(
             ContextBlock(
@@ -202,7 +240,9 @@ class ContextStack(nn.Module):
             for _ in range(depth)
         )
 
-    def forward(self, features: Features, mask: Mask) -> tuple[Patches, tuple[Assignments, ...]]:
+    def forward(
+        self, features: Features, mask: Mask | Sizes
+    ) -> tuple[Patches, tuple[Assignments, ...]]:
         """Return patches in context, and their assignments to the tokens of each block."""
         patches = self.project(features)
         assignments = []
@@ -210,22 +250,6 @@ class ContextStack(nn.Module):
             patches, assigned = block(patches, mask)
             assignments.append(assigned)
         return patches, tuple(assignments)
-
-    def stream(self, chunks: Chunks) -> Iterator[Patches]:
-        """Return a bag's patches in context, piece by piece. Each block costs one more pass."""
-        finished: list[tuple[ContextBlock, Tokens]] = []
-
-        def so_far() -> Iterator[Patches]:
-            for features in chunks():
-                patches = self.project(features)
-                for block, tokens in finished:
-                    patches = block.stream_patches(patches, tokens)
-                yield patches
-
-        for block in cast(Iterable[ContextBlock], self.blocks):
-            tokens = block.stream_tokens(so_far())
-            finished.append((block, tokens))
-        return so_far()
 
 
 class CAPRMIL(MILModel):
@@ -271,6 +295,7 @@ class CAPRMIL(MILModel):
         self.pool = build_pool(pool, dim, n_classes)
         behind = isinstance(self.pool, MILModel)  # a whole model classifies for itself
         self.classify = nn.Identity() if behind else nn.Linear(dim, n_classes)
+        self.memory: Memory = "auto"
 
     @property
     def order_matters(self) -> bool:  # type: ignore[override]
@@ -287,13 +312,80 @@ class CAPRMIL(MILModel):
             logits=logits, embedding=embedding, attention=attention, assignments=assignments
         )
 
-    def stream_bag(self, chunks: Chunks) -> Logits:
+    def packs(self, sizes: Sizes) -> bool:
+        """Large bags fill a processor alone, and take memory that `forward_pieces` saves."""
+        return self._memory(max(sizes)) == "whole"
+
+    def forward_packed(
+        self, features: Float[Tensor, "1 N E"], sizes: Sizes, grid: Grid | None
+    ) -> Output:
+        patches, packed = self.context(features, sizes)
+        assignments = tuple(
+            rearrange(unpack(rearrange(own, "1 h n m -> 1 n h m"), sizes), "b n h m -> b h n m")
+            for own in packed
+        )
+        if isinstance(self.pool, MILModel):
+            output = self.pool.forward_packed(patches, sizes, grid)
+            return replace(output, assignments=assignments + output.assignments)
+        if isinstance(self.pool, Pool):
+            embedding, attention = pool_packed(self.pool, patches, sizes)
+        else:  # somebody's own, which knows masks alone
+            embedding, attention = self.pool(unpack(patches, sizes), mask_of(sizes, patches.device))
+        return Output(
+            logits=self.classify(embedding),
+            embedding=embedding,
+            attention=attention,
+            assignments=assignments,
+        )
+
+    def save_memory(self, how: Memory) -> None:
+        """Say what of a bag stays in memory in training. The gradients are the same."""
+        self.memory = how
+
+    def _memory(self, n: int) -> Memory:
+        if self.memory != "auto":
+            return self.memory
+        return "whole" if n <= WHOLE else "keep" if n <= KEPT else "stream"
+
+    def forward_pieces(self, features: Features) -> Output | None:
+        how = self._memory(features.shape[1])
+        apart = isinstance(self.pool, Pool) and len(self.context.blocks) > 0
+        if how == "whole" or not apart or not (self.training and torch.is_grad_enabled()):
+            return super().forward_pieces(features)
+        self.refuse(features)
+        embedding, attention = replay(
+            self.context, cast(Pool, self.pool), features, keep=how == "keep"
+        )
+        return Output(logits=self.classify(embedding), embedding=embedding, attention=attention)
+
+    @property
+    def looks_in_pieces(self) -> bool:  # type: ignore[override]
+        return isinstance(self.pool, Pool)
+
+    @property
+    def streams(self) -> bool:
+        return isinstance(self.pool, Pool) or (
+            isinstance(self.pool, MILModel) and self.pool.streams
+        )
+
+    def stream_bag(self, chunks: Chunks, *, keep: bool) -> Output:
+        walk = Walk(self.context, chunks, keep=keep)
         if isinstance(self.pool, MILModel):
             # The model behind may want several passes; the context is worked out anew for each.
-            return self.pool.stream_bag(lambda: self.context.stream(chunks))
+            output = self.pool.stream_bag(walk.patches, keep=keep)
+            return replace(output, assignments=walk.assignments + output.assignments)
         if not isinstance(self.pool, Pool):
             raise NotImplementedError(f"{type(self.pool).__name__} reads a bag as a whole.")
-        return self.classify(pool_chunks(self.pool, self.context.stream(chunks)))
+        if isinstance(self.pool, MeanPool):
+            embedding, attention = walk.mean()
+        else:
+            embedding, attention = pool_chunks(self.pool, walk.patches())
+        return Output(
+            logits=self.classify(embedding),
+            embedding=embedding,
+            attention=attention,
+            assignments=walk.assignments,
+        )
 
     def evidence_bag(self, features: Features, grid: Cells | None) -> Evidence | None:
         every = torch.ones(features.shape[:2], dtype=torch.bool, device=features.device)

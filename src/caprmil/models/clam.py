@@ -6,6 +6,8 @@ file: A branches of attention, one in all (SB) or one a class (MB).
 """
 
 import math
+from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -28,7 +30,8 @@ from caprmil.models.base import (
     Weights,
     share_out,
 )
-from caprmil.models.layers import masked_softmax, summing_dtype, weighted_sum
+from caprmil.models.layers import Dropout, masked_softmax, summing_dtype, weighted_sum
+from caprmil.models.packing import Sizes, mask_of, sum_packed, unpack
 from caprmil.models.pooling import Pool, pool_chunks
 
 SURE = math.log(1000)  # from this margin on, either way, the smooth loss is the plain hinge
@@ -53,7 +56,7 @@ class BranchedAttention(Pool):
         self.content = nn.Linear(dim, hidden)
         self.gate = nn.Linear(dim, hidden)
         self.rate = nn.Linear(hidden, branches)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def rates(self, patches: Patches) -> Float[Tensor, "B A N"]:
         merit = self.dropout(self.content(patches).tanh())
@@ -62,6 +65,18 @@ class BranchedAttention(Pool):
     def score(self, patches: Patches) -> Weights:
         """Score one bag that stands there A times over, each time by the next branch."""
         return self.rates(patches[:1])[0]
+
+
+class Listening(Pool):
+    """Attention whose scores are kept in a list, for a loss that comes later."""
+
+    def __init__(self, attend: BranchedAttention, heard: list[Tensor]) -> None:
+        super().__init__(attend.dim)
+        self.attend, self.heard = attend, heard
+
+    def score(self, patches: Patches) -> Weights:
+        self.heard.append(self.attend.score(patches))
+        return self.heard[-1]
 
 
 class CLAM(MILModel):
@@ -77,6 +92,8 @@ class CLAM(MILModel):
     "big" network; "small" has a hidden width of 256. The instance classifiers of all classes are
     one layer.
     """
+
+    looks_in_pieces = True
 
     def __init__(
         self,
@@ -111,7 +128,7 @@ class CLAM(MILModel):
         self.multi = branches == "multi" or (branches == "auto" and n_classes > 2)
         self.k = k or (16 if self.multi else 32)
         self.instance_weight, self.subtyping = instance_weight, subtyping
-        self.project = nn.Sequential(nn.Linear(in_dim, dim), nn.ReLU(), nn.Dropout(dropout))
+        self.project = nn.Sequential(nn.Linear(in_dim, dim), nn.ReLU(), Dropout(dropout))
         self.attend = BranchedAttention(
             dim, hidden=hidden, branches=n_classes if self.multi else 1, dropout=dropout
         )
@@ -123,7 +140,26 @@ class CLAM(MILModel):
         rates = self.attend.rates(patches)
         attention = masked_softmax(rates, mask.unsqueeze(1))
         embedding = weighted_sum(attention.mT, patches).to(patches.dtype)
-        margins = self.margins(patches)
+        return self.conclude(embedding, attention, rates, self.margins(patches), mask)
+
+    def forward_packed(
+        self, features: Float[Tensor, "1 N E"], sizes: Sizes, grid: Grid | None
+    ) -> Output:
+        patches, mask = self.project(features), mask_of(sizes, features.device)
+        rates = unpack(self.attend.rates(patches).mT, sizes).mT
+        attention = masked_softmax(rates, mask.unsqueeze(1))
+        embedding = sum_packed(attention.mT, patches, sizes).to(patches.dtype)
+        margins = unpack(self.margins(patches), sizes)
+        return self.conclude(embedding, attention, rates, margins, mask)
+
+    def conclude(
+        self,
+        embedding: Float[Tensor, "B A D"],
+        attention: Float[Tensor, "B A N"],
+        rates: Float[Tensor, "B A N"],
+        margins: Float[Tensor, "B N C"],
+        mask: Mask,
+    ) -> Output:
         return Output(
             logits=self.decide(embedding),
             embedding=embedding if self.multi else embedding.squeeze(1),
@@ -146,9 +182,33 @@ class CLAM(MILModel):
         bias = rearrange(self.judge.bias, "(c two) -> two c", two=2)
         return F.linear(patches, weight[1] - weight[0], bias[1] - bias[0])
 
-    def stream_bag(self, chunks: Chunks) -> Logits:
-        pieces = (self.project(piece).expand(self.attend.branches, -1, -1) for piece in chunks())
-        return self.decide(pool_chunks(self.attend, pieces).unsqueeze(0))
+    def stream_bag(self, chunks: Chunks, *, keep: bool) -> Output:
+        rates, margins = list[Tensor](), list[Tensor]()
+
+        def pieces() -> Iterator[Patches]:
+            for features in chunks():
+                patches = self.project(features)
+                if keep:
+                    margins.append(self.margins(patches))
+                yield patches.expand(self.attend.branches, -1, -1)
+
+        pool = Listening(self.attend, rates) if keep else self.attend
+        embedding, attention = (part.unsqueeze(0) for part in pool_chunks(pool, pieces()))
+        output = Output(
+            logits=self.decide(embedding),
+            embedding=embedding if self.multi else embedding.squeeze(1),
+            attention=attention.mean(dim=1),
+            class_attention=attention if self.multi else None,
+        )
+        if not keep:
+            return output
+        ahead = torch.cat(margins, dim=1)
+        aux = {
+            "rates": torch.cat(rates, dim=-1).unsqueeze(0),
+            "margins": ahead,
+            "real": torch.ones_like(ahead[..., 0], dtype=torch.bool),
+        }
+        return replace(output, scores=ahead.sigmoid(), aux=aux)
 
     def evidence_bag(self, features: Features, grid: Cells | None) -> Evidence:
         patches = self.project(features)

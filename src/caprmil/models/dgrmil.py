@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from caprmil.models.base import Cells, Features, Labels, MILModel, Output, Patches
-from caprmil.models.layers import summing_dtype, weighted_sum
+from caprmil.models.layers import Dropout, summing_dtype, weighted_sum
 from caprmil.models.nystrom import NystromLayer, Rows, RowWeights, in_reading_order
 
 STAYS = 0.4  # of a centre, when a bag of its kind moves it
@@ -23,7 +23,11 @@ Vectors = Float[Tensor, "B G D"]
 
 
 class CrossAttention(nn.Module):
-    """Some rows ask the patches."""
+    """Some rows ask the patches.
+
+    The rows are few, so the maps of keys and values act on what is asked and on what was heard,
+    never on the patches. That is the same in exact arithmetic, gradients and dropout included.
+    """
 
     def __init__(self, dim: int, *, heads: int, dropout: float) -> None:
         super().__init__()
@@ -33,20 +37,27 @@ class CrossAttention(nn.Module):
             nn.init.xavier_uniform_(part.weight, gain=2**-0.5)
         nn.init.xavier_uniform_(self.out.weight)
         nn.init.zeros_(self.out.bias)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def weigh(self, rows: Rows, patches: Patches) -> RowWeights:
         """Return the weights of the rows on the patches: they sum to one, head by head."""
         query = rearrange(self.query(rows), "b r (h k) -> b h r k", h=self.heads)
-        key = rearrange(self.key(patches), "b n (h k) -> b h n k", h=self.heads)
-        scores = (query * query.shape[-1] ** -0.5) @ key.mT
+        query = query * query.shape[-1] ** -0.5
+        weight = rearrange(self.key.weight, "(h k) d -> h k d", h=self.heads)
+        bias = rearrange(self.key.bias, "(h k) -> h k 1", h=self.heads)
+        asked = rearrange(query @ weight, "b h r d -> b (h r) d")
+        scores = rearrange(asked @ patches.mT, "b (h r) n -> b h r n", h=self.heads) + query @ bias
         return scores.softmax(dim=-1, dtype=summing_dtype(scores))
 
     def forward(self, rows: Rows, patches: Patches) -> tuple[Rows, RowWeights]:
         """Return what each row heard, and its weights on the patches."""
         weights = self.weigh(rows, patches)
-        value = rearrange(self.value(patches), "b n (h k) -> b h n k", h=self.heads)
-        heard = weighted_sum(self.dropout(weights).mT, value).to(patches.dtype)
+        counted = self.dropout(weights)
+        sums = weighted_sum(rearrange(counted, "b h r n -> b n (h r)"), patches)
+        sums = rearrange(sums, "b (h r) d -> b h r d", h=self.heads).to(patches.dtype)
+        weight = rearrange(self.value.weight, "(h k) d -> h d k", h=self.heads)
+        bias = rearrange(self.value.bias, "(h k) -> h 1 k", h=self.heads)
+        heard = sums @ weight + counted.sum(dim=-1, keepdim=True).to(patches.dtype) * bias
         return self.out(rearrange(heard, "b h r k -> b r (h k)")), weights
 
 
@@ -70,7 +81,7 @@ class DGRMIL(MILModel):
     move in training alone, never by the labels of a test; the diversity term is finite. Two
     matrices of 256 x 256 that nothing uses are not built: 131,072 parameters fewer. Only the class
     token asks, as no other answer is read. The 80 GFLOPs of the comparison are not reproduced: by
-    this evaluation a bag of 1000 patches takes 12.
+    this evaluation a bag of 1000 patches takes 11.
     """
 
     order_matters: ClassVar[bool] = True

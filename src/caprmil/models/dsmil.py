@@ -106,10 +106,14 @@ class DSMIL(MILModel):
     def probabilities(self, opinions: Float[Tensor, "B N C"]) -> Float[Tensor, "B N C"]:
         return opinions.sigmoid() if self.multilabel else opinions.softmax(dim=-1)
 
-    def stream_bag(self, chunks: Chunks) -> Logits:
+    @property
+    def streams(self) -> bool:
+        return not self.value_map
+
+    def stream_bag(self, chunks: Chunks, *, keep: bool) -> Output:
         """Find the critical patches in one pass, and who is like them in another."""
         if self.value_map:
-            return super().stream_bag(chunks)
+            return super().stream_bag(chunks, keep=keep)
         best, asking = torch.tensor(-torch.inf), torch.zeros(())
         for features in chunks():
             here, critical = self.judge(features).max(dim=1)
@@ -118,9 +122,14 @@ class DSMIL(MILModel):
             best = torch.maximum(here, best)
         # A running softmax a class, over views of the same patches.
         pieces = (features.expand(self.n_classes, -1, -1) for features in chunks())
-        embedding = pool_chunks(CriticalPool(self.query, asking), pieces)
+        embedding, attention = pool_chunks(CriticalPool(self.query, asking), pieces)
         bag = self.classify(rearrange(embedding, "c e -> 1 (c e)"))
-        return self.answer(bag, best)
+        return Output(
+            logits=self.answer(bag, best),
+            embedding=embedding.unsqueeze(0),
+            attention=attention.mean(dim=0, keepdim=True),
+            class_attention=attention.unsqueeze(0),
+        )
 
     def evidence_bag(self, features: Features, grid: Cells | None) -> Evidence:
         opinions, queries = self.judge(features[0]), self.query(features)

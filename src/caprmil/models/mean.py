@@ -1,7 +1,8 @@
 """Mean: project every patch, average, classify. The baseline that shows what context adds."""
 
 import torch.nn.functional as F
-from torch import nn
+from jaxtyping import Float
+from torch import Tensor, nn
 
 from caprmil.models.base import (
     Cells,
@@ -9,13 +10,13 @@ from caprmil.models.base import (
     Evidence,
     Features,
     Grid,
-    Logits,
     Mask,
     MILModel,
     Output,
     Patches,
 )
-from caprmil.models.pooling import MeanPool, pool_chunks, pool_evidence
+from caprmil.models.packing import Sizes
+from caprmil.models.pooling import MeanPool, pool_chunks, pool_evidence, pool_packed
 
 
 class MeanMIL(MILModel):
@@ -25,6 +26,8 @@ class MeanMIL(MILModel):
     authors' figures, there is neither LayerNorm nor dropout in the projection. That form is
     CAPRMIL with a depth of 0.
     """
+
+    looks_in_pieces = True
 
     def __init__(self, in_dim: int, n_classes: int, *, dim: int = 128) -> None:
         super().__init__(in_dim, n_classes, dim=dim)
@@ -39,8 +42,15 @@ class MeanMIL(MILModel):
         embedding, attention = self.pool(self.patches(features), mask)
         return Output(logits=self.classify(embedding), embedding=embedding, attention=attention)
 
-    def stream_bag(self, chunks: Chunks) -> Logits:
-        return self.classify(pool_chunks(self.pool, map(self.patches, chunks())))
+    def forward_packed(
+        self, features: Float[Tensor, "1 N E"], sizes: Sizes, grid: Grid | None
+    ) -> Output:
+        embedding, attention = pool_packed(self.pool, self.patches(features), sizes)
+        return Output(logits=self.classify(embedding), embedding=embedding, attention=attention)
+
+    def stream_bag(self, chunks: Chunks, *, keep: bool) -> Output:
+        embedding, attention = pool_chunks(self.pool, map(self.patches, chunks()))
+        return Output(logits=self.classify(embedding), embedding=embedding, attention=attention)
 
     def evidence_bag(self, features: Features, grid: Cells | None) -> Evidence:
         return pool_evidence(self.pool, self.patches(features), self.classify)

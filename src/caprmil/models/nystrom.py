@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from caprmil.models.base import Cells, Patches
-from caprmil.models.layers import summing_dtype
+from caprmil.models.layers import Dropout, summing_dtype
 
 # Beside the axes of base.py: L landmarks, P rows with their padding, R rows that are asked for.
 Rows = Float[Tensor, "B R D"]
@@ -25,15 +25,15 @@ Counts = Float[Tensor, " L"]
 class Factors(NamedTuple):
     """What the attention matrix A1 Z A3 is made of, without the matrix, in float32 or better."""
 
-    query: Float[Tensor, "B H R K"]  # of the rows that are asked for
-    key: Float[Tensor, "B H P K"]  # of the sequence, behind a zero that stands for all padding
-    value: Float[Tensor, "B H P K"]
+    sequence: Patches  # behind a zero that stands for all padding
+    key: Float[Tensor, "B H P K"]  # of each row of that
     key_counts: Float[Tensor, " P"]  # how many equal keys each stands for
+    query: Float[Tensor, "B H R K"]  # of the rows that are asked for
     landmark_query: Float[Tensor, "B H L K"]
     landmark_key: Float[Tensor, "B H L K"]
     counts: Counts  # how many equal landmarks each stands for
     inverse: Square  # Z
-    first: int  # where the rows that are asked for begin among the keys
+    first: int  # where the rows that are asked for begin in the sequence
     lead: int  # 1 if there is padding, else 0
 
 
@@ -44,8 +44,9 @@ class NystromAttention(nn.Module):
     padding takes part: its keys take weight, its landmarks count. `mask_padding` leaves it out.
 
     Differs from the authors' evaluation, not from its result: A1 (Z (A3 v)) leaves out the
-    largest product; keys and landmarks of padding are all the same zero, so one stands for them,
-    with a count; and each sequence of a batch scales its own inverse, whatever its neighbours are.
+    largest product, and where few rows are asked for, ((A1 Z) A3) v leaves out the values too; keys
+    and landmarks of padding are all the same zero, so one stands for them, with a count; and each
+    sequence of a batch scales its own inverse, whatever its neighbours are.
     """
 
     def __init__(
@@ -72,20 +73,46 @@ class NystromAttention(nn.Module):
         # Blends the values of neighbours in the sequence, head by head.
         self.blend = nn.Conv2d(heads, heads, (kernel, 1), groups=heads, bias=False)
         self.out = nn.Linear(dim, dim)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(self, sequence: Patches) -> Patches:
-        """Return what each row heard."""
-        return self.hear(self.factor(sequence, slice(None)))
+        """Return what each row heard: A1 (Z (A3 v)) and the blend of neighbours, mapped."""
+        factors = self.factor(sequence, slice(None))
+        value = self.split(self.value, factors.sequence)
+        with torch.autocast(value.device.type, enabled=False):
+            gathered = F.scaled_dot_product_attention(
+                factors.landmark_query,
+                factors.key,
+                value,
+                attn_mask=factors.key_counts.log().expand(1, 1, 1, -1) if factors.lead else None,
+            )
+            heard = F.scaled_dot_product_attention(
+                factors.query,
+                factors.landmark_key,
+                factors.inverse @ gathered,
+                attn_mask=factors.counts.log().expand(1, 1, 1, -1),
+            )
+            heard = heard + self.blend_rows(value)[:, :, factors.lead :]
+        return self.tell(heard)
 
     def look(self, sequence: Patches, rows: slice) -> tuple[Rows, RowWeights]:
-        """Return what some rows heard, and their weights on all rows.
+        """Return what a few rows heard, and their weights on all rows.
 
-        The weights are rows of A1 Z A3, without a gradient: they may be negative, and sum to one
-        only nearly.
+        The weights are rows of A1 Z A3, returned without a gradient: they may be negative, and sum
+        to one only nearly. Values are mapped after they are summed: there are fewer sums.
         """
         factors = self.factor(sequence, rows)
-        return self.hear(factors), self.weigh(factors)
+        weights = self.weigh(factors)
+        first, last = factors.first, factors.first + weights.shape[2]
+        begin = max(first - self.reach, 0)
+        near = self.split(self.value, factors.sequence[:, begin : last + self.reach])
+        with torch.autocast(weights.device.type, enabled=False):
+            flat = rearrange(weights, "b h r n -> b (h r) n") @ factors.sequence.to(weights.dtype)
+            sums = rearrange(flat, "b (h r) d -> b h r d", h=self.heads)
+            weight = rearrange(self.value.weight, "(h k) d -> h d k", h=self.heads)
+            heard = sums @ weight.to(sums.dtype)
+            heard = heard + self.blend_rows(near)[:, :, first - begin : last - begin]
+        return self.tell(heard), weights.detach()[..., factors.lead :]
 
     def factor(self, sequence: Patches, rows: slice) -> Factors:
         """Work out all that is needed to let some rows of a sequence listen to all."""
@@ -102,10 +129,10 @@ class NystromAttention(nn.Module):
             among = self.share(landmark_query, landmark_key, counts)  # A2
             inverse = pseudo_inverse(among, counts, self.iterations)
         return Factors(
-            query=self.split(self.query, sequence[:, rows]),
+            sequence=heard,
             key=self.split(self.key, heard),
-            value=self.split(self.value, heard),
             key_counts=key_counts,
+            query=self.split(self.query, sequence[:, rows]),
             landmark_query=landmark_query,
             landmark_key=landmark_key,
             counts=counts,
@@ -139,38 +166,27 @@ class NystromAttention(nn.Module):
         scores = (query * query.shape[-1] ** -0.5) @ key.mT
         return (scores + counts.log()).softmax(dim=-1)
 
-    def hear(self, factors: Factors) -> Rows:
-        """Return A1 (Z (A3 v)) and the blend of neighbours, mapped."""
-        first, last = factors.first, factors.first + factors.query.shape[2]
-        begin = max(first - self.reach, 0)
-        with torch.autocast(factors.value.device.type, enabled=False):
-            gathered = F.scaled_dot_product_attention(
-                factors.landmark_query,
-                factors.key,
-                factors.value,
-                attn_mask=factors.key_counts.log().expand(1, 1, 1, -1) if factors.lead else None,
-            )
-            heard = F.scaled_dot_product_attention(
-                factors.query,
-                factors.landmark_key,
-                factors.inverse @ gathered,
-                attn_mask=factors.counts.log().expand(1, 1, 1, -1),
-            )
-            window = factors.value[:, :, begin : last + self.reach]
-            weight = self.blend.weight.to(window.dtype)
-            blended = F.conv2d(window, weight, padding=(self.reach, 0), groups=self.heads)
-            heard = heard + blended[:, :, first - begin : last - begin]
-        heard = rearrange(heard, "b h r k -> b r (h k)")
-        return self.dropout(self.out(heard.to(self.out.weight.dtype)))
-
-    @torch.no_grad()
     def weigh(self, factors: Factors) -> RowWeights:
-        """Return rows of A1 Z A3, those of padding left out."""
-        with torch.autocast(factors.value.device.type, enabled=False):
+        """Return rows of A1 Z A3, with their weights on padding."""
+        with torch.autocast(factors.key.device.type, enabled=False):
             near = self.share(factors.query, factors.landmark_key, factors.counts)
-            far = self.share(factors.landmark_query, factors.key, factors.key_counts)
-            weights = near @ factors.inverse @ far
-        return weights[..., factors.lead :]
+            near = near @ factors.inverse
+            # Head by head: all of A3 at once would be memory that is only written and read again.
+            rows = [
+                near[:, h] @ self.share(query, factors.key[:, h], factors.key_counts)
+                for h, query in enumerate(factors.landmark_query.unbind(dim=1))
+            ]
+            return torch.stack(rows, dim=1)
+
+    def blend_rows(self, value: Float[Tensor, "B H P K"]) -> Float[Tensor, "B H P K"]:
+        """Return the blend of each row's neighbours, head by head."""
+        weight = self.blend.weight.to(value.dtype)
+        return F.conv2d(value, weight, padding=(self.reach, 0), groups=self.heads)
+
+    def tell(self, heard: Float[Tensor, "B H R K"]) -> Rows:
+        """Merge the heads, and map what they heard."""
+        rows = rearrange(heard, "b h r k -> b r (h k)")
+        return self.dropout(self.out(rows.to(self.out.weight.dtype)))
 
 
 class NystromLayer(nn.Module):

@@ -11,7 +11,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from caprmil.models.base import Embedding, Evidence, Mask, Patches, Weights, share_out
-from caprmil.models.layers import masked_softmax, summing_dtype, weighted_sum
+from caprmil.models.layers import Dropout, masked_softmax, summing_dtype, weighted_sum
+from caprmil.models.packing import Sizes, mask_of, sum_packed, unpack
 
 
 class Pool(nn.Module):
@@ -50,7 +51,7 @@ class AttentionPool(Pool):
         self.content = nn.Linear(dim, hidden)
         self.gate = nn.Linear(dim, hidden) if gated else None
         self.rate = nn.Linear(hidden, 1)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def score(self, patches: Patches) -> Weights:
         merit = self.dropout(self.content(patches).tanh())
@@ -80,15 +81,28 @@ def pool_evidence(pool: Pool, patches: Float[Tensor, "1 N D"], classify: nn.Line
     return share_out(shares, patches[0], classify.weight, classify.bias)
 
 
-def pool_chunks(pool: Pool, chunks: Iterable[Patches]) -> Embedding:
+def pool_packed(
+    pool: Pool, patches: Float[Tensor, "1 N D"], sizes: Sizes
+) -> tuple[Float[Tensor, "B D"], Float[Tensor, "B P"]]:
+    """Pool bags that are packed. The shares in them are padded."""
+    scores = unpack(pool.score(patches), sizes)
+    attention = masked_softmax(scores, mask_of(sizes, scores.device))
+    embedding = sum_packed(attention.unsqueeze(-1), patches, sizes).squeeze(-2)
+    return embedding.to(patches.dtype), attention
+
+
+def pool_chunks(pool: Pool, chunks: Iterable[Patches]) -> tuple[Embedding, Weights]:
     """Pool a bag that comes in pieces: a running softmax, rescaled whenever its maximum grows."""
     highest, total, embedding = torch.tensor(-torch.inf), torch.zeros(()), torch.zeros(())
+    every = []
     for patches in chunks:
         scores = pool.score(patches)
         scores = scores.to(summing_dtype(scores))
+        every.append(scores)
         higher = torch.maximum(highest, scores.amax(dim=-1, keepdim=True))
         weights, shrink = (scores - higher).exp(), (highest - higher).exp()
         total = total * shrink + weights.sum(dim=-1, keepdim=True)
         embedding = embedding * shrink + weighted_sum(weights.unsqueeze(-1), patches).squeeze(-2)
         highest, dtype = higher, patches.dtype
-    return (embedding / total).to(dtype)
+    attention = (torch.cat(every, dim=-1) - highest).exp() / total
+    return (embedding / total).to(dtype), attention

@@ -1,0 +1,292 @@
+"""Who takes part in the benchmark of speed: our models, the paper's equations, torchmil, the limit.
+
+torchmil (MIT licence) is no dependency of ours. Where it cannot be imported, its sides are
+left out.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from caprmil import bags
+from caprmil.models import CAPRMIL, MILModel, create
+from caprmil.models.base import Memory
+from plain import PlainCAPRMIL
+
+N_CLASSES = 2
+PIECE = 1024  # patches that the limit works on at once: what they need fits a cache
+
+
+class Absent(Exception):  # noqa: N818
+    """A side that cannot take part, and why."""
+
+
+class Side(Protocol):
+    """Something that looks at a bag or learns from it."""
+
+    def look(self, features: Tensor) -> object:
+        """Answer, without a gradient."""
+
+    def train(self, features: Tensor) -> object:
+        """Do one step: forward, loss, backward, AdamW."""
+
+    def prepare(self, features: Tensor, folder: Path) -> None:
+        """Do what does not count, e.g. write the bag to disk."""
+
+    def own(self) -> Iterable[Tensor]:
+        """Return the tensors that were there before, which its memory does not count."""
+
+
+class Model:
+    """A side that is a torch module; `loss` says how it learns from a bag."""
+
+    def __init__(self, model: nn.Module, loss: Callable[[Tensor], Tensor]) -> None:
+        self.model, self.loss = model, loss
+        self.optimizer = torch.optim.AdamW(model.parameters(), lr=2e-4, weight_decay=1e-5)
+
+    def prepare(self, features: Tensor, folder: Path) -> None:
+        """Nothing is needed but the bag."""
+
+    def look(self, features: Tensor) -> object:
+        self.model.eval()
+        with torch.no_grad():
+            return self.model(features)
+
+    def train(self, features: Tensor) -> None:
+        self.model.train()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.loss(features).backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+
+    def own(self) -> Iterable[Tensor]:
+        yield from self.model.parameters()
+        yield from self.model.buffers()
+
+
+def of(model: MILModel) -> Model:
+    """Let a model of ours take part."""
+    model.begin_epoch(0, 1)
+    label = torch.zeros(1, dtype=torch.long)
+
+    def loss(features: Tensor) -> Tensor:
+        return torch.stack(list(model.loss(model(features), label).values())).sum()
+
+    return Model(model, loss)
+
+
+def ours(name: str, in_dim: int) -> Model:
+    return of(create(name, in_dim, N_CLASSES))
+
+
+def plain(in_dim: int, pool: str = "mean") -> Model:
+    return of(PlainCAPRMIL(CAPRMIL(in_dim, N_CLASSES, pool=pool)))
+
+
+class Limit:
+    """The two products that no evaluation of CAPRMIL can do without, and the features read once.
+
+    Into the projection and into the MLP; piece by piece, into memory that is there already, which
+    is the quickest way that we know. In training each product has a gradient by its weights, and
+    the second one by its patches too.
+    """
+
+    def __init__(self, in_dim: int, dim: int = 128, hidden: int = 512) -> None:
+        self.first, self.second = torch.randn(in_dim, dim), torch.randn(dim, hidden)
+        self.patches, self.hidden = torch.empty(PIECE, dim), torch.empty(PIECE, hidden)
+        self.back = torch.empty(PIECE, dim)
+        self.gradients = [torch.zeros_like(self.first), torch.zeros_like(self.second)]
+
+    def prepare(self, features: Tensor, folder: Path) -> None:
+        """Nothing is needed but the bag."""
+
+    def look(self, features: Tensor) -> object:
+        for rows in torch.split(features[0], PIECE):
+            n = len(rows)
+            torch.mm(rows, self.first, out=self.patches[:n])
+            torch.mm(self.patches[:n], self.second, out=self.hidden[:n])
+        return features.sum()
+
+    def train(self, features: Tensor) -> object:
+        answer = self.look(features)
+        for rows in torch.split(features[0], PIECE):
+            n = len(rows)
+            self.gradients[0].addmm_(rows.mT, self.patches[:n])
+            self.gradients[1].addmm_(self.patches[:n].mT, self.hidden[:n])
+            torch.mm(self.hidden[:n], self.second.mT, out=self.back[:n])
+        return answer
+
+    def own(self) -> Iterable[Tensor]:
+        return [
+            self.first, self.second, self.patches, self.hidden, self.back, *self.gradients
+        ]  # fmt: skip
+
+
+class Stored(Model):
+    """Our CAPRMIL on a bag in our store, half precision on disk: read whole, or streamed.
+
+    Streamed, it may keep what it knows of each patch between two readings, as a prediction does up
+    to 400,000 patches; or keep nothing, in memory that does not grow with the bag.
+    """
+
+    def __init__(self, in_dim: int, *, streamed: bool, keep: bool = False) -> None:
+        self.answering = create("caprmil", in_dim, N_CLASSES).eval()
+        super().__init__(self.answering, lambda _: torch.zeros(()))
+        self.streamed, self.keep, self.path = streamed, keep, Path()
+
+    def prepare(self, features: Tensor, folder: Path) -> None:
+        self.path = folder / "bag.h5"
+        if not self.path.exists():
+            bags.write(self.path, features[0].numpy())
+
+    def look(self, features: Tensor) -> object:  # noqa: ARG002
+        if not self.streamed:
+            whole = torch.from_numpy(bags.read(self.path).features)
+            return super().look(whole[None])
+        with bags.streaming(self.path) as stream:
+            return self.answering.stream(
+                lambda: (torch.from_numpy(some)[None] for some in stream()), keep=self.keep
+            )
+
+
+def saving(memory: Memory) -> Callable[[int], Model]:
+    """Return a maker of our CAPRMIL that holds so much of a bag in memory while it learns."""
+
+    def make(in_dim: int) -> Model:
+        model = create("caprmil", in_dim, N_CLASSES)
+        model.save_memory(memory)
+        return of(model)
+
+    return make
+
+
+def torchmil(name: str, in_dim: int, **settings: Any) -> Model:
+    """Return a model of torchmil in the sizes of ours.
+
+    Its models have one logit where ours have one a class, and project patches by a module that is
+    given to them.
+    """
+    try:
+        kinds = import_module("torchmil.models")
+    except ImportError as problem:
+        raise Absent(f"torchmil cannot be imported ({problem})") from None
+    model = getattr(kinds, name)((in_dim,), **settings)
+    label = torch.zeros(1)
+    masked = {"mask": torch.ones(1, 1, dtype=torch.bool)} if name == "DTFDMIL" else {}
+
+    def keywords(features: Tensor) -> dict[str, Tensor]:
+        return {key: value.expand(features.shape[:2]) for key, value in masked.items()}
+
+    def loss(features: Tensor) -> Tensor:
+        _, terms = model.compute_loss(label, features, **keywords(features))
+        return torch.stack(list(terms.values())).sum()
+
+    side = Model(model, loss)
+    if masked:  # the one that cannot do without a mask
+        side.look = lambda features: _masked_look(model, features, keywords)  # type: ignore[method-assign]
+    return side
+
+
+@torch.no_grad()
+def _masked_look(model: nn.Module, features: Tensor, keywords: Callable[..., Any]) -> object:
+    return model.eval()(features, **keywords(features))
+
+
+def projection(in_dim: int, *, dropout: float = 0.0, bias: bool = True) -> nn.Module:
+    """Return what the models of width 512 have in front."""
+    parts = [nn.Linear(in_dim, 512, bias=bias), nn.ReLU()]
+    return nn.Sequential(*parts, *[nn.Dropout(dropout)] * (dropout > 0))
+
+
+def _torchmil_abmil(e: int) -> Model:
+    return torchmil("ABMIL", e, att_dim=128, gated=True, feat_ext=projection(e))
+
+
+def _torchmil_clam(e: int) -> Model:
+    front = projection(e, dropout=0.25)
+    return torchmil("CLAM_SB", e, att_dim=384, gated=True, k_sample=32, feat_ext=front)
+
+
+def _torchmil_dsmil(e: int) -> Model:
+    return torchmil("DSMIL", e, att_dim=128, nonlinear_q=True)
+
+
+def _torchmil_dtfd(e: int) -> Model:
+    front = projection(e, bias=False)
+    return torchmil("DTFDMIL", e, att_dim=128, n_groups=4, distill_mode="afs", feat_ext=front)
+
+
+def _torchmil_transmil(e: int) -> Model:
+    return torchmil("TransMIL", e, att_dim=512, n_heads=8, n_landmarks=256, dropout=0.1)
+
+
+def _ours(name: str) -> Callable[[int], Side]:
+    return lambda in_dim: ours(name, in_dim)
+
+
+LIMIT, PLAIN = "limit", "plain form"
+READ, STREAMED = "caprmil, file read whole", "caprmil, file streamed"
+STREAMED_KEEPING = "caprmil, file streamed, patches kept"
+WHOLE, KEEP, STREAM = (f"caprmil, memory {how}" for how in ("whole", "keep", "stream"))
+
+SIDES: dict[str, Callable[[int], Side]] = {
+    LIMIT: Limit,
+    PLAIN: plain,
+    **{
+        name: _ours(name)
+        for name in (
+            *("caprmil", "caprmil+attention", "caprmil+gated"),
+            *("mean", "abmil", "clam", "dsmil", "dtfd"),
+            *("transmil", "dgrmil", "bayesmil", "sgpmil"),
+        )
+    },
+    READ: partial(Stored, streamed=False),
+    STREAMED_KEEPING: partial(Stored, streamed=True, keep=True),
+    STREAMED: partial(Stored, streamed=True),
+    WHOLE: saving("whole"),
+    KEEP: saving("keep"),
+    STREAM: saving("stream"),
+    "torchmil ABMIL": _torchmil_abmil,
+    "torchmil CLAM_SB": _torchmil_clam,
+    "torchmil DSMIL": _torchmil_dsmil,
+    "torchmil DTFDMIL": _torchmil_dtfd,
+    "torchmil TransMIL": _torchmil_transmil,
+}
+"""Every side by its name, made for features of a width."""
+
+PEERS = {
+    "abmil": "torchmil ABMIL",
+    "clam": "torchmil CLAM_SB",
+    "dsmil": "torchmil DSMIL",
+    "dtfd": "torchmil DTFDMIL",
+    "transmil": "torchmil TransMIL",
+}
+"""Models of ours, and the same ones of torchmil."""
+
+
+class Group:
+    """Sides that take turns, as they are compared with each other, and the largest bags they see.
+
+    Some would take hours or more memory than there is on the largest: those stop earlier.
+    """
+
+    def __init__(self, *sides: str, look: int = 200_000, train: int = 200_000) -> None:
+        self.sides: Sequence[str] = sides
+        self.most = {"look": look, "train": train}
+
+
+GROUPS: dict[str, Group] = {
+    "caprmil": Group(LIMIT, "caprmil", WHOLE, PLAIN),
+    "pools": Group("caprmil+attention", "caprmil+gated", "mean", train=50_000),
+    "memory": Group(PLAIN, KEEP, STREAM, look=0, train=50_000),
+    "disk": Group("caprmil", READ, STREAMED_KEEPING, STREAMED, look=50_000, train=0),
+    **{name: Group(name, peer, look=50_000, train=50_000) for name, peer in PEERS.items()},
+    "abmil": Group("abmil", PEERS["abmil"], train=50_000),
+    "transmil": Group("transmil", PEERS["transmil"], look=10_000, train=10_000),
+    "dgrmil": Group("dgrmil", look=10_000, train=10_000),
+    "draws": Group("bayesmil", "sgpmil", look=10_000, train=10_000),
+}

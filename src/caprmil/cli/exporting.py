@@ -1,0 +1,51 @@
+"""Commands that take a model out of the house: export."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from caprmil.cli.shared import app, show_table
+
+
+@app.command()
+def export(
+    run: Annotated[Path, typer.Argument(help="A run that `caprmil train` made.")],
+    to: Annotated[str, typer.Option(help="onnx, pt2 (torch.export) or torchscript.")],
+    out: Annotated[
+        Path | None, typer.Option(help="Folder, or the file if it is one; default: RUN/export.")
+    ] = None,
+    fold: Annotated[str, typer.Option(help="Export the model of one fold; default: each.")] = "",
+    ensemble: Annotated[
+        bool, typer.Option("--ensemble", help="One file that answers with the mean of all folds.")
+    ] = False,
+    change: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="One setting of the model to change, e.g. draws=0."),
+    ] = None,
+) -> None:
+    """Write models as files that run without caprmil, for bags of any size, and check them."""
+    from caprmil import export as exports
+    from caprmil.progress import bar
+    from caprmil.runs import Run
+
+    trained = Run(run)
+    with bar("Exporting") as step:
+        written = exports.export(
+            trained,
+            to,
+            out or run / "export",
+            fold=fold or None,
+            ensemble=ensemble,
+            changes=exports.parse_changes(change or []),
+            progress=step,
+        )
+    rows = [
+        [str(each.path), f"{each.path.stat().st_size / 1e6:.1f}", f"{each.deviation:.1e}"]
+        for each in written
+    ]
+    show_table(["written", "MB", "largest deviation of a probability"], rows)
+    sizes = ", ".join(f"{size:,}" for size in exports.SIZES)
+    typer.echo(f"Asked about bags of {sizes} patches beside torch.")
+    typer.echo(f"To run it, with features of (patches, {trained.facts.in_dim}) in float32:")
+    typer.echo("\n".join(f"    {line}" for line in written[0].usage.splitlines()))

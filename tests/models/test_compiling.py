@@ -1,0 +1,81 @@
+"""torch.compile: asked for, it changes nothing but the time; what is missing is said."""
+
+import subprocess
+import sys
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+import torch
+
+from caprmil.errors import RecipeError, RunError
+from caprmil.models import ABMIL, CAPRMIL
+from caprmil.models.compiling import compiled, find_compiler
+
+
+def test_without_a_compiler_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(RecipeError, match=r"no g\+\+ or clang.* set train.compile = false"):
+        find_compiler()
+    monkeypatch.setenv("CXX", "mine++")
+    with pytest.raises(RecipeError, match=r"no mine\+\+ here"):
+        compiled(CAPRMIL(8, 2))
+
+
+def test_what_torch_cannot_compile_is_an_error_with_its_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from torch._dynamo.exc import InternalTorchDynamoError
+
+    def broken(*_: object, **__: object) -> None:
+        raise InternalTorchDynamoError("out of luck\nand much more")
+
+    monkeypatch.setattr(torch, "compile", lambda *_, **__: broken)
+    with pytest.raises(RunError, match=r"compile ABMIL \(out of luck\)\. Set train\.compile"):
+        compiled(ABMIL(8, 2))(torch.zeros(1, 3, 8))
+
+
+def alone(code: str) -> None:
+    """Run in a process without shape checks: torch cannot compile those."""
+    subprocess.run([sys.executable, "-W", "ignore", "-c", dedent(code)], check=True)
+
+
+@pytest.mark.slow
+def test_a_compiled_model_answers_and_learns_as_the_plain_one() -> None:
+    alone("""
+        import torch
+        from caprmil.models import CAPRMIL
+        from caprmil.models.compiling import compiled
+
+        torch.manual_seed(0)
+        model = CAPRMIL(24, 2, dim=16, heads=2, dropout=0.0)
+        ask = compiled(model)
+        for size in (5, 40, 300):
+            bag, gradients = torch.randn(1, size, 24), []
+            for way in (model, ask):
+                model.zero_grad()
+                model.loss(way(bag), torch.tensor([1]))["bag"].backward()
+                gradients.append([parameter.grad.clone() for parameter in model.parameters()])
+            torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-4, atol=1e-6)
+    """)
+
+
+@pytest.mark.slow
+def test_training_compiles_if_asked_and_keeps_the_names_of_the_weights(tmp_path: Path) -> None:
+    alone(f"""
+        import torch
+        from pathlib import Path
+        from caprmil import bags
+        from caprmil.batches import Sample
+        from caprmil.learner import TrainConfig, fit
+        from caprmil.models import ABMIL
+
+        arrays = [torch.randn(9 + n, 8).numpy() for n in range(6)]
+        samples = [Sample(f"s{{n}}", bags.from_arrays(a), n % 2) for n, a in enumerate(arrays)]
+        model = ABMIL(8, 2, dim=8, hidden=4)
+        names, options = model.state_dict().keys(), {{"folder": Path({str(tmp_path)!r})}}
+        settings = TrainConfig(epochs=2, warmup_epochs=0, compile=True)
+        rows = fit(model, samples[:4], samples[4:], settings=settings, device="cpu", **options)
+        assert len(rows) == 2 and model.state_dict().keys() == names
+    """)

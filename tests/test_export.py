@@ -1,0 +1,220 @@
+"""Exported files answer bags of any size as the model does, or they are not there."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from caprmil import bags, export
+from caprmil.cli import app
+from caprmil.errors import CaprmilError, ExportError, RecipeError, UnknownName
+from caprmil.export import Exported, formats, writing
+from caprmil.models import MODELS, MILModel, Output, create
+from caprmil.runs import Run
+
+ENDINGS = {name: kind.ending for name, kind in export.FORMATS.items()}
+SMALL: dict[str, dict[str, Any]] = {
+    "caprmil": {"dim": 16, "heads": 2},
+    "caprmil+attention": {"dim": 16, "heads": 4, "tokens": 8},  # the maps not folded
+    "caprmil+gated": {"dim": 16, "heads": 2, "depth": 2},
+    "caprmil+abmil": {"dim": 16, "heads": 2},
+    "mean": {"dim": 16},
+    "abmil": {"dim": 16, "hidden": 8},
+    "clam": {"dim": 16, "hidden": 8},
+    "dsmil": {"hidden": 8},
+    "bayesmil": {"dim": 16, "hidden": 8, "draws": 0},
+}
+REFUSED = {name: MODELS[name] for name in ("dtfd", "transmil", "dgrmil", "bayesmil", "sgpmil")}
+
+
+def small(name: str, seed: int = 0) -> MILModel:
+    torch.manual_seed(seed)
+    return create(name, 24, 3, **SMALL[name]).eval()
+
+
+@pytest.mark.parametrize("name", [name for name in SMALL if name != "bayesmil"])
+def test_torchscript_answers_bags_of_any_size_as_the_model_does(name: str, tmp_path: Path) -> None:
+    written = export.write(small(name), tmp_path / "model.ts", to="torchscript")
+    assert written.deviation < 1e-6  # at 1, 2, 17, 1,000 and 5,000 patches
+    assert written.path.exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "to"), [("caprmil", "pt2"), ("bayesmil", "pt2"), ("caprmil", "onnx")]
+)
+def test_other_formats_answer_as_the_model_does(name: str, to: str, tmp_path: Path) -> None:
+    assert export.write(small(name), tmp_path / f"m.{to}", to=to).deviation < 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("to", ["pt2", "onnx"])
+@pytest.mark.parametrize("name", SMALL)
+def test_every_model_answers_so_in_every_format(name: str, to: str, tmp_path: Path) -> None:
+    assert export.write(small(name), tmp_path / f"m.{to}", to=to).deviation < 1e-5
+
+
+@pytest.mark.filterwarnings("ignore")  # torch calls TorchScript deprecated
+def test_several_models_answer_with_their_mean(tmp_path: Path) -> None:
+    models = [small("caprmil", seed) for seed in range(3)]
+    written = export.write(models, tmp_path / "model.ts", to="torchscript")
+    bag = torch.randn(40, 24)
+    probabilities, logits, attention = map(
+        torch.from_numpy, export.FORMATS["torchscript"].open(written.path)[0](bag.numpy())
+    )
+    with torch.no_grad():
+        mean = torch.stack([m(bag[None]).logits[0].softmax(dim=-1) for m in models]).mean(dim=0)
+    torch.testing.assert_close(probabilities, mean)
+    torch.testing.assert_close(logits.softmax(dim=-1), mean)
+    assert attention.sum().item() == pytest.approx(1, abs=1e-5)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_model_that_cannot_be_exported_says_why(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match=REFUSED[name].__name__):
+        export.write(create(name, 24, 3).eval(), tmp_path / "model.pt2", to="pt2")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_model_inside_another_is_refused_as_well(tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match=r"TransMIL cannot .* Use caprmil predict"):
+        export.write(create("caprmil+transmil", 24, 3).eval(), tmp_path / "m.ts", to="torchscript")
+
+
+def test_a_file_that_knows_one_size_only_is_not_kept(tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match=r"does not run on a bag of 5000 .* Nothing was kept"):
+        export.write(small("bayesmil"), tmp_path / "model.ts", to="torchscript")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_deviates_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Forgetful(MODELS["mean"]):  # type: ignore[name-defined,misc]
+        def forward_bags(self, features: Any, mask: Any, grid: Any) -> Output:
+            return super().forward_bags(features, mask, grid)
+
+        def stream_bag(self, chunks: Any, *, keep: bool) -> Output:
+            return super().stream_bag(lambda: [next(iter(chunks()))[:, :1]], keep=keep)
+
+    torch.manual_seed(0)
+    with pytest.raises(ExportError, match=r"(probabilities|attention) by .* 0.0001 is allowed"):
+        export.write(Forgetful(24, 3).eval(), tmp_path / "model.ts", to="torchscript")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_torch_cannot_follow_is_an_error_with_its_reason(tmp_path: Path) -> None:
+    class Choosy(MODELS["mean"]):  # type: ignore[name-defined,misc]
+        def forward_bags(self, features: Any, mask: Any, grid: Any) -> Output:
+            return super().forward_bags(features if features.sum() > 0 else -features, mask, grid)
+
+    with pytest.raises(ExportError, match=r"Choosy cannot be exported to pt2: .*data-dependent"):
+        export.write(Choosy(24, 3).eval(), tmp_path / "model.pt2", to="pt2")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture(scope="module")
+def exported(tiny_run: Run, tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    """The first fold of a run as ONNX."""
+    out = tmp_path_factory.mktemp("exported") / "model.onnx"
+    return export.export(tiny_run, "onnx", out, fold=tiny_run.done[0].name)[0]
+
+
+def test_a_file_holds_what_one_must_know(tiny_run: Run, exported: Exported) -> None:
+    facts = export.read_facts(exported.path)
+    assert facts["classes"] == list(tiny_run.classes)
+    assert facts["fold"] == tiny_run.done[0].name
+    assert facts["outputs"] == ["probabilities", "logits", "attention", "assignments_1"]
+    assert {"encoder", "fingerprint", "mpp", "patch_px", "caprmil", "model"} <= facts.keys()
+
+
+def test_an_onnx_file_runs_where_there_is_no_torch(
+    tiny_run: Run, exported: Exported, tmp_path: Path
+) -> None:
+    bag = tiny_run.bag_paths()[0]
+    np.save(tmp_path / "bag.npy", bags.read(bag).features.astype(np.float32))
+    code = f"""
+import json, sys, numpy, onnxruntime
+features = numpy.load({str(tmp_path / "bag.npy")!r})
+{exported.usage}
+facts = json.loads(session.get_modelmeta().custom_metadata_map["caprmil.json"])
+assert "torch" not in sys.modules
+print(json.dumps([facts["classes"], probabilities.tolist(), attention.shape, features.shape]))
+"""
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    classes, probabilities, shares, shape = json.loads(said.stdout)
+    answers = tiny_run.predict({"bag": bag}, fold=exported.facts["fold"], device="cpu")
+    assert (classes, shares) == (list(answers.classes), shape[:1])
+    np.testing.assert_allclose(probabilities, answers.probabilities[0], atol=1e-5)
+
+
+@pytest.mark.parametrize("to", ["pt2", "torchscript"])
+def test_torch_files_say_the_same_of_themselves(to: str, tmp_path: Path) -> None:
+    written = export.write(small("mean"), tmp_path / f"m{ENDINGS[to]}", to=to, facts={"fold": "a"})
+    assert export.read_facts(written.path) == {**written.facts}
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_files_of_others_have_no_facts(tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match=r"end in \.onnx, \.pt2, \.ts"):
+        export.read_facts(tmp_path / "model.safetensors")
+    scripted = torch.jit.script(torch.nn.Linear(2, 2))  # type: ignore[no-untyped-call]
+    scripted.save(str(tmp_path / "other.ts"))
+    with pytest.raises(ExportError, match="was not written by caprmil export"):
+        export.read_facts(tmp_path / "other.ts")
+
+
+def test_nothing_is_written_over(tiny_run: Run, tmp_path: Path) -> None:
+    there = tmp_path / f"{tiny_run.done[-1].name}.ts"
+    there.write_text("mine")
+    with pytest.raises(CaprmilError, match="is there already"):
+        export.export(tiny_run, "torchscript", tmp_path)
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["mine"]
+
+
+def test_several_folds_need_a_folder_or_a_choice(tiny_run: Run, tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match=r"3 folds. Name a folder; or choose --fold"):
+        export.export(tiny_run, "torchscript", tmp_path / "all.ts")
+    with pytest.raises(ExportError, match="leave --fold or --ensemble out"):
+        export.export(tiny_run, "torchscript", tmp_path, fold="fold-0", ensemble=True)
+
+
+def test_a_missing_package_is_named_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(formats, "find_spec", lambda name: None if name == "onnxruntime" else name)
+    with pytest.raises(ExportError, match=r"needs onnxruntime. Install: pip install 'caprmil\[on"):
+        formats.find_format("onnx")
+    with pytest.raises(UnknownName, match="Did you mean 'onnx'"):
+        formats.find_format("onxx")
+
+
+def test_a_setting_of_the_model_may_change(tmp_path: Path, tiny_run: Run) -> None:
+    assert export.parse_changes(["draws=0"]) == {"draws": 0}
+    with pytest.raises(RecipeError, match="no setting called 'draws'"):
+        export.export(tiny_run, "pt2", tmp_path, changes={"draws": 0})
+
+
+def test_the_command_writes_each_fold_and_says_how_to_run_it(tiny_run: Run, tmp_path: Path) -> None:
+    command = ["export", str(tiny_run.folder), "--to", "torchscript", "--out", str(tmp_path)]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 0, result.output
+    assert {path.stem for path in tmp_path.iterdir()} == {fold.name for fold in tiny_run.done}
+    assert "largest deviation" in result.output
+    assert "assignments_1 = program(features)" in result.output
+
+
+def test_the_command_writes_the_mean_of_all_folds(tiny_run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "mean.ts"
+    command = ["export", str(tiny_run.folder), "--to", "torchscript", "--out", str(file)]
+    result = CliRunner().invoke(app, [*command, "--ensemble"])
+    assert result.exit_code == 0, result.output
+    assert export.read_facts(file)["folds"] == [fold.name for fold in tiny_run.done]
+
+
+def test_a_run_whose_bags_are_gone_is_checked_on_other_numbers(
+    tiny_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Run, "bag_paths", lambda run: [tmp_path / "gone.h5"])
+    assert writing._features_of(tiny_run) is None
