@@ -234,8 +234,8 @@ def describe(model: MILModel) -> str:
 def _context(model: MILModel, features: Tensor) -> tuple[View | None, View | None]:
     if not isinstance(model, CAPRMIL) or not len(model.context.blocks):
         return None, None
-    features, mask = model.at_the_door(features, None)
-    patches, _ = model.context(features, mask)
+    features, _ = model.at_the_door(features, None)
+    patches = torch.cat(list(model.in_context(features)), dim=1)
     return view(model.context.project(features)[0]), view(patches[0])
 
 

@@ -5,6 +5,7 @@ Representations for Multiple Instance Learning". Section numbers below are the p
 """
 
 import warnings
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, cast
 
@@ -15,6 +16,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from caprmil.models.base import (
+    PIECE,
     Assignments,
     Cells,
     Chunks,
@@ -387,9 +389,12 @@ class CAPRMIL(MILModel):
             assignments=walk.assignments,
         )
 
+    def in_context(self, features: Float[Tensor, "1 N E"]) -> Iterator[Patches]:
+        """Return the patches of one bag as the pool sees them, piece by piece."""
+        return Walk(self.context, lambda: torch.split(features, PIECE, dim=1), keep=True).patches()
+
     def evidence_bag(self, features: Features, grid: Cells | None) -> Evidence | None:
-        every = torch.ones(features.shape[:2], dtype=torch.bool, device=features.device)
-        patches, _ = self.context(features, every)
+        patches = torch.cat(list(self.in_context(features)), dim=1)
         if isinstance(self.pool, MILModel):
             return self.pool.evidence_bag(patches, grid)
         if not isinstance(self.pool, Pool):  # somebody's own, which may be anything
