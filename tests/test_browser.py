@@ -355,7 +355,7 @@ def test_the_list_is_searched_filtered_and_sorted(open_tab: Open, tiny_run: Run)
 
 
 @pytest.mark.parametrize(
-    ("name", "said"), [("slide_002", "not at hand"), (LOST, "does not say where")]
+    ("name", "said"), [("slide_002", "not at hand"), (LOST, "has no coordinates")]
 )
 def test_a_bag_without_pixels_or_places_is_a_bare_grid(
     open_tab: Open, name: str, said: str

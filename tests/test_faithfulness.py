@@ -243,6 +243,17 @@ def test_maps_that_cannot_be_told_apart_are_said_to_be_as_good() -> None:
     assert "may be as good" in explain.trust(slides).verdict()
 
 
+def test_a_map_that_is_not_shown_is_not_the_one_to_trust() -> None:
+    slides = [fake(str(n), wild=(2.0, -1.2)[n % 2], calm=0.3 + n / 100) for n in range(10)]
+    judged = explain.trust(slides)
+    assert [area.map for area in judged.areas if area.shown] == ["calm"]
+    assert judged.areas[0].map == "wild"
+    assert judged.verdict() == (
+        "Trust calm: the answer rests on the patches that it names. "
+        "Not shown to be better than chance: wild."
+    )
+
+
 def test_one_slide_proves_nothing() -> None:
     judged = explain.trust([fake("one", evidence=0.8)])
     assert "trust none of them, or look at more slides" in judged.verdict()

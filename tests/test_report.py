@@ -8,8 +8,10 @@ from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
+from PIL import Image
 from sklearn.metrics import confusion_matrix
 from typer.testing import CliRunner
 
@@ -18,6 +20,7 @@ from caprmil.cli import app
 from caprmil.errors import CaprmilError
 from caprmil.explain import Case
 from caprmil.models import create
+from caprmil.pages import pack
 from caprmil.qc import Record
 from caprmil.report import page, scores, slide, words, writing
 from caprmil.report.evidence import Ledger
@@ -293,7 +296,36 @@ def test_a_bag_without_places_says_so(tiny_run: Run, tmp_path: Path) -> None:
     features = RareSignal(width=64, patches=(40, 80)).bag(7)[0]
     bag = bags.write(tmp_path / "placeless.h5", features, **KINDS)
     text = report.slide_report(tiny_run, case_of(tiny_run, bag))
-    assert "does not say where its patches lie" in text
+    assert "has no coordinates: patches are shown row by row" in text
+
+
+def test_places_in_micrometres_are_a_grid_without_the_slide(tiny_run: Run, tmp_path: Path) -> None:
+    features = RareSignal(width=64, patches=(12, 13)).bag(7)[0]
+    with h5py.File(tmp_path / "stamp.h5", "w") as file:
+        file["feats"] = features
+        file["coords"] = 256.0 * np.stack(np.divmod(np.arange(12), 3), axis=1)
+        file.attrs.update({"unit": "um", "tile_size_um": 256.0, "tile_size_px": 256})
+    case = case_of(tiny_run, tmp_path / "stamp.h5")
+    facts = pack(case).facts
+    assert (facts["placed"], facts["grid"]["columns"], facts["grid"]["rows"]) == (False, 4, 3)
+    text = report.slide_report(tiny_run, case)
+    assert "has places in micrometres" in text
+    assert "patches are shown on their grid." in text
+
+
+def test_a_slide_without_a_scale_has_pictures_and_no_micrometres(
+    tiny_run: Run, tmp_path: Path
+) -> None:
+    features = RareSignal(width=64, patches=(12, 13)).bag(7)[0]
+    coords = 224 * np.stack(np.divmod(np.arange(12), 3), axis=1)
+    bag = bags.write(tmp_path / "plain.h5", features, coords, **PLACED)
+    picture = tmp_path / "plain.png"
+    Image.new("RGB", (896, 672), "white").save(picture)
+    case = case_of(tiny_run, bag, picture)
+    with case.slide() as opened:
+        facts = pack(case, opened).facts
+    assert (facts["pixels"], facts["mpp"]) == (True, None)
+    assert "data:image/jpeg" in report.slide_report(tiny_run, case)
 
 
 @pytest.mark.parametrize("empty", [True, False])
@@ -335,7 +367,8 @@ def test_an_estimate_is_called_one(tiny_run: Run, own: Case) -> None:
     case = of_model(own, "transmil", dim=16)
     assert not case.explanation.exact
     read = Reader(report.slide_report(tiny_run, case))
-    assert "They do not add up" in read.words
+    assert "estimates by integrated gradients" in read.words
+    assert "is a probability of" not in read.words  # what misses the logit is none
     rest, plus, minus, lead = ledger_in(read)
     assert rest + plus + minus == pytest.approx(lead)
 

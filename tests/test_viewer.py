@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
 from caprmil import bags
 from caprmil.errors import CaprmilError, RunError
@@ -290,6 +291,20 @@ def test_a_bag_that_is_gone_is_listed_and_says_so(tiny_run: Run, tmp_path: Path)
     found = create(Library(Run(folder), extra=[moved], device="cpu"))
     facts = call(found, f"/api/slides/{FIRST}").json
     assert (facts["placed"], facts["patches"], facts["label"]) == (False, 5, "normal")
+
+
+def test_another_slide_of_that_name_is_not_shown_under_the_map(
+    tiny_run: Run, tmp_path: Path
+) -> None:
+    said = {"encoder": "synthetic", "mpp": 1.0, "patch_level0": 64.0, "step": 64.0}
+    coords = np.arange(5)[:, None] * [64, 0]
+    new = bags.write(tmp_path / "new.h5", np.ones((5, 64)), coords, **said, slide_size=(320, 64))
+    Image.new("RGB", (640, 64)).save(tmp_path / "new.png")
+    app = create(Library(tiny_run, pixels=tmp_path, extra=[new], device="cpu"))
+    facts = call(app, f"/api/slides/{identify('new')}").json
+    assert (facts["placed"], facts["pixels"], facts["tiles"]) == (True, False, None)
+    assert "is 640 x 64 pixels, but its bag was encoded from 320 x 64" in facts["problem"]
+    assert call(app, f"/api/slides/{identify('new')}/tiles/0/0_0.jpg").status == 409
 
 
 def test_bags_of_others_are_shown_beside_the_runs_own(tiny_run: Run, tmp_path: Path) -> None:

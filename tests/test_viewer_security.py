@@ -88,6 +88,12 @@ def test_a_proxy_may_have_its_name(library: Library) -> None:
     assert call(app, "/api/run", "GET", b"", ("host", "evil.example")).status == 421
 
 
+def test_any_loopback_address_answers_to_itself(library: Library) -> None:
+    app = create(library, door("127.0.0.2", 8765))
+    assert call(app, "/api/run", "GET", b"", ("host", "127.0.0.2:8765")).status == 200
+    assert call(app, "/api/run", "GET", b"", ("host", "127.0.0.3:8765")).status == 421
+
+
 def test_elsewhere_a_token_is_asked_for_once(library: Library) -> None:
     entrance = door("0.0.0.0", 8765)
     app = create(library, entrance)

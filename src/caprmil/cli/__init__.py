@@ -107,7 +107,7 @@ def run() -> None:
         raise SystemExit(2) from None
     except SystemExit as end:
         if end.code == 130:  # typer's word for Ctrl-C
-            resumes = {"train", "demo", "encode", "patch", "report", "reproduce", "sweep"} & set(
+            resumes = {"train", "demo", "encode", "patch", "reproduce", "sweep"} & set(
                 sys.argv[1:2]
             )
             more = " The same command goes on from here." if resumes else ""

@@ -75,20 +75,8 @@ class Case:
 
     def slide(self) -> Slide | None:
         """Open the slide, if its file is there. Whoever opens it closes it."""
-        path, info = self.subject.pixels, self.explanation.info
-        if path is None:
-            return None
-        slide = Slide(path, mpp=info.slide_mpp)
-        if info.slide_size is not None and slide.size != info.slide_size:
-            slide.close()
-            raise SlideError(
-                f"{path} is {slide.size[0]} x {slide.size[1]} pixels, but {self.name} was encoded "
-                f"from {info.slide_size[0]} x {info.slide_size[1]}. Pass the right one: --slide."
-            )
-        if self.mpp(slide) is None:  # places are pixels then, and any scale serves to read them
-            slide.close()
-            slide = Slide(path, mpp=1.0)
-        return slide
+        path = self.subject.pixels
+        return None if path is None else open_slide(path, self.explanation.info)
 
     def mpp(self, slide: Slide | None) -> float | None:
         """Return the microns per pixel at level 0, if the bag or the slide says them."""
@@ -97,6 +85,21 @@ class Case:
     def squares(self, slide: Slide | None = None) -> Squares | None:
         """Return where the patches lie, as far as the bag (and the slide's scale) tells."""
         return squares(self.explanation.info, self.explanation.coords, self.mpp(slide))
+
+
+def open_slide(path: Path, info: BagInfo) -> Slide:
+    """Open the slide of a bag, and no other one. It need not say its scale: see `Case.mpp`."""
+    slide = Slide(path, mpp=info.slide_mpp)
+    if info.slide_size is not None and slide.size != info.slide_size:
+        slide.close()
+        raise SlideError(
+            f"{path} is {slide.size[0]} x {slide.size[1]} pixels, but its bag was encoded from "
+            f"{info.slide_size[0]} x {info.slide_size[1]}. Pass the right one: --slide."
+        )
+    if info.slide_mpp is None and slide.said_mpp is None:  # any scale serves to read pixels
+        slide.close()
+        slide = Slide(path, mpp=1.0)
+    return slide
 
 
 def squares(info: BagInfo, coords: NDArray[Any] | None, mpp: float | None) -> Squares | None:
@@ -113,6 +116,15 @@ def squares(info: BagInfo, coords: NDArray[Any] | None, mpp: float | None) -> Sq
     if side is None:
         return None
     return Squares(corners=coords.astype(np.float64) * scale, side=float(side))
+
+
+def why_unplaced(info: BagInfo, coords: NDArray[Any] | None) -> str:
+    """Say of a bag why it gives no `squares`."""
+    if coords is None:
+        return "has no coordinates"
+    if info.unit == "um":
+        return "has places in micrometres, and nobody says how large a pixel of the slide is"
+    return "does not say how large patches are"
 
 
 def cut(slide: Slide, where: Squares, row: int, px: int = 224) -> Pixels:

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caprmil.errors import BagError, CaprmilError
-from caprmil.explain.case import Squares
+from caprmil.explain.case import Squares, why_unplaced
 from caprmil.explain.explanation import TOP, Explanation, Layer, top_patches
 from caprmil.figures.style import BLUE, VERMILLION
 from caprmil.figures.tokens import colour_of
@@ -132,7 +132,7 @@ def write_geojson(
     speaks for. `heads` adds the weights on the tokens of each head. `top`: patches of a gallery.
     """
     if squares is None:
-        why = "has no coordinates" if told.coords is None else "does not say how large patches are"
+        why = why_unplaced(told.info, told.coords)
         raise BagError(
             f"The bag of {told.slide or 'this slide'} {why}: QuPath has no place for it."
         )

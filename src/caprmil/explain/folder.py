@@ -13,7 +13,7 @@ import numpy as np
 
 from caprmil import figures
 from caprmil.errors import CaprmilError
-from caprmil.explain.case import Case
+from caprmil.explain.case import Case, why_unplaced
 from caprmil.explain.explanation import TOP, Explanation
 from caprmil.explain.export import write_csv, write_geojson, write_parquet, write_scores
 from caprmil.explain.pictures import METHOD_WORDS, Pictures, pick_head
@@ -84,7 +84,9 @@ def fill(
         write_parquet(told, folder / "patches.parquet")
     write_scores(told, folder / "scores.h5")
     if pictures.squares is None:
-        left_out.append("patches.geojson: the bag does not say where its patches lie")
+        why = why_unplaced(told.info, told.coords)
+        missing = "patches.geojson" if slide is None else "pictures and patches.geojson"
+        left_out.append(f"{missing}: the bag {why}")
     else:
         write_geojson(told, pictures.squares, folder / "patches.geojson", top=top)
     write_text(folder / "explanation.json", as_json(describe_case(case, run, head=chosen)))

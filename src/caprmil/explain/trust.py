@@ -57,7 +57,7 @@ class Trust:
     patients: int
     areas: tuple[Area, ...]  # the most faithful first
     curves: Mapping[str, Curves]  # means over slides, on common shares
-    tied: tuple[str, ...]  # with the first: the difference to them may be chance
+    tied: tuple[str, ...]  # with the first that is shown: the difference to them may be chance
     followed: str  # a class, or "the answer" where slides have several
 
     def as_dict(self) -> dict[str, Any]:
@@ -132,7 +132,8 @@ def trust(
         for name, values in found.items()
     ]
     areas.sort(key=lambda area: -area.mean)
-    first, *others = [area.map for area in areas if area.map != RANDOM]
+    maps = [area.map for area in areas if area.map != RANDOM]
+    first = next((area.map for area in areas if area.shown), maps[0])
     classes = {slide.followed for slide in counted}
     return Trust(
         slides=len(counted),
@@ -140,7 +141,9 @@ def trust(
         patients=owners,
         areas=tuple(areas),
         curves={name: _mean([slide.curves[name] for slide in counted]) for name in names},
-        tied=tuple(name for name in others if interval(found[first] - found[name]).low <= 0),
+        tied=tuple(
+            name for name in maps if name != first and interval(found[first] - found[name]).low <= 0
+        ),
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from caprmil.explain import TOP, Case, Layer, Squares, top_patches
+from caprmil.explain import TOP, Case, Explanation, Layer, Squares, top_patches, why_unplaced
 from caprmil.slides import Slide
 
 MOST_CELLS = 4_000_000  # of a grid that is painted one pixel a patch
@@ -46,16 +46,24 @@ def pack(case: Case, slide: Slide | None = None, *, top: int = TOP) -> Numbers:
         "patches": len(told),
         "side": where.side,
         "size": [float(v) for v in (known or where.corners.max(axis=0) + where.side)],
-        "mpp": slide.mpp if slide else told.info.slide_mpp,
+        "mpp": case.mpp(slide),
         "grid": _grid(where),
         "pixels": slide is not None and placed is not None,
         "placed": placed is not None,
+        "unplaced": None if placed else _unplaced(told),
         "layers": layers,
         "tokens": _tokens(case),
         "model": _model(case),
         "answer": _answer(case),
     }
     return Numbers(facts=facts, data=b"".join(_padded(array) for array in arrays))
+
+
+def _unplaced(told: Explanation) -> str:
+    """Say why patches are not where they lie on the slide, and where they are shown instead."""
+    gridded = told.coords is not None and told.info.step is not None
+    shown = "on their grid" if gridded else "row by row in a square, so neighbours mean nothing"
+    return f"The bag {why_unplaced(told.info, told.coords)}: patches are shown {shown}."
 
 
 def _wire(layer: Layer) -> NDArray[Any]:

@@ -131,15 +131,15 @@ def _panel(
         for column, (kind, _) in columns.items():
             values = np.asarray(history.get(column, ()), dtype=float)
             epochs = np.asarray(history.get("epoch", np.arange(len(values))), dtype=float)
-            known = ~np.isnan(values)
+            known = np.isfinite(values)
             if known.any():
                 found.append((fold, kind, epochs[: len(values)][known], values[known]))
     if not found:
         return join([])
     ys = np.concatenate([values for *_, values in found])
     last = max(float(epochs.max()) for _, _, epochs, _ in found)
-    low = 0.0 if title == "Loss" else min(float(ys.min()), 0.5)
-    high = 1.0 if title != "Loss" else float(ys.max()) * 1.05 or 1.0
+    low = min(float(ys.min()), 0.0 if title == "Loss" else 0.5)
+    high = 1.0 if title != "Loss" else max(float(ys.max()), 0.0) * 1.05 or 1.0
     axes = Axes(across=(0, max(last, 1.0)), up=(low, high))
     drawn = [axes.line(epochs, values, kind) for _, kind, epochs, values in found]
     for fold, kind, epochs, values in found:

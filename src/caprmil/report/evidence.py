@@ -168,8 +168,9 @@ def _lead_words(told: Explanation, number: int) -> str:
 
 
 def _meaning(told: Explanation, lead: float) -> str:
-    """Return the probability that a lead is, where it is one: two classes, and one draw."""
-    if len(told.classes) > 2 or told.spread is not None:
+    """Return the probability that a lead is, where it is one: two classes, and no estimate."""
+    estimated = told.method == "integrated gradients" or told.spread is not None
+    if len(told.classes) > 2 or estimated:
         return ""
     sure = 1 / (1 + np.exp(-lead))
     return f" A lead of {signed(lead)} is a probability of {percent(float(sure))}."

@@ -80,9 +80,8 @@ def portrait(run: Run, slide: str, pixels: Path | None = None) -> Html:
     alt = f"The slide {slide}, small"
     with suppress(CaprmilError):  # a slide that is gone or damaged may have a picture from before
         subject = find(run, slide, pixels=pixels)
-        mpp = (subject.record.mpp if subject.record else None) or None
         if subject.pixels is not None:
-            with Slide(subject.pixels, mpp=mpp) as opened:
+            with Slide(subject.pixels, mpp=1.0) as opened:  # any scale serves to make it small
                 return picture(thumbnail(opened, LONGEST), alt)
     noted = Path(run.paths.get(slide, "")).parent / "qc" / f"{slide}.png"
     if noted.exists():

@@ -6,22 +6,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from caprmil.figures.style import TITLES
 from caprmil.predictions import Predictions
 from caprmil.report.page import EMPTY, Html, join, tag
 from caprmil.report.words import part
 from caprmil.runs import Run
 
-TITLES = {
-    "auc": "AUC",
-    "accuracy": "Accuracy",
-    "balanced_accuracy": "Balanced accuracy",
-    "f1": "F1",
-    "kappa": "Quadratic kappa",
-    "ace": "ACE (lower is better)",
-    "ece": "ECE (lower is better)",
-    "ece_positive": "ECE of class 2 (lower is better)",
-    "brier": "Brier score (lower is better)",
-}
 HEADLINES = ("auc", "balanced_accuracy", "ace")
 VERDICTS = {
     "real": "the difference is real",

@@ -91,10 +91,7 @@ def _subtitle(run: Run, case: Case) -> str:
 def _map(album: Album, facts: dict[str, Any], missing: str) -> Html:
     remarks = [missing]
     if not facts["placed"]:
-        remarks.append(
-            "The bag does not say where its patches lie: they are laid out row by row in a square, "
-            "in the order of the bag, so neighbours mean nothing."
-        )
+        remarks.append(facts["unplaced"])
     elif not facts["pixels"]:
         remarks.append("Each square is a patch, at its place on the slide.")
     remarks.append("Colours of evidence and attention end where 99 of 100 patches do.")

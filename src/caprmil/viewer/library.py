@@ -15,11 +15,11 @@ import torch
 from numpy.typing import NDArray
 
 from caprmil import bags, pages
-from caprmil.bags import Bag, BagInfo
+from caprmil.bags import Bag
 from caprmil.calibration import soften
 from caprmil.cohort import find_bags
 from caprmil.errors import BagError, RunError, SlideError
-from caprmil.explain import Squares, Subject, cut, examine, find, temperatures
+from caprmil.explain import Squares, Subject, cut, examine, find, open_slide, temperatures
 from caprmil.models import MILModel
 from caprmil.readers import Pixels
 from caprmil.runs import Run, pick_device
@@ -45,20 +45,6 @@ class Entry:
     subject: Subject | None
     name: str
     problem: str | None = None  # why it cannot be explained
-
-
-@dataclass(frozen=True, kw_only=True)
-class Opened:
-    """A slide that is open. Without a known scale it has no micrometres."""
-
-    slide: Slide
-    scaled: bool
-
-    @property
-    def version(self) -> str:
-        """Another one for other pixels under the same name, so that browsers may keep tiles."""
-        stat = self.slide.path.stat()
-        return _digest(f"{self.slide.path}|{stat.st_mtime_ns}|{stat.st_size}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,23 +118,18 @@ class Library:
 
     def _tell(self, key: str) -> Told:
         case = examine(self.run, self.subject(key), device=self.device)
-        problem, opened = None, None
+        problem, slide = None, None
         try:
-            opened = self.opened(key)
+            slide = self.opened(key)
         except SlideError as reason:
             problem = str(reason)
-        info = case.explanation.info
-        shown = opened.slide if opened and (opened.scaled or info.unit != "um") else None
-        numbers = pages.pack(case, shown)
+        numbers = pages.pack(case, slide)
         facts = {**numbers.facts, "id": key, "problem": problem, "tiles": None, "gallery": None}
-        where = case.squares(shown) if facts["pixels"] else None
+        where = case.squares(slide) if facts["pixels"] else None
         rows: tuple[int, ...] = ()
-        if opened and where is not None:
-            if not opened.scaled:
-                facts["mpp"] = None
+        if slide and where is not None:
             rows = _shown_first(facts["layers"])
-            pyramid = Pyramid(*opened.slide.size)
-            facts["tiles"] = {"top": pyramid.top, "version": opened.version}
+            facts["tiles"] = {"top": Pyramid(*slide.size).top, "version": _version(slide)}
             facts["gallery"] = {"px": GALLERY_PX, "columns": GALLERY_ROW, "rows": rows}
         version = _digest(numbers.data + repr(facts["model"]).encode())
         facts["numbers"] = version
@@ -206,7 +187,7 @@ class Library:
 
     # What it looks like
 
-    def opened(self, key: str) -> Opened:
+    def opened(self, key: str) -> Slide:
         """Return the slide itself, open."""
         subject = self.subject(key)
         if subject.pixels is None:
@@ -215,12 +196,14 @@ class Library:
             raise Gone(f"The slide {subject.name} is no longer at {subject.pixels}.")
         pixels = subject.pixels
         return self.shelf.once(
-            ("slide", key), lambda: _open(pixels, bags.inspect(subject.bag)), lambda _: OF_SLIDE
+            ("slide", key),
+            lambda: open_slide(pixels, bags.inspect(subject.bag)),
+            lambda _: OF_SLIDE,
         )
 
     def tile(self, key: str, zoom: int, x: int, y: int) -> bytes | None:
         """Return a tile as a JPEG, or None if the slide ends before it."""
-        slide = self.opened(key).slide
+        slide = self.opened(key)
         if not Pyramid(*slide.size).has(zoom, x, y):
             return None
         return jpeg(self._tile(key, slide, zoom, x, y))
@@ -236,7 +219,7 @@ class Library:
 
     def thumbnail(self, key: str) -> bytes:
         """Return the whole slide as one small JPEG."""
-        slide = self.opened(key).slide
+        slide = self.opened(key)
         return self.shelf.once(("thumbnail", key), lambda: self._thumbnail(key, slide), len)
 
     def _thumbnail(self, key: str, slide: Slide) -> bytes:
@@ -256,7 +239,7 @@ class Library:
     def _cut(self, key: str, told: Told, row: int, px: int) -> Pixels:
         if told.where is None:
             raise Gone(told.facts["problem"] or _missing(self.subject(key)))
-        slide, side = self.opened(key).slide, told.where.side
+        slide, side = self.opened(key), told.where.side
         fine = [level.ratio for level in slide.levels if level.ratio <= 1.02 * side / px]
         if side / max(fine, default=1.0) > LONGEST:
             raise SlideError(f"A patch of {side:g} pixels is too large to be cut out.")
@@ -299,13 +282,10 @@ def calibrate(run: Run, by_fold: Mapping[str, NDArray[np.float64]]) -> NDArray[n
     return np.mean([soften(p[None], known[fold])[0] for fold, p in by_fold.items()], axis=0)
 
 
-def _open(path: Path, info: BagInfo) -> Opened:
-    slide = Slide(path, mpp=info.slide_mpp)
-    try:
-        scaled = slide.mpp > 0
-    except SlideError:  # pixels can be shown all the same
-        slide, scaled = Slide(path, mpp=1.0), False
-    return Opened(slide=slide, scaled=scaled)
+def _version(slide: Slide) -> str:
+    """Return another word for other pixels under the same name, so that browsers may keep tiles."""
+    stat = slide.path.stat()
+    return _digest(f"{slide.path}|{stat.st_mtime_ns}|{stat.st_size}")
 
 
 def _missing(subject: Subject) -> str:

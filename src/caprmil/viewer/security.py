@@ -46,7 +46,7 @@ def door(host: str, port: int, names: Collection[str] = ()) -> Door:
     `names` are what a proxy in front is called by.
     """
     if is_loopback(host):
-        return Door(names=LOOPBACK | {name.lower() for name in names})
+        return Door(names=LOOPBACK | {name.lower() for name in (host, *names)})
     return Door(names=None, token=secrets.token_urlsafe(24), cookie=f"caprmil_{port}")
 
 

@@ -97,7 +97,7 @@ export function showPatch(bag, row, { pictures, layer, out, select, choose, clos
 function place(bag, row) {
   const { facts } = bag;
   const [x, y] = [bag.x[row], bag.y[row]].map(Math.round);
-  if (!facts.placed) return "The bag does not say where it lies.";
+  if (!facts.placed) return "Where it lies on the slide is not known.";
   const um = facts.mpp ? `, ${Paint.tell(bag.side * facts.mpp)} µm wide` : "";
   return `At ${x.toLocaleString("en")}, ${y.toLocaleString("en")} px${um}.`;
 }

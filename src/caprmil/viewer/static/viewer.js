@@ -113,8 +113,8 @@ async function show(found, wanted, signal) {
   remember();
 }
 
-function why({ problem, placed }) {
-  if (!placed) return "The bag does not say where its patches lie: they are shown row by row in a square.";
+function why({ problem, unplaced }) {
+  if (unplaced) return unplaced;
   return `${problem ?? "The pixels are not at hand."} The bare grid of patches is shown.`;
 }
 
