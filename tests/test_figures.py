@@ -439,17 +439,23 @@ def test_all_heads_are_rows_with_what_their_tokens_have(tmp_path: Path) -> None:
 
 
 def test_evidence_is_symmetric_around_zero(tmp_path: Path) -> None:
-    values = np.linspace(-1, 3, 24)
+    values, attention = np.linspace(-1, 3, 24), np.linspace(0.5, 1.5, 24) / 24
     sides = {"pro": pictures_of([23, 22]), "contra": pictures_of([0, 1])}
-    figure = figures.evidence_maps(
-        values, np.full(24, 1 / 24), on_slide(), answer="tumour", **sides
-    )
+    figure = figures.evidence_maps(values, attention, on_slide(), answer="tumour", **sides)
     assert titles(figure)[:3] == ["Slide", "Evidence for tumour", "Attention"]
     scales = [axes.get_ylim() for axes in figure.axes if axes.get_label() == "<colorbar>"]
     assert -scales[0][0] == scales[0][1] > 2.5
     assert scales[1] == (0, 2)  # an even share is half way up
     assert {"Most for tumour", "Most against tumour"} <= set(titles(figure))
     assert picture(figure, tmp_path)
+
+
+def test_where_attention_is_even_there_is_what_sets_patches_apart() -> None:
+    values = np.linspace(1, 3, 24)
+    figure = figures.evidence_maps(values, np.full(24, 1 / 24), on_slide(), answer="tumour")
+    assert titles(figure)[2] == "Evidence for tumour above the mean"
+    scales = [axes.get_ylim() for axes in figure.axes if axes.get_label() == "<colorbar>"]
+    assert scales[1][1] <= 1 < scales[0][1]
 
 
 def test_where_nothing_speaks_against_it_is_said() -> None:
