@@ -37,7 +37,7 @@ class Sizes:
     """How much is measured."""
 
     large: tuple[int, int] = (16, 10_000)  # bags, and patches in each
-    small: tuple[int, int] = (128, 450)  # bags, and patches in the middle one of them
+    small: tuple[int, int] = (64, 450)  # bags, and patches in the middle one of them
     models: tuple[str, ...] = ("caprmil", "abmil")
     packed: tuple[int, ...] = (8, 16, 32)  # bags in a step
     rounds: int = 5
@@ -222,11 +222,9 @@ def packing_table(samples: Sequence[Sample], model: str, sizes: Sizes) -> str:
     return markdown(rows)
 
 
-def report(folder: Path, sizes: Sizes, command: str) -> str:
-    samples = small_bags(sizes)
-    lengths = [len(s.bag.features) for s in samples if isinstance(s.bag, bags.Bag)]
-    tables = "\n\n".join(packing_table(samples, model, sizes) for model in sizes.models)
-    return f"""```bash
+def report(folder: Path, sizes: Sizes, command: str) -> Iterator[str]:
+    """Yield the parts of the page as they are measured."""
+    yield f"""```bash
 {command}
 ```
 
@@ -237,31 +235,35 @@ the sides took turns; each is the second epoch of a training, with all that Ligh
 
 CAPRMIL on {sizes.large[0]} bags of {sizes.large[1]:,} patches of {WIDTH:,} features in float16, one
 bag a step, one thread, nothing kept in memory.
-
-{waiting_table(folder, sizes)}
-
+"""
+    yield waiting_table(folder, sizes)
+    samples = small_bags(sizes)
+    lengths = [len(s.bag.features) for s in samples if isinstance(s.bag, bags.Bag)]
+    yield f"""
 ### Small bags
 
 {len(lengths)} bags of {min(lengths):,} to {max(lengths):,} patches, {np.mean(lengths):,.0f} in the
 mean, in memory. Packed or padded bags make fewer steps of an epoch: what is compared is the work,
 not what is learnt by it.
-
-{tables}
 """
+    for model in sizes.models:
+        yield packing_table(samples, model, sizes) + "\n"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Read the command line, measure, print the tables, and write them if asked to."""
+    """Read the command line, measure, print each table as it is made, and write them if asked."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--out", type=Path, help="a Markdown file for the tables")
     parser.add_argument("--quick", action="store_true", help="see that it runs; measures nothing")
     args = parser.parse_args(arguments)
     command = "python benchmarks/feeding.py" + " --quick" * args.quick
     with tempfile.TemporaryDirectory() as folder:
-        made = report(Path(folder), QUICK if args.quick else Sizes(), command)
-    print(made)
+        parts = []
+        for part in report(Path(folder), QUICK if args.quick else Sizes(), command):
+            print(part, flush=True)
+            parts.append(part)
     if args.out:
-        write_text(args.out, made, replace=True)
+        write_text(args.out, "\n".join(parts), replace=True)
 
 
 if __name__ == "__main__":

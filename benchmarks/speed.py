@@ -74,6 +74,7 @@ class Result:
     settings: str  # the digest of what it was measured with
     code: str  # the digest of the models as they were
     sides: dict[str, dict[str, float]]
+    turns: dict[str, list[float]]  # CPU seconds of each side, round by round
     seconds: float  # that it took
 
     @property
@@ -168,14 +169,17 @@ def measure(job: Job, settings: Settings) -> Result:
     start = perf_counter()
     if job.group == PROFILE:
         found = {name: parts(name, job, settings) for name in PROFILED}
+        turns = dict[str, list[float]]()
     else:
-        found = compare(job, settings)
+        found, turns = compare(job, settings)
     seconds = perf_counter() - start
-    return Result(*job, settings.digest, code_digest(), found, seconds)
+    return Result(*job, settings.digest, code_digest(), found, turns, seconds)
 
 
-def compare(job: Job, settings: Settings) -> dict[str, dict[str, float]]:
-    """Return what each side needs: seconds, quartiles of them, and bytes."""
+def compare(
+    job: Job, settings: Settings
+) -> tuple[dict[str, dict[str, float]], dict[str, list[float]]]:
+    """Return what each side needs: seconds, quartiles of them, and bytes; and every turn."""
     features = bag(job.patches, settings.in_dim)
     sides = take_part(GROUPS[job.group].sides, settings.in_dim)
     works = {name: partial(getattr(side, job.work), features) for name, side in sides.items()}
@@ -189,7 +193,7 @@ def compare(job: Job, settings: Settings) -> dict[str, dict[str, float]]:
         if settings.wall:
             with threads(2):
                 wall = take_turns(works, perf_counter, settings)
-    return {
+    found = {
         name: {
             "cpu": float(np.median(cpu[name])),
             "cpu_low": float(np.quantile(cpu[name], 0.25)),
@@ -200,12 +204,13 @@ def compare(job: Job, settings: Settings) -> dict[str, dict[str, float]]:
         }
         for name in sides
     }
+    return found, cpu
 
 
 PARTS: dict[str, tuple[str, ...]] = {
     "AdamW": ("Optimizer", "adam"),
-    "dropout": ("drop", "bernoulli", "random_", "aten::ge"),
     "GELU": ("gelu",),
+    "dropout": ("drop", "bernoulli", "random_", "aten::ge"),
     "LayerNorm": ("layer_norm", "layernorm"),
     "attention among tokens": ("scaled_dot_product",),
     "softmax": ("softmax",),

@@ -53,18 +53,38 @@ def test_every_group_is_of_known_sides_and_every_side_is_in_a_group() -> None:
     assert grouped == set(sides.SIDES)
 
 
+def ratio(middle: float, spread: float = 0.0) -> speed_page.Ratio:
+    return speed_page.Ratio(middle, middle - spread, middle + spread)
+
+
 def test_a_target_is_met_on_its_own_side_of_the_bound() -> None:
-    figures = {"10,000": 1.9, "50,000": 1.7, "200,000": None}
+    figures = {"10,000": ratio(1.9), "50,000": ratio(1.7), "200,000": None}
     assert speed_page.Target("", 1.8, True, figures).row()[1:] == [
-        "1.90 (10,000), 1.70 (50,000)", "in part",
+        "1.90 (10,000), 1.70 (50,000)", "met, **not met**",
     ]  # fmt: skip
-    assert speed_page.Target("", 1.8, False, {"": 1.7}).row()[-1] == "met"
-    assert speed_page.Target("", 1.8, True, {"": 1.7}).row()[-1] == "**not met**"
+    assert speed_page.Target("", 1.8, False, {"": ratio(1.7)}).row()[-1] == "met"
+    assert speed_page.Target("", 1.8, True, {"": ratio(1.7)}).row()[-1] == "**not met**"
     assert speed_page.Target("", 1.8, True, {"": None}).row()[1:] == ["not measured", "-"]
+
+
+def test_a_bound_within_the_noise_is_neither_met_nor_missed() -> None:
+    row = speed_page.Target("", 1.8, True, {"": ratio(1.9, 0.2)}).row()
+    assert row[1:] == ["1.90 [1.70 to 2.10] ()", "within the noise"]
+
+
+def test_times_are_compared_round_by_round() -> None:
+    sides_of = {"a": {"cpu": 2.0, "peak": 6.0}, "b": {"cpu": 1.0, "peak": 3.0}}
+    turns = {"a": [2.0, 20.0, 4.0], "b": [1.0, 10.0, 1.0]}
+    found = speed_page.Figures([speed.Result("g", 5, "look", "", "", sides_of, turns, 0.0)])
+    assert found.ratio("cpu", "a", "b", 5, "look", "g") == (2.0, 2.0, 3.0)
+    assert found.ratio("peak", "a", "b", 5, "look", "g") == (2.0, 2.0, 2.0)
+    assert found.ratio("cpu", "a", "c", 5, "look", "g") is None
 
 
 def test_an_operation_belongs_to_the_part_around_it() -> None:
     assert speed.part_of(["aten::linear", "aten::addmm", "aten::copy_"]) == "products"
     assert speed.part_of(["_DropBackward", "aten::mul"]) == "dropout"
+    assert speed.part_of(["aten::gelu"]) == "GELU"
+    assert speed.part_of(["aten::ge"]) == "dropout"
     assert speed.part_of(["aten::add"]) == "adding and multiplying"
     assert speed.part_of(["somebody's own"]) == "rest"
