@@ -57,7 +57,7 @@ class Dropout(nn.Module):
     it. One byte an entry is kept for the way back.
     """
 
-    def __init__(self, p: float) -> None:
+    def __init__(self, p: int | float) -> None:
         super().__init__()
         if not 0 <= p < 1:
             raise ValueError(f"Dropout takes a share from 0 to below 1: {p=}.")
