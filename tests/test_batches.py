@@ -183,6 +183,10 @@ def test_ctrl_c_while_a_bag_is_read_ends_the_thread(
     monkeypatch.setattr(bags, "read", interrupt)
     with pytest.raises(KeyboardInterrupt):
         list(load(on_disk(tmp_path, 3)))
+    for _ in range(500):  # a thread that was just being started ends by itself
+        if not readers():
+            break
+        sleep(0.01)
     assert readers() == []
 
 

@@ -58,8 +58,9 @@ def test_what_a_model_does_not_offer_is_said_so(
 ) -> None:
     class Whole(ABMIL):
         order_matters = True
+        looks_in_pieces = False
 
-        def stream_bag(self, chunks: object) -> Tensor:
+        def stream_bag(self, chunks: object, *, keep: bool) -> Output:
             raise NotImplementedError
 
     monkeypatch.setitem(MODELS, "mine", Whole)
