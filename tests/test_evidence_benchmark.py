@@ -36,6 +36,7 @@ def run(page: Path, slides: Path, **changes: Any) -> str:
     return page.read_text()
 
 
+@pytest.mark.slow
 def test_the_page_has_every_map_and_a_run_that_was_stopped_goes_on(
     slides: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
