@@ -215,6 +215,13 @@ def learns_a_planted_signal(model: MILModel) -> bool:
     return bool((predicted == labels[24:]).float().mean() > 0.8)
 
 
+HEAVY = {f"caprmil+{name}" for name in ("transmil", "dgrmil", "bayesmil", "sgpmil")}
+LEARNERS = [
+    pytest.param(case, marks=[pytest.mark.slow] if case in HEAVY else []) for case in sorted(CASES)
+]
+
+
+@pytest.mark.parametrize("model", LEARNERS, indirect=True)
 def test_a_planted_signal_is_learnt(model: MILModel) -> None:
     assert learns_a_planted_signal(model)
 
