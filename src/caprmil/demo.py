@@ -61,7 +61,7 @@ def demo(
 
     Returns what the models did, the answers, and the reports: of the run and of a new slide.
 
-    What an earlier demo in the same folder has finished is not done again.
+    What an earlier demo in the same folder has finished is not done again; reports are made anew.
     """
     out = Path(out)
     with bar("Generating slides", shown=progress) as step:
