@@ -175,12 +175,15 @@ class MILModel(nn.Module):
         if self.training:
             raise ValueError("Streaming is for evaluation: call model.eval() first.")
 
+        dtype = next(self.parameters()).dtype
+
         def pieces() -> Iterator[Features]:
             empty = True
             for features in chunks():
+                self.refuse(features)
                 for some in torch.split(features, PIECE, dim=1):
                     empty = False
-                    yield self.at_the_door(some, None)[0]
+                    yield some.to(dtype)
             if empty:
                 raise BagError(EMPTY)
 

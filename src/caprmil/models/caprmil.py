@@ -5,7 +5,7 @@ Representations for Multiple Instance Learning". Section numbers below are the p
 """
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -34,6 +34,7 @@ from caprmil.models.layers import Dropout, summing_dtype, weighted_sum
 from caprmil.models.packing import Sizes, apart, mask_of, unpack
 from caprmil.models.pooling import MeanPool, Pool, pool_chunks, pool_evidence, pool_packed
 from caprmil.models.replay import replay
+from caprmil.models.thinking import in_pieces, think, think_of_mean
 from caprmil.models.walks import Walk
 
 EPSILON = 1e-5  # added to the mass of a token, so that an empty one is zero and not NaN
@@ -41,7 +42,9 @@ WHOLE, KEPT = 50_000, 500_000  # patches up to which training keeps all, or the 
 COLDEST = 1e-3  # a temperature never falls below this
 
 Tokens = Float[Tensor, "B H M K"]
+Sums = Float[Tensor, "B H M *width"]  # of patches, D wide, if the attention is folded; else K
 Mass = Float[Tensor, "B H M"]
+Clusters = tuple[Float[Tensor, "MH D"], Float[Tensor, " MH"]]
 
 
 class Temperature(nn.Module):
@@ -99,11 +102,8 @@ class ContextAttention(nn.Module):
     def assign(self, patches: Patches, mask: Mask | None = None) -> Assignments:
         """Soft clustering: each patch spends one unit of weight on the M tokens of a head."""
         if self.folded:
-            logits = F.linear(patches, *self.clusters())
-            logits = rearrange(logits, "b n (m h) -> b n m h", h=self.heads)
-            # Over an axis that is not the last: a softmax over four neighbours is slow.
-            shares = logits.softmax(dim=2, dtype=summing_dtype(logits))
-            assignments = rearrange(shares, "b n m h -> b h n m")
+            weights = self.weigh(patches, self.clusters())
+            assignments = rearrange(weights, "b n (m h) -> b h n m", h=self.heads)
         else:
             place = rearrange(self.place(patches), "b n (h k) -> b h n k", h=self.heads)
             logits = self.cluster(place)
@@ -114,7 +114,16 @@ class ContextAttention(nn.Module):
             assignments = assignments * mask[:, None, :, None]
         return assignments
 
-    def clusters(self) -> tuple[Float[Tensor, "MH D"], Float[Tensor, " MH"]]:
+    def weigh(
+        self, patches: Float[Tensor, "*B N D"], clusters: Clusters
+    ) -> Float[Tensor, "*B N MH"]:
+        """Assign patches by folded maps, the weights of a patch in one row."""
+        logits = F.linear(patches, *clusters)
+        # Over an axis that is not the last: a softmax over four neighbours is slow.
+        heads = logits.view(*logits.shape[:-1], -1, self.heads)
+        return heads.softmax(dim=-2, dtype=summing_dtype(logits)).view(logits.shape)
+
+    def clusters(self) -> Clusters:
         """Fold `place`, `cluster` and the temperatures into one map from patches to logits."""
         place = rearrange(self.place.weight, "(h k) d -> h k d", h=self.heads)
         offset = rearrange(self.place.bias, "(h k) -> h k", h=self.heads)
@@ -125,23 +134,24 @@ class ContextAttention(nn.Module):
             weight, bias = weight / temperature[:, None, None], bias / temperature[:, None]
         return rearrange(weight, "h m d -> (m h) d"), rearrange(bias, "h m -> (m h)")
 
-    def gather(self, patches: Patches, assignments: Assignments) -> tuple[Tokens, Mass]:
+    def gather(self, patches: Patches, assignments: Assignments) -> tuple[Sums, Mass]:
         """Aggregation: what the patches bring to each token, and with how much weight."""
-        mass = assignments.sum(dim=2)
         if not self.folded:
             content = rearrange(self.content(patches), "b n (h k) -> b h n k", h=self.heads)
-            return weighted_sum(assignments, content), mass
-        sums = weighted_sum(rearrange(assignments, "b h n m -> b n (m h)"), patches)
-        sums = rearrange(sums, "b (m h) d -> b h m d", h=self.heads)
-        with torch.autocast(sums.device.type, enabled=False):  # sums keep their digits
-            weight, bias = (part.to(sums.dtype) for part in self.content.parameters())
-            weight = rearrange(weight, "(h k) d -> h d k", h=self.heads)
-            bias = rearrange(bias, "(h k) -> h 1 k", h=self.heads)
-            return sums @ weight + mass.unsqueeze(-1) * bias, mass
+            return weighted_sum(assignments, content), assignments.sum(dim=2)
+        weights = rearrange(assignments, "b h n m -> b n (m h)")
+        sums = rearrange(weighted_sum(weights, patches), "b (m h) d -> b h m d", h=self.heads)
+        return sums, rearrange(weights.sum(dim=1), "b (m h) -> b h m", h=self.heads)
 
-    def mix(self, brought: Tokens, mass: Mass) -> Tokens:
+    def mix(self, sums: Sums, mass: Mass) -> Tokens:
         """Self-attention among tokens. It is M by M: the size of the slide does not matter."""
-        tokens = brought / (mass.unsqueeze(-1) + EPSILON)
+        if self.folded:
+            with torch.autocast(sums.device.type, enabled=False):  # sums keep their digits
+                weight, bias = (part.to(sums.dtype) for part in self.content.parameters())
+                weight = rearrange(weight, "(h k) d -> h d k", h=self.heads)
+                bias = rearrange(bias, "(h k) -> h 1 k", h=self.heads)
+                sums = sums @ weight + mass.unsqueeze(-1) * bias
+        tokens = sums / (mass.unsqueeze(-1) + EPSILON)
         tokens = tokens.to(self.qkv.weight.dtype)
         query, key, value = self.qkv(tokens).chunk(3, dim=-1)
         return self.dropout(F.scaled_dot_product_attention(query, key, value))
@@ -149,18 +159,23 @@ class ContextAttention(nn.Module):
     def broadcast(self, tokens: Tokens, assignments: Assignments) -> Patches:
         """Context broadcasting: each patch hears its tokens by the weights it gave them."""
         if self.folded:
-            weight = rearrange(self.out.weight, "d (h k) -> h k d", h=self.heads)
-            messages = rearrange(tokens @ weight, "b h m d -> b (m h) d")
-            weights = rearrange(assignments, "b h n m -> b n (m h)").to(messages.dtype)
-            return weights @ messages + self.out.bias
+            messages = self.messages(tokens)
+            weights = rearrange(assignments, "b h n m -> b n (m h)")
+            return weights.to(messages.dtype) @ messages
         heard = einsum(assignments.to(tokens.dtype), tokens, "b h n m, b h m k -> b h n k")
         return self.out(rearrange(heard, "b h n k -> b n (h k)"))
 
+    def messages(self, tokens: Tokens) -> Float[Tensor, "B MH D"]:
+        """Fold `out` into the tokens. Each head says its share of the bias, with weights of one."""
+        weight = rearrange(self.out.weight, "d (h k) -> h k d", h=self.heads)
+        said = tokens @ weight + self.out.bias / self.heads
+        return rearrange(said, "b h m d -> b (m h) d")
+
     def forward(self, patches: Patches, mask: Mask | Sizes) -> tuple[Patches, Assignments]:
         """Return what each patch heard, and how strongly it belongs to each token."""
-        if isinstance(mask, tuple):
+        if isinstance(mask, tuple) and len(mask) > 1:
             return self.forward_packed(patches, mask)
-        assignments = self.assign(patches, mask)
+        assignments = self.assign(patches, None if isinstance(mask, tuple) else mask)
         tokens = self.mix(*self.gather(patches, assignments))
         return self.broadcast(tokens, assignments), assignments
 
@@ -200,13 +215,13 @@ class ContextBlock(nn.Module):
         self.dropout = Dropout(dropout)
 
     def forward(self, patches: Patches, mask: Mask | Sizes) -> tuple[Patches, Assignments]:
-        heard, assignments = self.attend(self.norm_attend(patches), mask)
-        return self.think_over(patches, heard), assignments
+        patches, assignments = self.hear(patches, mask)
+        return think(self, patches), assignments
 
-    def think_over(self, patches: Patches, heard: Patches) -> Patches:
-        """Add to each patch what it heard, then what it makes of that."""
-        patches = patches + self.dropout(heard)
-        return patches + self.dropout(self.think(self.norm_think(patches)))
+    def hear(self, patches: Patches, mask: Mask | Sizes) -> tuple[Patches, Assignments]:
+        """Add to each patch what it heard."""
+        heard, assignments = self.attend(self.norm_attend(patches), mask)
+        return patches + self.dropout(heard), assignments
 
 
 class ContextStack(nn.Module):
@@ -230,7 +245,7 @@ class ContextStack(nn.Module):
         self.project = nn.Sequential(
             nn.Linear(in_dim, dim), nn.LayerNorm(dim), nn.GELU(), Dropout(dropout)
         )
-        self.blocks = nn.ModuleList(
+        self.blocks: Sequence[ContextBlock] = nn.ModuleList(  # type: ignore[assignment]
             ContextBlock(
                 dim,
                 heads=heads,
@@ -246,10 +261,25 @@ class ContextStack(nn.Module):
         self, features: Features, mask: Mask | Sizes
     ) -> tuple[Patches, tuple[Assignments, ...]]:
         """Return patches in context, and their assignments to the tokens of each block."""
-        patches = self.project(features)
-        assignments = []
-        for block in self.blocks:
-            patches, assigned = block(patches, mask)
+        patches, assignments = self.hear(features, mask)
+        return think(self.blocks[-1], patches) if assignments else patches, assignments
+
+    def mean(
+        self, features: Float[Tensor, "1 N E"], sizes: Sizes
+    ) -> tuple[Float[Tensor, "B D"], tuple[Assignments, ...]]:
+        """Return the mean patch of each packed bag, and the assignments, while a model learns."""
+        patches, assignments = self.hear(features, sizes)
+        return think_of_mean(self.blocks[-1], patches, sizes), assignments
+
+    def hear(
+        self, features: Features, mask: Mask | Sizes
+    ) -> tuple[Patches, tuple[Assignments, ...]]:
+        """Go up to where patches have heard in the last block, and not thought it over."""
+        patches, assignments = self.project(features), list[Assignments]()
+        for number, block in enumerate(self.blocks):
+            if number:
+                patches = think(self.blocks[number - 1], patches)
+            patches, assigned = block.hear(patches, mask)
             assignments.append(assigned)
         return patches, tuple(assignments)
 
@@ -321,11 +351,10 @@ class CAPRMIL(MILModel):
     def forward_packed(
         self, features: Float[Tensor, "1 N E"], sizes: Sizes, grid: Grid | None
     ) -> Output:
+        if self._learns_mean(features):
+            return self._learn_mean(features, sizes)
         patches, packed = self.context(features, sizes)
-        assignments = tuple(
-            rearrange(unpack(rearrange(own, "1 h n m -> 1 n h m"), sizes), "b n h m -> b h n m")
-            for own in packed
-        )
+        assignments = tuple(_unpack(own, sizes) for own in packed)
         if isinstance(self.pool, MILModel):
             output = self.pool.forward_packed(patches, sizes, grid)
             return replace(output, assignments=assignments + output.assignments)
@@ -340,6 +369,23 @@ class CAPRMIL(MILModel):
             assignments=assignments,
         )
 
+    def _learns_mean(self, features: Features) -> bool:
+        blocks = self.context.blocks
+        return (
+            isinstance(self.pool, MeanPool) and len(blocks) > 0 and in_pieces(blocks[-1], features)
+        )
+
+    def _learn_mean(self, features: Float[Tensor, "1 N E"], sizes: Sizes) -> Output:
+        """Learn from packed bags whose mean patch is all that counts."""
+        embedding, packed = self.context.mean(features, sizes)
+        mask = mask_of(sizes, features.device).to(summing_dtype(embedding))
+        return Output(
+            logits=self.classify(embedding),
+            embedding=embedding,
+            attention=mask / mask.sum(dim=1, keepdim=True),
+            assignments=tuple(_unpack(own, sizes) for own in packed),
+        )
+
     def save_memory(self, how: Memory) -> None:
         """Say what of a bag stays in memory in training. The gradients are the same."""
         self.memory = how
@@ -351,6 +397,8 @@ class CAPRMIL(MILModel):
 
     def forward_pieces(self, features: Features) -> Output | None:
         how = self._memory(features.shape[1])
+        if how == "whole" and self._learns_mean(features):
+            return self._learn_mean(self.at_the_door(features, None)[0], (features.shape[1],))
         apart = isinstance(self.pool, Pool) and len(self.context.blocks) > 0
         if how == "whole" or not apart or not (self.training and torch.is_grad_enabled()):
             return super().forward_pieces(features)
@@ -416,3 +464,10 @@ class CAPRMIL(MILModel):
         if isinstance(self.pool, MILModel):
             spared |= {f"pool.{name}" for name in self.pool.undecayed()}
         return spared
+
+
+def _unpack(packed: Float[Tensor, "1 H N M"], sizes: Sizes) -> Float[Tensor, "B H P M"]:
+    """Return the assignments of packed bags side by side."""
+    if len(sizes) == 1:
+        return packed
+    return rearrange(unpack(rearrange(packed, "1 h n m -> 1 n h m"), sizes), "b n h m -> b h n m")

@@ -25,8 +25,11 @@ def weighted_sum(
     digits or overflows.
     """
     dtype = summing_dtype(values)
+    weights, values = weights.to(dtype), values.to(dtype)
+    if not torch.is_autocast_enabled(values.device.type):
+        return weights.mT @ values
     with torch.autocast(values.device.type, enabled=False):
-        return weights.to(dtype).mT @ values.to(dtype)
+        return weights.mT @ values
 
 
 def summing_dtype(values: Tensor) -> torch.dtype:
@@ -63,16 +66,30 @@ class Dropout(nn.Module):
             raise ValueError(f"Dropout takes a share from 0 to below 1: {p=}.")
         self.p = p
 
+    @property
+    def lost(self) -> int:
+        """How many of 65,536 entries fall out."""
+        return round(self.p * 65536) if self.training else 0
+
+    @property
+    def growth(self) -> float:
+        """By how much the others grow."""
+        return 65536 / (65536 - self.lost)
+
     def forward(self, values: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
-        lost = round(self.p * 65536)
-        if not self.training or not lost:
+        if not self.lost:
             return values
         if values.device.type != "cpu":
             return F.dropout(values, self.p)
+        return _Drop.apply(values, self.draw(values), self.growth)  # type: ignore[no-untyped-call]
+
+    def draw(self, values: Float[Tensor, "*any"]) -> Bool[Tensor, "*any"]:
+        """Draw which entries of such values stay. On the CPU."""
+        if not self.lost:
+            return torch.ones(values.shape, dtype=torch.bool)
         bits = torch.empty(-(-values.numel() // 4), dtype=torch.int64).random_(-(2**63), None)
         drawn = bits.view(torch.int16)[: values.numel()].view(values.shape)
-        stay = drawn >= lost - 32768
-        return _Drop.apply(values, stay, 65536 / (65536 - lost))  # type: ignore[no-untyped-call]
+        return drawn >= self.lost - 32768
 
     def extra_repr(self) -> str:
         return f"p={self.p}"

@@ -15,9 +15,10 @@ from torch import Tensor, nn
 
 from caprmil.models.base import Embedding, Features, Patches, Weights
 from caprmil.models.pooling import Pool, pool_chunks
+from caprmil.models.thinking import think
 
 if TYPE_CHECKING:
-    from caprmil.models.caprmil import ContextBlock, ContextStack, Mass, Tokens
+    from caprmil.models.caprmil import ContextBlock, ContextStack, Mass, Sums, Tokens
 
 PIECE = 4096  # patches that are alive at once: each piece has its costs, whatever its size
 
@@ -25,7 +26,7 @@ PIECE = 4096  # patches that are alive at once: each piece has its costs, whatev
 class Met(NamedTuple):
     """What patches of a bag have brought to the tokens of a block, and with how much weight."""
 
-    brought: "Tokens"
+    sums: "Sums"
     mass: "Mass"
 
 
@@ -67,7 +68,8 @@ class Player:
         patches = self.inside(entered)
         for block, own in zip(self.blocks, tokens, strict=False):
             assignments = block.attend.assign(block.norm_attend(patches))
-            patches = block.think_over(patches, block.attend.broadcast(own, assignments))
+            heard = block.attend.broadcast(own, assignments)
+            patches = think(block, patches + block.dropout(heard))
         return patches
 
     def meet(self, patches: Patches, block: "ContextBlock") -> Met:

@@ -9,28 +9,31 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast
 
 import torch
+from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from caprmil.models.base import Assignments, Chunks, Embedding, Patches, Weights
-from caprmil.models.layers import summing_dtype
+from caprmil.models.layers import summing_dtype, weighted_sum
 
 if TYPE_CHECKING:
-    from caprmil.models.caprmil import ContextBlock, ContextStack, Tokens
+    from caprmil.models.caprmil import ContextBlock, ContextStack
+
+Rows: TypeAlias = Float[Tensor, "n _"]  # of one piece of one bag
 
 
 class Piece(NamedTuple):
-    """Some patches before a block, and their assignments in it if these were kept."""
+    """Some patches before a block, and their weights in it if these were kept."""
 
-    patches: Patches
-    assignments: Assignments | None = None
+    patches: Rows
+    weights: Rows | None = None
 
 
 class Half(NamedTuple):
     """Some patches in the middle of an MLP: `heard` and the second layer of `hidden` sum up."""
 
-    heard: Patches
-    hidden: Float[Tensor, "B N F"]
+    heard: Rows
+    hidden: Rows
 
 
 Stage: TypeAlias = Callable[[], Iterable[Piece]]
@@ -40,83 +43,136 @@ Stage: TypeAlias = Callable[[], Iterable[Piece]]
 class Walk:
     """A bag on its way through a context stack.
 
-    With `keep`, patches (N x D) and assignments (N x HM) stay in memory, and nothing is worked out
+    With `keep`, patches (N x D) and weights (N x MH) stay in memory, and nothing is worked out
     twice. Without it, each pass begins at the features again.
     """
 
     def __init__(self, stack: "ContextStack", chunks: Chunks, *, keep: bool) -> None:
         self.keep = keep
         self.assignments: tuple[Assignments, ...] = ()  # of each block, if they are kept
-        self.rest: _Rest | None = None  # of the last block, which is worked out on demand
-        self.stage: Stage = lambda: (Piece(stack.project(features)) for features in chunks())
+        self.last: Meeting | None = None  # of the last block, whose rest is done on demand
+        linear, norm, *_ = stack.project
+        self.stage: Stage = lambda: (Piece(_bend(norm(linear(some[0])))) for some in chunks())
         for block in cast("Iterable[ContextBlock]", stack.blocks):
-            if self.rest is not None:
-                self.stage = partial(_through, self.rest, self.stage)
-            self.rest = _Rest(block, self._meet(block))
+            if self.last is not None:
+                self.stage = partial(_through, self.last, self.stage)
+            self.last = self._meet(block)
 
-    def _meet(self, block: "ContextBlock") -> "Tokens":
+    def _meet(self, block: "ContextBlock") -> "Meeting":
         """Let all patches meet in the tokens of a block: the pass that sums over them."""
-        brought, mass, kept, assigned = torch.zeros(()), torch.zeros(()), [], []
+        meeting, kept = Meeting(block), list[Piece]()
         for piece in self.stage():
-            normed = block.norm_attend(piece.patches)
-            assignments = block.attend.assign(normed)
-            more, weight = block.attend.gather(normed, assignments)
-            brought, mass = brought + more, mass + weight
+            weights = meeting.join(piece.patches)
             if self.keep:
-                kept.append(Piece(piece.patches, assignments))
-                assigned.append(assignments)
+                kept.append(Piece(piece.patches, weights))
+        meeting.close()
         if self.keep:
             self.stage = lambda: kept
-            self.assignments += (torch.cat(assigned, dim=2),)
-        return block.attend.mix(brought, mass)
+            weights = torch.cat([cast(Rows, piece.weights) for piece in kept])
+            self.assignments += (meeting.assignments(weights),)
+        return meeting
 
     def patches(self) -> Iterator[Patches]:
         """Return the patches in context, piece by piece."""
-        stage = self.stage() if self.rest is None else _through(self.rest, self.stage)
-        return (piece.patches for piece in stage)
+        stage = self.stage() if self.last is None else _through(self.last, self.stage)
+        return (piece.patches.unsqueeze(0) for piece in stage)
 
     def mean(self) -> tuple[Embedding, Weights]:
         """Return the mean patch: the last linear layer is for it alone, not for every patch."""
         heard, hidden, n = torch.zeros(()), torch.zeros(()), 0
         for piece in self.stage():
-            n += piece.patches.shape[1]
-            if self.rest is None:
+            n += len(piece.patches)
+            if self.last is None:
                 heard = heard + _total(piece.patches)
                 continue
-            half = self.rest.half(piece)
+            half = self.last.half(piece)
             heard, hidden = heard + _total(half.heard), hidden + _total(half.hidden)
         dtype = piece.patches.dtype
         embedding = (heard / n).to(dtype)
-        if self.rest is not None:
-            embedding = embedding + self.rest.second((hidden / n).to(dtype))
-        return embedding, torch.full((1, n), 1 / n, device=embedding.device)
+        if self.last is not None:
+            embedding = embedding + self.last.second((hidden / n).to(dtype))
+        shares = torch.full((1, n), 1 / n, device=embedding.device)
+        return embedding.unsqueeze(0), shares
 
 
-class _Rest(NamedTuple):
-    """What is left to do in a block once its tokens are known: patch by patch."""
+class Meeting:
+    """The patches of a bag in the tokens of a block: first they join, then each goes on alone."""
 
-    block: "ContextBlock"
-    tokens: "Tokens"
+    def __init__(self, block: "ContextBlock") -> None:
+        self.block, self.attend = block, block.attend
+        self.clusters = self.attend.clusters() if self.attend.folded else None
+        self.sums, self.mass = torch.zeros(()), torch.zeros(())
+        self.first, _, self.second = cast("tuple[nn.Linear, nn.GELU, nn.Linear]", block.think)
+        self.room = torch.empty(0)  # for the hidden layer of one piece, again and again
+
+    def join(self, patches: Rows) -> Rows:
+        """Add some patches to the tokens, and return their weights."""
+        normed = self.block.norm_attend(patches)
+        weights = self.weigh(normed)
+        if self.clusters is None:
+            sums, mass = self.attend.gather(normed.unsqueeze(0), self.assignments(weights))
+        else:
+            sums, mass = weighted_sum(weights, normed), weights.sum(dim=0)
+        self.sums, self.mass = self.sums + sums, self.mass + mass
+        return weights
+
+    def weigh(self, normed: Rows) -> Rows:
+        if self.clusters is not None:
+            return self.attend.weigh(normed, self.clusters)
+        return rearrange(self.attend.assign(normed.unsqueeze(0)), "1 h n m -> n (m h)")
+
+    def assignments(self, weights: Rows) -> Assignments:
+        return rearrange(weights, "n (m h) -> 1 h n m", h=self.attend.heads)
+
+    def close(self) -> None:
+        """All have joined: let the tokens attend to each other."""
+        sums, mass = self.sums, self.mass
+        if self.clusters is not None:
+            sums = rearrange(sums, "(m h) d -> 1 h m d", h=self.attend.heads)
+            mass = rearrange(mass, "(m h) -> 1 h m", h=self.attend.heads)
+        self.tokens = self.attend.mix(sums, mass)
+        self.messages = None if self.clusters is None else self.attend.messages(self.tokens)[0]
 
     def half(self, piece: Piece) -> Half:
-        block, assignments = self.block, piece.assignments
-        if assignments is None:
-            assignments = block.attend.assign(block.norm_attend(piece.patches))
-        heard = piece.patches + block.attend.broadcast(self.tokens, assignments)
-        first, bend, _ = block.think
-        return Half(heard, bend(first(block.norm_think(heard))))
+        """Go on with some patches, up to the hidden layer."""
+        weights = piece.weights
+        if weights is None:
+            weights = self.weigh(self.block.norm_attend(piece.patches))
+        heard = self.hear(piece.patches, weights)
+        return Half(heard, self.bend(self.block.norm_think(heard)))
 
-    @property
-    def second(self) -> nn.Module:
-        return self.block.think[-1]
+    def hear(self, patches: Rows, weights: Rows) -> Rows:
+        """Add to each patch what it heard."""
+        if self.messages is None:
+            return patches + self.attend.broadcast(self.tokens, self.assignments(weights))[0]
+        dtype = self.messages.dtype
+        return torch.addmm(patches.to(dtype), weights.to(dtype), self.messages)
+
+    def bend(self, normed: Rows) -> Rows:
+        """Return the hidden layer, until the next piece comes.
+
+        In memory that is there already: to be given so much anew costs half of the product.
+        """
+        if torch.is_autocast_enabled(normed.device.type):  # which knows no given memory
+            return _bend(self.first(normed))
+        n = len(normed)
+        if len(self.room) < n:
+            self.room = normed.new_empty(n, self.first.out_features)
+        torch.addmm(self.first.bias, normed, self.first.weight.mT, out=self.room[:n])
+        return _bend(self.room[:n])
 
 
-def _through(rest: _Rest, stage: Stage) -> Iterator[Piece]:
+def _through(meeting: Meeting, stage: Stage) -> Iterator[Piece]:
     """Return the pieces behind a block."""
     for piece in stage():
-        half = rest.half(piece)
-        yield Piece(half.heard + rest.second(half.hidden))
+        half = meeting.half(piece)
+        yield Piece(half.heard + meeting.second(half.hidden))
 
 
-def _total(rows: Float[Tensor, "B N F"]) -> Float[Tensor, "B F"]:
-    return rows.sum(dim=1, dtype=summing_dtype(rows))
+def _bend(rows: Rows) -> Rows:
+    """Return GELU of rows that nobody else has, in their place."""
+    return torch.ops.aten.gelu_(rows)
+
+
+def _total(rows: Rows) -> Float[Tensor, " F"]:
+    return rows.sum(dim=0, dtype=summing_dtype(rows))
