@@ -55,6 +55,40 @@ def test_evidence_and_rest_are_the_logit(pool: str) -> None:
     np.testing.assert_allclose(told.evidence.sum(axis=0) + told.rest, told.logits, atol=1e-5)
 
 
+@pytest.mark.parametrize("keepable", [0, 400_000])
+@pytest.mark.parametrize(
+    "name", ["mean", "abmil", "caprmil", "caprmil+attention", "caprmil+gated", "caprmil+abmil"]
+)
+def test_a_bag_that_is_read_in_pieces_is_explained_like_one_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, keepable: int
+) -> None:
+    monkeypatch.setattr("caprmil.explain.explanation.KEEPABLE", keepable)
+    model, bag = small(name), bag_of(40)
+    path = bags.write(tmp_path / "a.h5", bag.features, bag.coords, step=100.0)
+    bag = bags.read(path)  # float16 on disk
+    whole = explain(model, bag, classes=CLASSES)
+    with bags.streaming(path, rows=7) as stream:
+        found = explain(model, stream, classes=CLASSES)
+    for field in ("logits", "probabilities", "evidence", "rest", "attention", "coords", "cells"):
+        np.testing.assert_allclose(getattr(found, field), getattr(whole, field), atol=1e-6)
+    assert found.exact
+    assert found.gap < 1e-5
+    if keepable and whole.assignments is not None:
+        np.testing.assert_allclose(found.assignments, whole.assignments, atol=1e-6)
+
+
+def test_a_large_bag_of_a_run_is_explained_without_reading_it_whole(
+    tiny_run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slide = tiny_run.predictions.slides[0]
+    whole = examine(tiny_run, find(tiny_run, slide))
+    monkeypatch.setattr("caprmil.runs.LARGE", 0)
+    monkeypatch.setattr(bags, "read", None)  # nobody calls it
+    found = examine(tiny_run, find(tiny_run, slide))
+    np.testing.assert_allclose(found.explanation.evidence, whole.explanation.evidence, atol=1e-6)
+    np.testing.assert_allclose(found.answer.probabilities, whole.answer.probabilities, atol=1e-6)
+
+
 def test_a_lead_is_over_the_mean_of_the_others() -> None:
     told = explain(small(), bag_of(9), classes=CLASSES)
     a, b, c = told.evidence.T

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, TypeAlias
 
@@ -79,10 +80,14 @@ class Bag:
 
         CLAM lays a grid of its own on every contour, so two of its patches can share a cell.
         """
-        if self.coords is None or self.info.step is None:
-            return None
-        cells = (self.coords - self.coords.min(axis=0)) / self.info.step
-        return np.rint(cells).astype(np.int64)
+        return cells_of(self.coords, self.info)
+
+
+def cells_of(coords: NDArray[Any] | None, info: "BagInfo") -> NDArray[np.int64] | None:
+    """Return column and row of each patch, from 0, or None where no grid is known."""
+    if coords is None or info.step is None:
+        return None
+    return np.rint((coords - coords.min(axis=0)) / info.step).astype(np.int64)
 
 
 def inspect(path: str | Path) -> BagInfo:
@@ -132,9 +137,14 @@ class Stream:
         piece = features[0, rows] if len(features.shape) == 3 else features[rows]
         return _as_floats(self._found, layouts.array(piece), start)
 
+    @cached_property
     def coords(self) -> NDArray[Any] | None:
-        """Return where the patches lie."""
+        """Where the patches lie, as in a bag."""
         return _load_coords(self._found, self.info.n_patches)
+
+    def grid(self) -> NDArray[np.int64] | None:
+        """Return column and row of each patch, as in a bag."""
+        return cells_of(self.coords, self.info)
 
 
 def from_arrays(features: ArrayLike, coords: ArrayLike | None = None, **said: Any) -> Bag:

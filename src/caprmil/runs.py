@@ -32,6 +32,7 @@ from caprmil.cohort import load as load_cohort
 from caprmil.errors import BagError, RunError, UnknownName, some
 from caprmil.folds import Fold
 from caprmil.models import MILModel
+from caprmil.models.base import Chunks
 from caprmil.predictions import Predictions
 from caprmil.progress import Step
 
@@ -319,19 +320,28 @@ def ask_file(models: Sequence[MILModel], path: Path, device: torch.device) -> ND
 
     A large file is read piece by piece, a few times over, if the models can do with that.
     """
-    info = bags.inspect(path)
-    if 4 * info.n_patches * info.width <= LARGE or not all(model.streams for model in models):
+    if not is_large(bags.inspect(path)) or not all(model.streams for model in models):
         batch = batches.collate([(Sample(path.stem, path), bags.read(path))])
         return np.concatenate([ask(model, batch, device) for model in models])
-    keep, answers = info.n_patches <= KEEPABLE, []
     with bags.streaming(path) as stream:
-        for model in models:
-            output = model.eval().stream(
-                lambda: (torch.from_numpy(piece)[None].to(device) for piece in stream()),
-                keep=keep,
-            )
-            answers.append(output.logits.cpu().double().softmax(dim=-1).numpy())
-    return np.concatenate(answers)
+        return np.concatenate([ask_stream(model, stream, device) for model in models])
+
+
+def is_large(info: BagInfo) -> bool:
+    """Tell whether a bag is better read in pieces."""
+    return 4 * info.n_patches * info.width > LARGE
+
+
+def ask_stream(model: MILModel, stream: bags.Stream, device: torch.device) -> NDArray[np.float64]:
+    """Return the class probabilities of a bag that is read piece by piece."""
+    keep = stream.info.n_patches <= KEEPABLE
+    output = model.eval().to(device).stream(pieces_of(stream, device), keep=keep)
+    return np.asarray(output.logits.cpu().double().softmax(dim=-1).numpy())
+
+
+def pieces_of(stream: bags.Stream, device: torch.device) -> Chunks:
+    """Return the pieces of an open bag as a model takes them."""
+    return lambda: (torch.from_numpy(piece)[None].to(device) for piece in stream())
 
 
 def answer(

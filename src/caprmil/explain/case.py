@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from caprmil import bags, batches, calibration
-from caprmil.bags import Bag, BagInfo
+from caprmil.bags import Bag, BagInfo, Stream
 from caprmil.batches import Sample
 from caprmil.cohort import find_bags
 from caprmil.errors import RunError, SlideError, some
@@ -21,7 +22,7 @@ from caprmil.models import MILModel
 from caprmil.progress import Step
 from caprmil.qc import Record
 from caprmil.readers import Pixels
-from caprmil.runs import CALIBRATION, Run, ask, pick_device, read_json
+from caprmil.runs import CALIBRATION, Run, ask, ask_stream, is_large, pick_device, read_json
 from caprmil.slides import Slide, find_slides
 
 
@@ -170,7 +171,7 @@ def _pixels(name: str, record: Record | None, given: Path | None) -> Path | None
 def ask_run(
     run: Run,
     subject: Subject,
-    bag: Bag,
+    bag: Bag | Stream,
     *,
     fold: str | None = None,
     models: Mapping[str, MILModel] | None = None,
@@ -180,13 +181,14 @@ def ask_run(
     chosen = run.answering(fold)
     unseen = [f.name for f in chosen if subject.name not in {*f.train, *f.validation}]
     names = unseen or [f.name for f in chosen]
-    batch = batches.collate([(Sample(subject.name, bag), bag)])
-    place = torch.device(device)
-    loaded = models or {}
-    by_fold = {
-        name: ask((loaded.get(name) or run.model(name)).to(place), batch, place)[0]
-        for name in names
-    }
+    place, loaded = torch.device(device), models or {}
+
+    def answer(model: MILModel) -> NDArray[np.float64]:
+        if isinstance(bag, Stream):
+            return ask_stream(model, bag, place)[0]
+        return ask(model.to(place), batches.collate([(Sample(subject.name, bag), bag)]), place)[0]
+
+    by_fold = {name: answer(loaded.get(name) or run.model(name)) for name in names}
     return Answer(
         probabilities=np.mean(list(by_fold.values()), axis=0),
         calibrated=_calibrated(run, by_fold),
@@ -227,19 +229,27 @@ def examine(
     Where several models answer, the one is explained whose answer lies nearest to their mean.
     """
     place = pick_device(device)
-    bag = bags.read(subject.bag)
-    run.check_bag(subject.name, bag.info, force=force)
-    answer = ask_run(run, subject, bag, fold=fold, device=place)
-    told = explain(
-        run.model(answer.nearest),
-        bag,
-        classes=run.classes,
-        slide=subject.name,
-        fold=answer.nearest,
-        method=method,
-        device=place,
-        progress=progress,
-    )
+    info = bags.inspect(subject.bag)
+    run.check_bag(subject.name, info, force=force)
+    model = run.model(run.answering(fold)[0].name)
+    exact = method in (None, "exact") and model.streams and model.streams_evidence
+    with ExitStack() as stack:
+        bag: Bag | Stream
+        if exact and is_large(info):
+            bag = stack.enter_context(bags.streaming(subject.bag))
+        else:
+            bag = bags.read(subject.bag)
+        answer = ask_run(run, subject, bag, fold=fold, device=place)
+        told = explain(
+            run.model(answer.nearest),
+            bag,
+            classes=run.classes,
+            slide=subject.name,
+            fold=answer.nearest,
+            method=method,
+            device=place,
+            progress=progress,
+        )
     return Case(subject=subject, label=label_of(run, subject.name), answer=answer, explanation=told)
 
 

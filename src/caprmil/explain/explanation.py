@@ -12,10 +12,11 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-from caprmil.bags import Bag, BagInfo
+from caprmil.bags import Bag, BagInfo, Stream
 from caprmil.explain.attribution import Method, attribute, lead_of
 from caprmil.models import CAPRMIL, MILModel
 from caprmil.progress import Step
+from caprmil.runs import KEEPABLE, pieces_of
 
 Numbers = NDArray[np.float32]
 TOP = 8  # patches of a gallery, as in the paper
@@ -178,7 +179,7 @@ def top_patches(values: NDArray[np.floating], k: int = TOP) -> NDArray[np.int64]
 
 def explain(
     model: MILModel,
-    bag: Bag,
+    bag: Bag | Stream,
     *,
     classes: tuple[str, ...],
     slide: str = "",
@@ -187,15 +188,24 @@ def explain(
     device: torch.device | str = "cpu",
     progress: Step | None = None,
 ) -> Explanation:
-    """Explain the answer of a model to a bag. `method`: how evidence is found, see `attribute`."""
-    model = model.eval().to(device)
-    features = torch.from_numpy(bag.features)[None].to(device)
-    cells = bag.grid()
-    grid = None if cells is None else torch.from_numpy(cells).to(device)
-    evidence, used = attribute(model, features, grid, method=method, progress=progress)
-    with torch.no_grad():
-        output = model(features, grid=None if grid is None else grid[None])
-        before, after = _context(model, features)
+    """Explain the answer of a model to a bag. `method`: how evidence is found, see `attribute`.
+
+    A bag that is read piece by piece has exact evidence alone, and no picture of its context;
+    its tokens are told up to as many patches as a prediction keeps.
+    """
+    model, cells = model.eval().to(device), bag.grid()
+    before, after = None, None
+    used: Method = "exact"
+    if isinstance(bag, Stream):
+        pieces, keep = pieces_of(bag, torch.device(device)), bag.info.n_patches <= KEEPABLE
+        evidence, output = model.stream_evidence(pieces, keep=keep), model.stream(pieces, keep=keep)
+    else:
+        features = torch.from_numpy(bag.features)[None].to(device)
+        grid = None if cells is None else torch.from_numpy(cells).to(device)
+        evidence, used = attribute(model, features, grid, method=method, progress=progress)
+        with torch.no_grad():
+            output = model(features, grid=None if grid is None else grid[None])
+            before, after = _context(model, features)
     explained = output.aux.get("mean_logits", output.logits) if used == "exact" else output.logits
     assigned = [_numbers(block[0]) for block in output.assignments]
     spread = None if output.spread is None else output.spread.attention[0]
@@ -206,7 +216,7 @@ def explain(
         classes=classes,
         info=bag.info,
         coords=bag.coords,
-        cells=_square(len(bag.features)) if cells is None else cells,
+        cells=_square(bag.info.n_patches) if cells is None else cells,
         probabilities=output.logits[0].double().softmax(dim=-1).cpu().numpy(),
         logits=_numbers(explained[0]),
         evidence=_numbers(evidence.terms),

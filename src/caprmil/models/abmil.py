@@ -8,7 +8,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from caprmil.models.base import (
-    Cells,
     Chunks,
     Evidence,
     Features,
@@ -66,5 +65,5 @@ class ABMIL(MILModel):
         embedding, attention = pool_chunks(self.pool, map(self.patches, chunks()))
         return Output(logits=self.classify(embedding), embedding=embedding, attention=attention)
 
-    def evidence_bag(self, features: Features, grid: Cells | None) -> Evidence:
-        return pool_evidence(self.pool, self.patches(features), self.classify)
+    def stream_evidence_bag(self, chunks: Chunks, *, keep: bool) -> Evidence:
+        return pool_evidence(self.pool, map(self.patches, chunks()), self.classify)

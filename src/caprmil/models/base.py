@@ -172,9 +172,12 @@ class MILModel(nn.Module):
         `keep` allows as much memory as the output has: it brings the assignments as well, and
         spares passes over the bag.
         """
+        return self.stream_bag(self._pieces(chunks), keep=keep)
+
+    def _pieces(self, chunks: Chunks) -> Chunks:
+        """Check a bag that comes in pieces, cut them to the size of a cache, and cast them."""
         if self.training:
             raise ValueError("Streaming is for evaluation: call model.eval() first.")
-
         dtype = next(self.parameters()).dtype
 
         def pieces() -> Iterator[Features]:
@@ -187,7 +190,7 @@ class MILModel(nn.Module):
             if empty:
                 raise BagError(EMPTY)
 
-        return self.stream_bag(pieces, keep=keep)
+        return pieces
 
     @property
     def streams(self) -> bool:
@@ -212,7 +215,23 @@ class MILModel(nn.Module):
 
     def evidence_bag(self, features: Features, grid: Cells | None) -> Evidence | None:
         """Do the work of `evidence`. Models whose logits are no sums over patches leave it out."""
-        return None
+        if not self.streams_evidence:
+            return None
+        return self.stream_evidence_bag(lambda: torch.split(features, PIECE, dim=1), keep=True)
+
+    @torch.no_grad()
+    def stream_evidence(self, chunks: Chunks, *, keep: bool = False) -> Evidence:
+        """Return the evidence of one bag that comes piece by piece; `keep` as in `stream`."""
+        return self.stream_evidence_bag(self._pieces(chunks), keep=keep)
+
+    @property
+    def streams_evidence(self) -> bool:
+        """Whether `stream_evidence` is offered."""
+        return type(self).stream_evidence_bag is not MILModel.stream_evidence_bag
+
+    def stream_evidence_bag(self, chunks: Chunks, *, keep: bool) -> Evidence:
+        """Do the work of `stream_evidence`."""
+        raise NotImplementedError(f"{type(self).__name__} gives no evidence piece by piece.")
 
     def loss(self, output: Output, labels: Labels) -> dict[str, Float[Tensor, ""]]:
         """Return named terms: their sum is trained on, and each is logged under its name."""

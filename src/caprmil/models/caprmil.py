@@ -266,7 +266,7 @@ class ContextStack(nn.Module):
 
     def mean(
         self, features: Float[Tensor, "1 N E"], sizes: Sizes
-    ) -> tuple[Float[Tensor, "B D"], tuple[Assignments, ...]]:
+    ) -> tuple[Float[Tensor, "bags D"], tuple[Assignments, ...]]:
         """Return the mean patch of each packed bag, and the assignments, while a model learns."""
         patches, assignments = self.hear(features, sizes)
         return think_of_mean(self.blocks[-1], patches, sizes), assignments
@@ -441,13 +441,21 @@ class CAPRMIL(MILModel):
         """Return the patches of one bag as the pool sees them, piece by piece."""
         return Walk(self.context, lambda: torch.split(features, PIECE, dim=1), keep=True).patches()
 
+    @property
+    def streams_evidence(self) -> bool:
+        behind = isinstance(self.pool, MILModel) and self.pool.streams_evidence
+        return behind or isinstance(self.pool, Pool)  # another may be anything
+
     def evidence_bag(self, features: Features, grid: Cells | None) -> Evidence | None:
-        patches = torch.cat(list(self.in_context(features)), dim=1)
+        if self.streams_evidence or not isinstance(self.pool, MILModel):
+            return super().evidence_bag(features, grid)
+        return self.pool.evidence_bag(torch.cat(list(self.in_context(features)), dim=1), grid)
+
+    def stream_evidence_bag(self, chunks: Chunks, *, keep: bool) -> Evidence:
+        walk = Walk(self.context, chunks, keep=keep)
         if isinstance(self.pool, MILModel):
-            return self.pool.evidence_bag(patches, grid)
-        if not isinstance(self.pool, Pool):  # somebody's own, which may be anything
-            return None
-        return pool_evidence(self.pool, patches, cast(nn.Linear, self.classify))
+            return self.pool.stream_evidence_bag(walk.patches, keep=keep)
+        return pool_evidence(cast(Pool, self.pool), walk.patches(), cast(nn.Linear, self.classify))
 
     def loss(self, output: Output, labels: Labels) -> dict[str, Float[Tensor, ""]]:
         if isinstance(self.pool, MILModel):

@@ -5,7 +5,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from caprmil.models.base import (
-    Cells,
     Chunks,
     Evidence,
     Features,
@@ -52,5 +51,5 @@ class MeanMIL(MILModel):
         embedding, attention = pool_chunks(self.pool, map(self.patches, chunks()))
         return Output(logits=self.classify(embedding), embedding=embedding, attention=attention)
 
-    def evidence_bag(self, features: Features, grid: Cells | None) -> Evidence:
-        return pool_evidence(self.pool, self.patches(features), self.classify)
+    def stream_evidence_bag(self, chunks: Chunks, *, keep: bool) -> Evidence:
+        return pool_evidence(self.pool, map(self.patches, chunks()), self.classify)

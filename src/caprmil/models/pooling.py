@@ -7,10 +7,11 @@ all equal. To add one: write the class, add it to POOLS.
 from collections.abc import Iterable
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from caprmil.models.base import Embedding, Evidence, Mask, Patches, Weights, share_out
+from caprmil.models.base import Embedding, Evidence, Mask, Patches, Weights
 from caprmil.models.layers import Dropout, masked_softmax, summing_dtype, weighted_sum
 from caprmil.models.packing import Sizes, mask_of, sum_packed, unpack
 
@@ -74,11 +75,19 @@ POOLS: dict[str, type[Pool]] = {
 }
 
 
-def pool_evidence(pool: Pool, patches: Float[Tensor, "1 N D"], classify: nn.Linear) -> Evidence:
-    """Return what each patch of a bag adds to the logits, if a linear layer reads the pool."""
-    scores = pool.score(patches)
-    shares = scores.softmax(dim=-1, dtype=summing_dtype(scores))
-    return share_out(shares, patches[0], classify.weight, classify.bias)
+def pool_evidence(pool: Pool, chunks: Iterable[Patches], classify: nn.Linear) -> Evidence:
+    """Return what each patch of a bag adds to the logits, if a linear layer reads the pool.
+
+    The bag may come in pieces: of each, only what is returned is kept.
+    """
+    scores, values = [], []
+    for patches in chunks:
+        scores.append(pool.score(patches))
+        values.append(F.linear(patches[0], classify.weight))
+    every = torch.cat(scores, dim=-1)
+    shares = every.softmax(dim=-1, dtype=summing_dtype(every))
+    terms = shares.mT * torch.cat(values)
+    return Evidence(terms=terms, rest=classify.bias.to(terms.dtype))
 
 
 def pool_packed(
