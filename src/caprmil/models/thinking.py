@@ -13,7 +13,6 @@ third of the second layer's work is gone, and so is what it would bring for each
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, cast
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
@@ -36,7 +35,7 @@ def in_pieces(block: "ContextBlock", rows: Float[Tensor, "B N _"]) -> bool:
         and torch.is_grad_enabled()
         and len(rows) == 1
         and rows.device.type == "cpu"
-        and block.norm_think.weight.dtype in NUMPYS
+        and block.norm_think.weight.dtype in (torch.float32, torch.float64)
         and not torch.is_autocast_enabled("cpu")
         and not torch.compiler.is_compiling()
     )
@@ -76,7 +75,7 @@ class Half:
     ) -> None:
         self.patches, self.eps = patches, eps
         self.scale, self.shift, self.weight, self.bias = scale, shift, weight, bias
-        self.hidden = room(len(patches), len(weight), like=patches)  # before GELU
+        self.hidden = patches.new_empty(len(patches), len(weight))  # before GELU
         self.slopes = [torch.zeros_like(each) for each in (scale, shift, weight, bias)]
 
     def there(self, piece: slice) -> Rows:
@@ -205,18 +204,3 @@ def bags(sizes: Sizes) -> Iterator[slice]:
 def pieces(stop: int, start: int = 0) -> Iterator[slice]:
     for begin in range(start, stop, PIECE):
         yield slice(begin, min(begin + PIECE, stop))
-
-
-NUMPYS: dict[torch.dtype, type[np.floating[Any]]] = {
-    torch.float32: np.float32,
-    torch.float64: np.float64,
-}
-
-
-def room(*shape: int, like: Tensor) -> Tensor:
-    """Return memory with anything in it.
-
-    From NumPy, which asks the system for large pages, as torch does not: fresh memory costs a
-    sixth by that, and otherwise nearly as much as a product that fills it.
-    """
-    return torch.from_numpy(np.empty(shape, NUMPYS[like.dtype]))
