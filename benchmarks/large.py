@@ -1,0 +1,117 @@
+"""Measure what answers from disk take for bags of any size: seconds, and resident memory.
+
+    python benchmarks/large.py
+
+Each bag is written to a temporary folder, 2 KiB a patch, and asked about by a process of its own,
+as `caprmil predict` and `caprmil explain` do. Resident memory is that of the whole process at its
+highest, Python and torch included, which are told apart.
+"""
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+import torch
+
+from caprmil import bags
+from caprmil.bags import BagInfo
+from caprmil.explain.explanation import explain
+from caprmil.models import create
+from caprmil.runs import ask_file
+from record import Page
+
+WIDTH = 1024
+SIZES = (100_000, 400_000, 2_000_000)
+QUICK = (2_000,)
+MODELS = ("caprmil", "caprmil+attention", "caprmil+gated")
+WORKS = ("predict", "explain")
+ROWS = 8192  # that are drawn once and written again and again, turned a little
+
+
+def write(path: Path, n: int) -> None:
+    """Write a bag piece by piece."""
+    block = np.random.default_rng(0).standard_normal((ROWS, WIDTH)).astype(np.float16)
+    info = BagInfo(path=path, kind="caprmil", n_patches=n, width=WIDTH, dtype="float16")
+    with bags.filling(info, None) as put:
+        for number, start in enumerate(range(0, n, ROWS)):
+            put(np.roll(block, number % WIDTH, axis=1)[: n - start])
+
+
+def ask(path: Path, name: str, work: str) -> dict[str, float]:
+    """Answer or explain a bag in this process, and tell what that took."""
+    torch.manual_seed(0)
+    model = create(name, WIDTH, 2).eval()
+    before, start = resident(), perf_counter()
+    if work == "predict":
+        ask_file([model], path, torch.device("cpu"))
+    else:
+        with bags.streaming(path) as stream:
+            explain(model, stream, classes=("no", "yes"))
+    return {"seconds": perf_counter() - start, "before": before, "peak": resident()}
+
+
+def resident() -> float:
+    """Return the most GB that were resident so far."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9
+
+
+def measure(sizes: Sequence[int], models: Sequence[str]) -> list[list[str]]:
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        for n in sizes:
+            path = Path(folder) / f"{n}.h5"
+            write(path, n)
+            for name in models if n == max(sizes) else models[:1]:
+                for work in WORKS:
+                    told = subprocess.run(
+                        [sys.executable, __file__, "--ask", str(path), name, work],
+                        check=True,
+                        capture_output=True,
+                        text=True,
+                    ).stdout
+                    found = json.loads(told)
+                    size = path.stat().st_size / 1e9
+                    rows.append(
+                        [
+                            *(f"{n:,}", f"{size:.2f}", name, work),
+                            *(f"{found[key]:.{digits}f}" for key, digits in KEYS.items()),
+                        ]
+                    )
+                    print(*rows[-1], sep="  ", flush=True)
+            path.unlink()
+    return rows
+
+
+KEYS = {"seconds": 1, "peak": 2, "before": 2}
+HEAD = ["patches", "GB on disk", "model", "", "seconds", "GB resident", "GB of it before"]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Read the command line, measure, and write the table into its place on the page."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--out", type=Path, default=Path("docs/performance.md"))
+    parser.add_argument("--quick", action="store_true", help="see that it runs; measures nothing")
+    parser.add_argument("--ask", nargs=3, help=argparse.SUPPRESS)
+    args = parser.parse_args(arguments)
+    if args.ask:
+        path, name, work = args.ask
+        print(json.dumps(ask(Path(path), name, work)))
+        return
+    page = Page(args.out, "benchmarks/large.py", "Large bags")
+    rows = measure(QUICK if args.quick else SIZES, MODELS)
+    table = [HEAD, ["---:", "---:", "---", "---", "---:", "---:", "---:"], *rows]
+    lines = "\n".join(f"| {' | '.join(row)} |" for row in table)
+    command = "python benchmarks/large.py" + " --quick" * args.quick
+    page.write(f"```bash\n{command}\n```\n\n{lines}\n")
+
+
+if __name__ == "__main__":
+    main()

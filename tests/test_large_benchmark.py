@@ -1,0 +1,32 @@
+"""The benchmark of large bags runs, and says what it measured."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import large
+from caprmil import bags
+
+
+def test_a_bag_is_as_large_as_it_says_and_its_pieces_differ(tmp_path: Path) -> None:
+    large.write(tmp_path / "a.h5", large.ROWS + 10)
+    features = bags.read(tmp_path / "a.h5").features
+    assert features.shape == (large.ROWS + 10, large.WIDTH)
+    assert not np.array_equal(features[:10], features[large.ROWS :])
+
+
+@pytest.mark.parametrize("work", large.WORKS)
+def test_an_answer_tells_what_it_took(tmp_path: Path, work: str) -> None:
+    large.write(tmp_path / "a.h5", 300)
+    found = large.ask(tmp_path / "a.h5", "caprmil", work)
+    assert found["seconds"] > 0
+    assert found["peak"] >= found["before"] > 0
+
+
+@pytest.mark.slow
+def test_the_table_is_headed_by_the_command_that_made_it(tmp_path: Path) -> None:
+    large.main(["--quick", "--out", str(tmp_path / "page.md")])
+    text = (tmp_path / "page.md").read_text()
+    assert "python benchmarks/large.py --quick" in text
+    assert text.count("| 2,000 |") == len(large.MODELS) * len(large.WORKS)
