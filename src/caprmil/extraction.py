@@ -415,7 +415,13 @@ def _load_and_encode(job: Extraction, load: "Callable[[], Encoder]", fingerprint
             f"{encoder.name} has other weights here ({here()}) than where the work was given out. "
             "Pass the same file on all nodes with --weights."
         )
-    return Encoding(replace(job, encoder=encoder))
+    batch = job.batch or batch_on(encoder.device.type)
+    return Encoding(replace(job, encoder=encoder, batch=batch))
+
+
+def batch_on(device: str) -> int:
+    """Return how many patches a kind of device has at once, unless somebody knows better."""
+    return 32 if device == "cpu" else 256
 
 
 def _listener(clock: Pace) -> Listen:

@@ -39,6 +39,7 @@ class Terms:
     """What a worker must agree to before it starts."""
 
     folder: str
+    modules: tuple[str, ...]
     threads: int
     versions: tuple[tuple[str, str], ...]
 
@@ -46,25 +47,28 @@ class Terms:
 class Post:
     """A process of the cluster, with a worker in it."""
 
-    def start(self, hire: Hire, terms: Terms) -> None:
+    def start(self, hire: bytes, terms: Terms) -> None:
         """Hire the worker; raise if it could not do its work here, or would do it otherwise."""
+        import ray.cloudpickle
         if not Path(terms.folder).is_dir():
             raise CaprmilError(
                 f"{notes.here()} does not see the folder {terms.folder}. All nodes of the cluster "
                 "need it under this name: use a shared folder."
             )
         os.chdir(terms.folder)  # paths are as seen from the working directory
+        sys.path += [entry for entry in terms.modules if entry not in sys.path]
         if (has := _versions()) != terms.versions:
             raise CaprmilError(
                 f"{notes.here()} has {_listed(has)}, but this process {_listed(terms.versions)}. "
                 "Results of both would be mixed: install the same on all nodes."
             )
-        os.environ["OMP_NUM_THREADS"] = str(terms.threads)
+        os.environ["OMP_NUM_THREADS"] = str(terms.threads)  # before it imports torch
+        hired: Hire = ray.cloudpickle.loads(hire)
         if "torch" in sys.modules:
             import torch
 
             torch.set_num_threads(terms.threads)
-        self.worker = hire()
+        self.worker = hired()
 
     def work(self, unit: Unit, attempt: int) -> tuple[str, Any]:
         """Do a unit, and return the result, or whether it refused or failed, and why."""
@@ -110,16 +114,22 @@ class Shift:
 class OnRay:
     """The workers of a Ray cluster. With `address` "local", one of its own on this machine.
 
-    `gpus` is the share of a GPU that a worker has; 0 is for work on CPUs. `workers` is how many
-    there are at most; by default as many as the cluster has room for, now and later.
+    `gpus` is the share of a GPU that a worker has; 0 is for work on CPUs. Unless they are `needed`,
+    a cluster without GPUs will do too. `workers` is how many there are at most; by default as many
+    as the cluster has room for, now and later.
     """
 
     elsewhere = True
 
     def __init__(
-        self, address: str = LOCAL, *, gpus: float = 0.0, workers: int | None = None
+        self,
+        address: str = LOCAL,
+        *,
+        gpus: float = 0.0,
+        needed: bool = True,
+        workers: int | None = None,
     ) -> None:
-        self.address, self.gpus, self.workers = address, gpus, workers
+        self.address, self.gpus, self.needed, self.workers = address, gpus, needed, workers
         self.ours = False
         self.ray = import_ray()
 
@@ -153,6 +163,8 @@ class OnRay:
         most = len(units) if isinstance(units, Sized) else sys.maxsize
         if not most:
             return
+        if not self.needed and not self.ray.cluster_resources().get("GPU"):
+            self.gpus = 0.0
         if not self.room():
             what = f"{self.cpus()} cores" + (f" and {self.gpus:g} GPU" if self.gpus else "")
             raise CaprmilError(
@@ -161,7 +173,8 @@ class OnRay:
             )
         shift = Shift(iter(units), most)
         make = self.ray.remote(num_cpus=self.cpus(), num_gpus=self.gpus, max_restarts=0)(Post)
-        job, terms = self.ray.put(hire), Terms(str(Path.cwd()), self.cpus(), _versions())
+        job = self.ray.put(self.ray.cloudpickle.dumps(hire))
+        terms = Terms(str(Path.cwd()), tuple(sys.path), self.cpus(), _versions())
         room, looked = self.room(), monotonic()
         try:
             while self._assign(shift):
@@ -288,6 +301,7 @@ def import_ray() -> Any:
     """Return Ray, or say how to get it."""
     try:
         import ray
+        import ray.cloudpickle
         import ray.exceptions
     except ImportError:
         raise CaprmilError('--ray needs Ray: pip install "caprmil[cluster]".') from None
