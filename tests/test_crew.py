@@ -4,7 +4,6 @@ The last part needs Ray, on this machine alone. tests/test_cluster.py has two no
 """
 
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -16,49 +15,10 @@ from typer.testing import CliRunner
 
 from caprmil import status
 from caprmil.cli import app
-from caprmil.crew import Done, Failed, Here, OnRay, Unit, Worker, cluster, notes, read_notes
+from caprmil.crew import Done, Failed, Here, OnRay, Unit, cluster, notes, read_notes
 from caprmil.crew.notes import attended, place
-from caprmil.errors import CaprmilError, RunError, SlideError
-from caprmil.progress import Bar
-
-
-class Diligent(Worker):
-    """Does what a task says, and writes down every unit that it begins."""
-
-    def work(self, unit: Unit, tell: Bar) -> str:
-        folder = unit.note.parents[1]
-        with (folder / "begun.txt").open("a") as log:
-            log.write(f"{unit.name}\n")
-        tell(1, 2, "half")
-        if unit.task == "refuse":
-            raise SlideError("This slide is broken.")
-        if unit.task == "bug":
-            raise TypeError("nobody thought of this")
-        if unit.task == "die" or (unit.task == "die once" and count(folder, unit.name) == 1):
-            os.kill(os.getpid(), signal.SIGKILL)
-        return unit.name.upper()
-
-
-class Foresighted(Diligent):
-    ahead = True
-
-    def __init__(self) -> None:
-        self.heard: list[str] = []
-
-    def expect(self, unit: Unit) -> None:
-        self.heard.append(unit.name)
-
-    def work(self, unit: Unit, tell: Bar) -> str:
-        return ",".join(self.heard)
-
-
-class Blind(Worker):
-    def __init__(self) -> None:
-        raise CaprmilError("There is no encoder here.")
-
-
-def count(folder: Path, name: str) -> int:
-    return (folder / "begun.txt").read_text().split().count(name)
+from caprmil.errors import CaprmilError, RunError
+from crews import Blind, Diligent, Foresighted, count
 
 
 def units(folder: Path, **tasks: str) -> list[Unit]:
