@@ -127,27 +127,29 @@ def logged(path: Path) -> list[list[str]]:
     return [line.split() for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def open_units(path: Path, where: str = "") -> list[tuple[str, int]]:
-    """Return the units in work, with their processes, on a node or on any."""
+def open_units(path: Path, second: str, *, on_second: bool) -> list[tuple[str, int]]:
+    """Return the units in work on the second node, or on the other, with their processes."""
     at_work: dict[str, tuple[int, str]] = {}
     for word, name, pid, node in logged(path):
         if word == "begin":
             at_work[name] = int(pid), node
         else:
             at_work.pop(name, None)
-    return [(name, pid) for name, (pid, node) in at_work.items() if where in ("", node)]
+    return [(name, pid) for name, (pid, node) in at_work.items() if (node == second) == on_second]
 
 
 def harm(log: Path, two: Two, killed: list[str]) -> Thread:
-    """Kill a worker in the midst of its second unit or later, and then the second node."""
+    """Kill the worker of the first node when it has begun a unit, and then the second node."""
 
     def strike() -> None:
-        wait_for(lambda: len(logged(log)) >= 3 and bool(open_units(log)))
-        ((name, pid), *_) = open_units(log)
+        first, second = (
+            partial(open_units, log, two.second_id(), on_second=where) for where in (False, True)
+        )
+        wait_for(lambda: len(logged(log)) >= 3 and bool(first()) and bool(second()))
+        ((name, pid), *_) = first()
         os.kill(pid, signal.SIGKILL)
-        killed.append(name)
-        wait_for(lambda: bool(set(open_units(log, two.second_id())) - {(name, pid)}))
-        killed.extend(name for name, _ in open_units(log, two.second_id()))
+        wait_for(lambda: bool(second()))
+        killed.extend([name, *(unit for unit, _ in second())])
         two.kill_second()
 
     thread = Thread(target=strike, daemon=True)

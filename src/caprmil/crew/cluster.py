@@ -50,6 +50,7 @@ class Post:
     def start(self, hire: bytes, terms: Terms) -> None:
         """Hire the worker; raise if it could not do its work here, or would do it otherwise."""
         import ray.cloudpickle
+
         if not Path(terms.folder).is_dir():
             raise CaprmilError(
                 f"{notes.here()} does not see the folder {terms.folder}. All nodes of the cluster "
