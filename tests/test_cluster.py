@@ -219,7 +219,7 @@ def test_a_cross_validation_that_loses_a_worker_and_a_node_loses_nothing(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT], ids=["killed", "stopped"])
 def test_a_driver_that_is_killed_or_stopped_goes_on(
     tiny_recipe: Recipe, tmp_path: Path, how: signal.Signals
 ) -> None:
