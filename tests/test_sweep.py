@@ -24,7 +24,7 @@ from caprmil.runs import Run
 from caprmil.sweep import Plan, Point, Result, Sweep, read_plan, sweep
 from caprmil.sweep.plan import Range, Values, read_axis
 from caprmil.sweep.results import papers_row
-from caprmil.sweep.running import _led_by_optuna
+from caprmil.sweep.search import led_by_optuna
 from caprmil.training import Recipe
 
 
@@ -324,7 +324,7 @@ def test_optuna_learns_where_the_best_is(search: Callable[..., Plan]) -> None:
     away = []
     for seed in range(8):  # one search alone may be lucky, or not
         scores: dict[str, float] = {}
-        for number, point in enumerate(_led_by_optuna(replace(search(), seed=seed), 25, scores)):
+        for number, point in enumerate(led_by_optuna(replace(search(), seed=seed), 25, scores)):
             scores[point.name] = abs(log10(float(point.changes["train.lr"])) + 4)
             away += [scores[point.name]] if number >= 10 else []  # its first ten are random
     chance = 1.0  # the mean distance from the middle of a range of four decades
@@ -410,7 +410,7 @@ def test_what_is_wrong_with_all_points_is_told_before_anything_is_written(
     for wrong, kind, message in (
         (replace(own, axes=own.axes | unheard), CaprmilError, "tokns"),
         (replace(own, recipe=replace(tiny_recipe, cohort="nowhere.csv")), CohortError, "no file"),
-        (replace(own, recipe=blind), RecipeError, "goes by the validation parts"),
+        (replace(own, recipe=blind), RecipeError, "go by the validation parts"),
     ):
         with pytest.raises(kind, match=message):
             sweep(wrong, tmp_path / "out", trials=3)

@@ -321,7 +321,7 @@ def test_a_broken_run_goes_on_and_ends_with_the_same_numbers(
 @pytest.fixture
 def broken(tiny_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A run that was interrupted between its folds."""
-    at_call(2, monkeypatch, "training._listener")
+    at_call(2, monkeypatch, "training._train_fold")
     with pytest.raises(KeyboardInterrupt):
         run_recipe(quick(tiny_recipe), tmp_path / "broken")
     monkeypatch.undo()

@@ -3,17 +3,18 @@
 OUT/NAME.h5       the bag of a slide, with all settings that shaped it
 OUT/qc.csv        every slide: tissue, patches, flags, or why it failed
 OUT/qc/NAME.png   slide, outline of the tissue and grid; .geojson for QuPath; .json, its row above
+OUT/.units        what is in work, and what was given up: see `crew.notes`
 """
 
 import hashlib
 import json
 import logging
 import tomllib
-from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING
@@ -22,10 +23,14 @@ from filelock import FileLock, Timeout
 
 from caprmil import bags, config, patches, qc, regions, tables, tissue
 from caprmil.bags import BagInfo
+from caprmil.crew import Crew, Done, Failed, Here, Unit, Worker
+from caprmil.crew.notes import here, place
+from caprmil.crew.units import Listen
 from caprmil.errors import (
     BagError,
     CaprmilError,
     CohortError,
+    EncoderError,
     RecipeError,
     RunError,
     SlideError,
@@ -63,7 +68,7 @@ class Extraction:
     Without an encoder only the pictures and the table are made. `mpp` is the scale of the slides
     instead of what they say, `mpps` that of single ones by name. `regions` is a GeoJSON file, or
     a folder with one for each slide. Bags of other settings are an error, or made anew with
-    `replace`.
+    `replace`. `load` gets the encoder in another process, which is otherwise sent this one.
     """
 
     out: Path
@@ -75,31 +80,72 @@ class Extraction:
     replace: bool = False
     batch: int = 32
     workers: int = 2
+    load: "Callable[[], Encoder] | None" = None
 
-    def run(self, slides: Mapping[str, Path], *, progress: Bar | None = None) -> list[Record]:
+    def run(
+        self,
+        slides: Mapping[str, Path],
+        *,
+        progress: Bar | None = None,
+        crew: Crew | None = None,
+    ) -> list[Record]:
         """Encode every slide that is not done yet, and return what became of each.
 
         A slide that fails is noted, and the others go on. Several processes may work on one
-        folder: each takes slides that no other has in hand.
+        folder: each takes slides that no other has in hand. So may a crew of them.
         """
         self._check()
         done = self._look(slides)
         if done:
             _log.info("%d of %d slides are done already.", len(done), len(slides))
-        clock = Pace(progress, total=len(slides) - len(done))
+        clock, crew = Pace(progress, total=len(slides) - len(done)), crew or Here()
         try:
             for wait in (False, True):  # first what nobody has in hand, then what is left
-                todo = {name: path for name, path in slides.items() if name not in done}
-                for name, ready in self._prepared(todo):
-                    try:
-                        done[name] = self._take(name, slides[name], ready, clock, wait=wait)
-                        clock.tick()
-                    except Timeout:
+                todo = [
+                    Unit(name, place(self.out, name), Task(path, wait=wait))
+                    for name, path in slides.items()
+                    if name not in done
+                ]
+                for outcome in crew.do(todo, self._hire(crew), _listener(clock)):
+                    name = outcome.unit.name
+                    if record := self._record(outcome):
+                        done[name] = record
+                        clock.tick(name, record.patches)
+                    else:
                         _log.info("%s is in the hands of another process.", name)
         finally:
             with self._lock("qc.csv"):
                 qc.write_table(self._qc, self.out / "qc.csv")
         return [done[name] for name in slides]
+
+    def _hire(self, crew: Crew) -> "Callable[[], Encoding]":
+        """Return what makes a worker: with our encoder, or one that it loads where it is."""
+        if not crew.elsewhere or self.load is None or self.encoder is None:
+            return partial(Encoding, self)
+        return partial(
+            _load_and_encode, replace(self, encoder=None), self.load, self.encoder.fingerprint
+        )
+
+    def _record(self, outcome: Done | Failed) -> Record | None:
+        """Return what became of a slide, or None if another process has it in hand."""
+        if isinstance(outcome, Done):
+            record: Record | None = outcome.result
+            return record
+        name, path = outcome.unit.name, outcome.unit.task.path
+        _log.error("while encoding %s: %s", name, outcome.reason, exc_info=outcome.error)
+        digest = config.digest(self.settings(name, path))
+        return self._failed(
+            Record(slide=name, state="failed", path=str(path), digest=digest), outcome.reason
+        )
+
+    def _failed(self, record: Record, reason: str) -> Record:
+        """Note that a slide failed, and why."""
+        bag = self.out / f"{record.slide}.h5"
+        if bag.exists():
+            reason += f" {bag} is still there, of other settings."
+        record = replace(record, state="failed", reason=reason)
+        record.write(self._qc)
+        return record
 
     def _check(self) -> None:
         """Refuse what could not end well, before any work."""
@@ -183,19 +229,7 @@ class Extraction:
             regions=hashlib.sha256(drawn.read_bytes()).hexdigest() if drawn else None,
         )
 
-    def _prepared(self, slides: Mapping[str, Path]) -> Iterator[tuple[str, Prepared | Exception]]:
-        """Yield the slides, each looked at while the one before is being encoded."""
-        with ThreadPoolExecutor(1, thread_name_prefix="prepare") as pool:
-            waiting: deque[tuple[str, Future[Prepared | Exception]]] = deque()
-            for name, path in slides.items():
-                waiting.append((name, pool.submit(self._prepare, name, path)))
-                if len(waiting) > 1:
-                    first, ready = waiting.popleft()
-                    yield first, ready.result()
-            for last, ready in waiting:
-                yield last, ready.result()
-
-    def _prepare(self, name: str, path: Path) -> Prepared | Exception:
+    def prepare(self, name: str, path: Path) -> Prepared | Exception:
         """Open a slide, find its tissue, lay the grid; or return what stood in the way."""
         start, slide = monotonic(), None
         try:
@@ -230,16 +264,16 @@ class Extraction:
         file = self.regions / f"{name}.geojson"
         return file if file.is_file() else None
 
-    def _take(
-        self, name: str, path: Path, ready: Prepared | Exception, clock: Pace, *, wait: bool
-    ) -> Record:
-        """Encode a slide and note what became of it; Timeout if another process has it in hand."""
-        wanted = self.settings(name, path)
-        record = Record(slide=name, state="failed", path=str(path), digest=config.digest(wanted))
-        with self._lock(name, wait=wait):
-            bag = self.out / f"{name}.h5"
+    def take(
+        self, name: str, task: "Task", ready: Prepared | Exception, tell: Bar
+    ) -> Record | None:
+        """Encode a slide and note what became of it; None if another process has it in hand."""
+        wanted = self.settings(name, task.path)
+        digest = config.digest(wanted)
+        record = Record(slide=name, state="failed", path=str(task.path), digest=digest)
+        with suppress(Timeout), self._lock(name, wait=task.wait):
             for file in (
-                bag,
+                self.out / f"{name}.h5",
                 *(self._qc / f"{name}.{kind}" for kind in ("png", "geojson", "json")),
             ):
                 sweep(file)
@@ -248,18 +282,12 @@ class Extraction:
                     return done
                 if isinstance(ready, Exception):
                     raise ready
-                with ready.slide:
-                    record = self._encode(record, ready, wanted, clock)
+                record = self._encode(record, ready, wanted, tell)
             except CaprmilError as problem:
-                record = replace(record, reason=str(problem))
-            except Exception as problem:
-                _log.exception("while encoding %s", name)
-                record = replace(record, reason=f"{type(problem).__name__}: {problem}")
-            if record.state == "failed" and bag.exists():
-                more = f"{bag} is still there, of other settings."
-                record = replace(record, reason=f"{record.reason} {more}")
+                return self._failed(record, str(problem))
             record.write(self._qc)
-        return record
+            return record
+        return None
 
     def _done_by_another(self, name: str, wanted: Settings) -> Record | None:
         try:
@@ -269,7 +297,7 @@ class Extraction:
                 return None
             raise
 
-    def _encode(self, record: Record, ready: Prepared, wanted: Settings, clock: Pace) -> Record:
+    def _encode(self, record: Record, ready: Prepared, wanted: Settings, tell: Bar) -> Record:
         start, slide, grid = monotonic(), ready.slide, ready.patches
         described = replace(
             record,
@@ -288,10 +316,12 @@ class Extraction:
             (self.out / f"{record.slide}.h5").unlink(missing_ok=True)  # of other settings
         if len(grid) and self.encoder is not None:
             info = self._describe(record.slide, slide, grid, wanted, self.encoder)
+            encoded = 0
             with bags.filling(info, grid.coords, replace=self.replace) as put:
                 for pixels in patches.read(slide, grid, batch=self.batch, workers=self.workers):
                     put(self.encoder(pixels))
-                    clock.count(len(pixels), len(grid))
+                    encoded += len(pixels)
+                    tell(encoded, len(grid), "patches")
         return replace(described, seconds=ready.seconds + monotonic() - start)
 
     def _describe(
@@ -340,6 +370,62 @@ class Extraction:
         folder.mkdir(parents=True, exist_ok=True)
         with FileLock(folder / f"{name}.lock").acquire(timeout=-1 if wait else 0):
             yield
+
+
+@dataclass(frozen=True)
+class Task:
+    """What there is to know of a slide to encode, beside its name."""
+
+    path: Path
+    wait: bool = field(kw_only=True)
+    """Wait for a process that has it in hand, or leave it to that."""
+
+
+class Encoding(Worker):
+    """Encodes slide after slide. The next is looked at while the present one is being encoded."""
+
+    ahead = True
+
+    def __init__(self, job: Extraction) -> None:
+        self.job = job
+        self.pool = ThreadPoolExecutor(1, thread_name_prefix="prepare")
+        self.coming: dict[str, Future[Prepared | Exception]] = {}
+
+    def expect(self, unit: Unit) -> None:
+        self.coming[unit.name] = self.pool.submit(self.job.prepare, unit.name, unit.task.path)
+
+    def work(self, unit: Unit, tell: Bar) -> Record | None:
+        coming = self.coming.pop(unit.name, None)
+        ready = coming.result() if coming else self.job.prepare(unit.name, unit.task.path)
+        with nullcontext() if isinstance(ready, Exception) else ready.slide:
+            return self.job.take(unit.name, unit.task, ready, tell)
+
+    def close(self) -> None:
+        self.pool.shutdown(cancel_futures=True)
+        for coming in self.coming.values():
+            if not coming.cancelled() and not isinstance(ready := coming.result(), Exception):
+                ready.slide.close()
+
+
+def _load_and_encode(job: Extraction, load: "Callable[[], Encoder]", fingerprint: str) -> Encoding:
+    """Return a worker with an encoder of its own, which must be the one that was asked for."""
+    encoder = load()
+    if encoder.fingerprint != fingerprint:
+        raise EncoderError(
+            f"{encoder.name} has other weights here ({here()}) than where the work was given out. "
+            "Pass the same file on all nodes with --weights."
+        )
+    batch = job.batch or batch_on(encoder.device.type)
+    return Encoding(replace(job, encoder=encoder, batch=batch))
+
+
+def batch_on(device: str) -> int:
+    """Return how many patches a kind of device has at once, unless somebody knows better."""
+    return 32 if device == "cpu" else 256
+
+
+def _listener(clock: Pace) -> Listen:
+    return lambda unit, done, total, _: clock.count(unit.name, done, total)
 
 
 def listed(slides: Mapping[str, Path], table: Path) -> tuple[dict[str, Path], dict[str, float]]:

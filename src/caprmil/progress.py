@@ -57,26 +57,28 @@ class Pace:
 
     def __init__(self, progress: Bar | None, *, total: int) -> None:
         self.progress, self.total = progress, total
-        self.slides, self.patches, self.part = 0, 0, 0.0
+        self.slides, self.patches = 0, 0.0
+        self.parts: dict[str, tuple[float, float]] = {}
         self.start = monotonic()
 
-    def count(self, more: int, of: int) -> None:
-        """Note that patches of the slide in work are done."""
-        self.patches += more
-        self.part += more / of
+    def count(self, slide: str, done: float, of: float) -> None:
+        """Note how many patches of a slide in work are done, and of how many."""
+        self.parts[slide] = done, of
         self._show()
 
-    def tick(self) -> None:
+    def tick(self, slide: str, patches: int = 0) -> None:
         """Note that a slide is done."""
-        self.slides, self.part = self.slides + 1, 0.0
+        self.parts.pop(slide, None)
+        self.slides, self.patches = self.slides + 1, self.patches + patches
         self._show()
 
     def _show(self) -> None:
         if self.progress is None or not self.total:
             return
-        done = self.slides + min(self.part, 0.99)
+        done = self.slides + sum(min(part / of, 0.99) for part, of in self.parts.values())
+        patches = self.patches + sum(part for part, _ in self.parts.values())
         passed = monotonic() - self.start
         left = passed / max(done, 1e-6) * (self.total - done)
         time = f"{left:.0f} s" if left < 100 else f"{left / 60:.0f} min"
-        rate = f"{self.patches / max(passed, 1e-6):.0f} patches/s, " if self.patches else ""
+        rate = f"{patches / max(passed, 1e-6):.0f} patches/s, " if patches else ""
         self.progress(done, self.total, f"slides, {rate}{time} left")

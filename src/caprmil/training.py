@@ -5,11 +5,12 @@ import inspect
 import logging
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -22,16 +23,30 @@ from caprmil.batches import Cache, Sample
 from caprmil.cohort import Cohort, CohortConfig, Fold, SplitConfig
 from caprmil.cohort import load as load_cohort
 from caprmil.comparison import Comparison
-from caprmil.errors import CaprmilError, CohortError, RecipeError, RunError
+from caprmil.crew import Crew, Done, Here, Unit, Worker
+from caprmil.crew.notes import place
+from caprmil.errors import CaprmilError, CohortError, RecipeError, RunError, some
 from caprmil.files import refuse_unwritable, write_text
 from caprmil.learner import Row, TrainConfig, fit, kept_epoch
 from caprmil.models import MILModel, create
 from caprmil.models.compiling import find_compiler
 from caprmil.predictions import Predictions
-from caprmil.progress import Step, bar
+from caprmil.progress import Bar, Step, bar
 from caprmil.runs import Facts, Run
 
-__all__ = ["ModelConfig", "Recipe", "TrainConfig", "complete", "cross_validate", "read_recipe"]
+__all__ = [
+    "ModelConfig",
+    "Recipe",
+    "TrainConfig",
+    "complete",
+    "complete_all",
+    "cross_validate",
+    "cross_validate_all",
+    "read_recipe",
+]
+
+Watch: TypeAlias = Callable[[str, Row], None]
+"""Hears the name of a fold and its numbers, after each epoch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,21 +94,68 @@ def read_recipe(
 
 
 def cross_validate(
-    recipe: Recipe, out: str | Path, *, device: str = "auto", progress: bool = True
+    recipe: Recipe,
+    out: str | Path,
+    *,
+    device: str = "auto",
+    progress: bool = True,
+    crew: Crew | None = None,
+    watch: Watch | None = None,
 ) -> Run:
     """Train and score a model on every fold of a cohort. Each is scored on its own test part.
 
     `out` must be new, or hold a run of the same recipe that was interrupted: that one goes on,
-    and ends with the numbers it would have had. Nothing in it is overwritten.
+    and ends with the numbers it would have had. Nothing in it is overwritten. `watch` hears every
+    row of every fold, and may stop the training by an error.
     """
     out = Path(out)
+    options: dict[str, Any] = {"device": device, "progress": progress, "crew": crew}
+    return cross_validate_all({out: recipe}, **options, watch=watch)[out]
+
+
+def cross_validate_all(
+    recipes: Mapping[Path, Recipe],
+    *,
+    device: str = "auto",
+    progress: bool = True,
+    crew: Crew | None = None,
+    watch: Watch | None = None,
+) -> dict[Path, Run]:
+    """Train and score several recipes, each in its folder. A crew has the folds of all at once."""
+    crew = crew or Here()
+    for out, recipe in recipes.items():
+        _check(out, recipe, device=None if crew.elsewhere else device)
+    studies = {out: _study(out, recipe, progress) for out, recipe in recipes.items()}
+    with ExitStack() as held:
+        for out in studies:
+            held.enter_context(alone(out))
+        failures = _train(studies, crew, device=device, progress=progress, watch=watch)
+        for study in studies.values():
+            if len(study.run.done) == len(study.folds):
+                _finish(study.run, study.cohort, progress)
+    if failures:
+        raise RunError(
+            f"{len(failures)} of {sum(len(study.folds) for study in studies.values())} folds could "
+            f"not be trained: {some(failures, between='; ')} The others are there, and the same "
+            "command tries these again."
+        )
+    return {out: Run(out) for out in studies}
+
+
+def _check(out: Path, recipe: Recipe, *, device: str | None) -> None:
+    """Find what is wrong before anything is written."""
     _check_folder(out, recipe)
-    runs.pick_device(device)  # here and below: what is wrong is found before anything is written
+    if device is not None:
+        runs.pick_device(device)
     if recipe.train.compile:
         find_compiler()
     refuse_unwritable(out)
     make_loggers(recipe.loggers, out)
     recipe.model.build(1024, 2)  # the sizes are not known yet, the settings are
+
+
+def _study(out: Path, recipe: Recipe, progress: bool) -> "Study":
+    """Read the cohort of a recipe, and open its run."""
     with bar("Checking bags", shown=progress) as step:
         cohort, folds = load_cohort(
             recipe.cohort, recipe.features, recipe.data, recipe.splits, progress=step
@@ -101,30 +163,142 @@ def cross_validate(
     recipe.model.build(cohort.in_dim, len(cohort.classes))
     for note in cohort.notes:
         logging.getLogger("caprmil").warning("note: %s", note)
-    run = _open(out, recipe, cohort, folds)
-    cache = Cache(recipe.train.cache_gb)
-    total = len(folds) * recipe.train.epochs
-    with alone(out), bar(f"Training {recipe.model.name}", shown=progress) as step:
-        for number, fold in enumerate(folds):
-            if not run.fold_folder(fold.name).exists():
-                listen = _listener(step, number, fold, recipe.train.epochs, total)
-                _train_fold(run, recipe, cohort, fold, cache=cache, device=device, listen=listen)
-            for checkpoint in run.fold_folder(fold.name).glob("*.ckpt"):
-                checkpoint.unlink()  # only now: a fold has its name, or all it needs to go on
-    with bar("Reading bags for shortcuts", shown=progress) as step:
-        _finish(run, cohort, step)
-    return Run(out)
+    return Study(_open(out, recipe, cohort, folds), recipe, cohort, tuple(folds))
+
+
+def _train(
+    studies: Mapping[Path, "Study"],
+    crew: Crew,
+    *,
+    device: str,
+    progress: bool,
+    watch: Watch | None,
+) -> list[str]:
+    """Train all folds that are not there yet, and return which failed, and why."""
+    units, failures = [unit for out, study in studies.items() for unit in study.units(out)], []
+    title = "Training " + ", ".join(study.recipe.model.name for study in studies.values())
+    with bar(title, shown=progress) as step:
+        far = Far(step, studies, units)
+        for outcome in crew.do(units, partial(Folds, studies, device, watch), far.hear):
+            if isinstance(outcome, Done):
+                far.tick(outcome.unit)
+            elif outcome.error is not None:
+                raise outcome.error
+            else:
+                failures.append(f"{outcome.unit.name} ({outcome.reason})")
+    for study in studies.values():  # those of a process that was killed in just that moment
+        study.tidy()
+    return failures
 
 
 def complete(
-    recipe: Recipe, out: str | Path, *, device: str = "auto", progress: bool = True
+    recipe: Recipe,
+    out: str | Path,
+    *,
+    device: str = "auto",
+    progress: bool = True,
+    watch: Watch | None = None,
 ) -> Run:
     """Return the finished run of a recipe in a folder; train what of it is not there yet."""
-    with suppress(RunError):
-        run = Run(out)
-        if run.finished and run.facts.digest == config.digest(recipe):
-            return run
-    return cross_validate(recipe, out, device=device, progress=progress)
+    options: dict[str, Any] = {"device": device, "progress": progress, "watch": watch}
+    return complete_all({Path(out): recipe}, **options)[Path(out)]
+
+
+def complete_all(recipes: Mapping[Path, Recipe], **options: Any) -> dict[Path, Run]:
+    """Return the finished runs of recipes; train what of them is not there yet.
+
+    The options are those of `cross_validate_all`.
+    """
+    finished: dict[Path, Run] = {}
+    for out, recipe in recipes.items():
+        with suppress(RunError):
+            run = Run(out)
+            if run.finished and run.facts.digest == config.digest(recipe):
+                finished[out] = run
+    missing = {out: recipe for out, recipe in recipes.items() if out not in finished}
+    trained = cross_validate_all(missing, **options) if missing else {}
+    return {out: (finished | trained)[out] for out in recipes}
+
+
+@dataclass(frozen=True)
+class FoldTask:
+    """Which fold of which run there is to train."""
+
+    out: Path
+    fold: Fold
+
+
+@dataclass(frozen=True)
+class Study:
+    """A run that is open, with all that is needed to train its folds."""
+
+    run: Run
+    recipe: Recipe
+    cohort: Cohort
+    folds: tuple[Fold, ...]
+
+    def units(self, out: Path) -> list[Unit]:
+        """Return the folds that are not there yet."""
+        return [
+            Unit(f"{out.name}/{fold.name}", place(out, fold.name), FoldTask(out, fold))
+            for fold in self.folds
+            if not self.run.fold_folder(fold.name).exists()
+        ]
+
+    def tidy(self) -> None:
+        """Remove the checkpoints of folds that are done: they will not have to go on."""
+        for fold in self.folds:
+            for checkpoint in self.run.fold_folder(fold.name).glob("*.ckpt"):
+                checkpoint.unlink(missing_ok=True)  # another worker may be tidying too
+
+
+class Folds(Worker):
+    """Trains fold after fold, and keeps bags in memory from one to the next."""
+
+    def __init__(self, studies: Mapping[Path, Study], device: str, watch: Watch | None) -> None:
+        self.studies, self.device, self.watch = studies, device, watch
+        runs.pick_device(device)
+        self.out, self.cache = Path(), Cache(0)
+
+    def work(self, unit: Unit, tell: Bar) -> None:
+        out, fold = unit.task.out, unit.task.fold
+        study = self.studies[out]
+        if out != self.out:
+            self.out, self.cache = out, Cache(study.recipe.train.cache_gb)
+
+        def listen(row: Row) -> None:
+            shown = [f"{name} {row[name]:.3f}" for name in ("val_loss", "val_auc") if name in row]
+            tell(row["epoch"] + 1, study.recipe.train.epochs, " ".join([fold.name, *shown]))
+            if self.watch:
+                self.watch(fold.name, row)
+
+        # A worker whose cluster has lost its head may still be at it: it ends, or is done with it.
+        with FileLock(out / "folds" / f".{fold.name}.lock"):
+            if not study.run.fold_folder(fold.name).exists():
+                options: dict[str, Any] = {"cache": self.cache, "device": self.device}
+                _train_fold(study.run, study.recipe, study.cohort, fold, **options, listen=listen)
+        study.tidy()  # only now: a fold has its name, or all it needs to go on
+
+
+class Far:
+    """How far the folds are, in epochs, with those that were there before."""
+
+    def __init__(self, step: Bar, studies: Mapping[Path, Study], units: Sequence[Unit]) -> None:
+        self.step = step
+        self.epochs = {out: study.recipe.train.epochs for out, study in studies.items()}
+        self.total = sum(self.epochs[out] * len(study.folds) for out, study in studies.items())
+        self.done = self.total - sum(self.epochs[unit.task.out] for unit in units)
+        self.parts: dict[str, float] = {}
+
+    def hear(self, unit: Unit, done: float, _: float, remark: str) -> None:
+        self.parts[unit.name] = done
+        self.step(self.done + sum(self.parts.values()), self.total, remark)
+
+    def tick(self, unit: Unit) -> None:
+        """Note that a fold is done: all of its epochs, if it was stopped early too."""
+        self.parts.pop(unit.name, None)
+        self.done += self.epochs[unit.task.out]
+        self.step(self.done + sum(self.parts.values()), self.total, unit.task.fold.name)
 
 
 @contextmanager
@@ -136,16 +310,6 @@ def alone(out: Path) -> Iterator[None]:
             yield
     except Timeout:
         raise RunError(f"Another process is training in {out}. Wait for it, or stop it.") from None
-
-
-def _listener(
-    step: Callable[..., None], number: int, fold: Fold, epochs: int, total: int
-) -> Callable[[Row], None]:
-    def listen(row: Row) -> None:
-        shown = [f"{name} {row[name]:.3f}" for name in ("val_loss", "val_auc") if name in row]
-        step(number * epochs + row["epoch"] + 1, total, f"{fold.name} {' '.join(shown)}")
-
-    return listen
 
 
 def _check_folder(out: Path, recipe: Recipe) -> None:
@@ -267,7 +431,7 @@ def _table(
     )
 
 
-def _finish(run: Run, cohort: Cohort, step: Step) -> None:
+def _finish(run: Run, cohort: Cohort, progress: bool) -> None:
     """Put the folds together: predictions, what stands beside them and, last of all, the scores."""
     folders = {fold.name: run.fold_folder(fold.name) for fold in run.splits}
     tables = {name: Predictions.read(folder / "test.csv") for name, folder in folders.items()}
@@ -275,7 +439,8 @@ def _finish(run: Run, cohort: Cohort, step: Step) -> None:
     _write_again(everything, run.folder / runs.PREDICTIONS)
     _draw(run, folders, tables)
     summary = predictions.summary(everything)
-    beside, remarks = _beside_shortcuts(run, cohort, everything, step)
+    with bar("Reading bags for shortcuts", shown=progress) as step:
+        beside, remarks = _beside_shortcuts(run, cohort, everything, step)
     calibrated = calibration.calibrate(everything, run.validation)
     write_text(run.folder / runs.CALIBRATION, runs.as_json(calibrated.as_dict()), replace=True)
     figures.save(calibrated.draw(), run.folder / runs.RELIABILITY, replace=True)

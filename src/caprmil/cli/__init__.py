@@ -16,6 +16,7 @@ from caprmil.cli import (
     reporting,
     reproduction,
     slides,
+    standing,
     studies,
     viewing,
 )
@@ -33,6 +34,7 @@ __all__ = [
     "reproduction",
     "run",
     "slides",
+    "standing",
     "studies",
     "viewing",
 ]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from caprmil.cli.shared import Device, app, name_runs, show_table
+from caprmil.cli.shared import Device, Gpus, Ray, RayCommand, app, find_crew, name_runs, show_table
 from caprmil.cli.studies import Features
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from caprmil.cost import Cost
     from caprmil.errors import CaprmilError
-    from caprmil.sweep import Point, Result
+    from caprmil.sweep import Point, Pruned, Result
 
 
 @app.command()
@@ -112,7 +112,7 @@ def _write_costs(
     return [*texts, *pictures]
 
 
-@app.command()
+@app.command(cls=RayCommand)
 def sweep(
     recipe: Annotated[Path, typer.Argument(help="A recipe (.toml), or a table of slides (.csv).")],
     out: Annotated[Path, typer.Option(help="Folder for the sweep: a new one, or one to resume.")],
@@ -134,29 +134,49 @@ def sweep(
     ] = None,
     metric: Annotated[str, typer.Option(help="What is best, on the validation parts.")] = "auc",
     seed: Annotated[int, typer.Option(help="Of the search, not of the training.", min=0)] = 0,
+    prune: Annotated[
+        bool,
+        typer.Option(
+            "--prune", help="Give up points whose validation loss is worse than the others' median."
+        ),
+    ] = False,
     device: Device = "auto",
+    ray: Ray = "",
+    gpus_per_worker: Gpus = 1.0,
 ) -> None:
     """Train a recipe at many settings, each as a run of its own; choose on validation alone."""
     from caprmil import sweep as sweeps
     from caprmil.sweep.results import show
 
     plan = sweeps.read_plan(
-        recipe, change, features=features, search=search, metric=metric, seed=seed
+        recipe, change, features=features, search=search, metric=metric, seed=seed, prune=prune
     )
 
     def listen(
-        number: int, total: int, point: "Point", outcome: "Result | CaprmilError | None"
+        number: int, total: int, point: "Point", outcome: "Result | Pruned | CaprmilError | None"
     ) -> None:
+        told = f"{number}/{total} {point.name}: " if ray else "    "
         if outcome is None:
             typer.echo(f"{number}/{total} {point.name}", err=True)
+        elif isinstance(outcome, sweeps.Pruned):
+            typer.echo(f"{told}pruned {outcome}", err=True)
         elif isinstance(outcome, sweeps.Result):
             said = [f"{part} {show(outcome.mean(part, metric))}" for part in ("validation", "test")]
-            typer.echo(f"    {metric} on {', on '.join(said)}; {outcome.seconds:.0f} s", err=True)
+            typer.echo(f"{told}{metric} on {', on '.join(said)}; {outcome.seconds:.0f} s", err=True)
         else:
-            typer.secho(f"    failed: {outcome}", err=True, fg="red")
+            typer.secho(f"{told}failed: {outcome}", err=True, fg="red")
 
     progress = sys.stderr.isatty()  # in a log file, a line for each point is enough
-    found = sweeps.sweep(plan, out, trials=trials, device=device, progress=progress, listen=listen)
+    with find_crew(ray, device, gpus_per_worker) as crew:
+        found = sweeps.sweep(
+            plan,
+            out,
+            trials=trials,
+            device=device,
+            progress=progress,
+            listen=listen,
+            crew=crew,
+        )
     typer.echo(found.as_markdown())
     if found.results:
         typer.echo(f"Written to {out}: sweep.csv, sweep.md, sweep.png, and the runs in points/.")

@@ -5,11 +5,11 @@ from typing import Annotated
 
 import typer
 
-from caprmil.cli.shared import Device, app, show_table
+from caprmil.cli.shared import Device, Gpus, Ray, RayCommand, app, find_crew, show_table
 from caprmil.cli.studies import Changes
 
 
-@app.command()
+@app.command(cls=RayCommand)
 def reproduce(
     protocol: Annotated[str, typer.Argument(help="camelyon16, tcga-nsclc, panda or bracs.")],
     features: Annotated[Path | None, typer.Option(help="Folder with the bags.")] = None,
@@ -25,6 +25,8 @@ def reproduce(
     ] = False,
     change: Changes = None,
     device: Device = "auto",
+    ray: Ray = "",
+    gpus_per_worker: Gpus = 1.0,
 ) -> None:
     """Run one of the paper's benchmarks, and put its figures beside ours."""
     from caprmil import protocols
@@ -44,9 +46,10 @@ def reproduce(
         typer.echo("A rehearsal on generated bags: its figures stand for nothing.")
     if features is None or labels is None:
         raise CohortError("Pass --features DIR and --labels TABLE.csv, or --rehearse to try it.")
-    result = protocols.reproduce(
-        protocol, labels, features, chosen, out, changes=changes, device=device
-    )
+    with find_crew(ray, device, gpus_per_worker) as crew:
+        result = protocols.reproduce(
+            protocol, labels, features, chosen, out, changes=changes, device=device, crew=crew
+        )
     rows = result.rows()
     show_table(list(rows[0]), [list(row.values()) for row in rows])
     for note in result.notes:

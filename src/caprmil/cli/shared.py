@@ -1,14 +1,19 @@
 """What the commands share: the application, options that several take, and tables."""
 
+import re
 import sys
+from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+    from contextlib import AbstractContextManager
 
+    from caprmil.crew import Crew
     from caprmil.predictions import Predictions
     from caprmil.qc import Record
 
@@ -30,6 +35,43 @@ Weights = Annotated[Path | None, typer.Option(help="Local file or folder of enco
 Trust = Annotated[
     bool, typer.Option("--trust-remote-code", help="Let an encoder run Python code of the hub.")
 ]
+Ray = Annotated[
+    str,
+    typer.Option(
+        "--ray",
+        metavar="[ADDRESS]",
+        help="Work on all cores or GPUs of this machine through Ray; with HOST:PORT or auto, on "
+        "those of a cluster.",
+        show_default=False,
+    ),
+]
+Gpus = Annotated[
+    float, typer.Option(help="With --ray: how much of a GPU each worker has.", min=0.01)
+]
+ADDRESS = re.compile(r"auto|local|ray://.+|[^\s/=]+:\d+")
+
+
+class RayCommand(TyperCommand):
+    """A command with --ray, which may stand alone or before an address."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if "--ray" in args:
+            after = args.index("--ray") + 1
+            if not ADDRESS.fullmatch("".join(args[after : after + 1])):
+                args = [*args[:after], "local", *args[after:]]
+        return super().parse_args(ctx, args)
+
+
+def find_crew(ray: str, device: str, gpus: float) -> "AbstractContextManager[Crew]":
+    """Return who does the work: this process, or Ray at an address."""
+    from caprmil.crew import Here, OnRay
+    from caprmil.errors import CaprmilError
+
+    if not ray:
+        return nullcontext(Here())
+    if ":" in device:
+        raise CaprmilError(f"Ray says which GPU a worker has. Use --device cuda, not {device}.")
+    return OnRay(ray, gpus=0.0 if device == "cpu" else gpus, needed=device != "auto")
 
 
 def show_table(header: "Sequence[str]", rows: "Iterable[Sequence[str]]") -> None:

@@ -7,10 +7,14 @@ import typer
 
 from caprmil.cli.shared import (
     Device,
+    Gpus,
+    Ray,
+    RayCommand,
     SlideScale,
     Trust,
     Weights,
     app,
+    find_crew,
     show_table,
     slides_text,
     tell,
@@ -19,6 +23,7 @@ from caprmil.cli.shared import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from caprmil.crew import Crew
     from caprmil.extraction import Extraction
 
 Slides = Annotated[list[Path], typer.Argument(help="Slides, or folders of them.")]
@@ -43,7 +48,7 @@ Drawn = Annotated[
 ]
 
 
-@app.command()
+@app.command(cls=RayCommand)
 def encode(
     slides: Slides,
     out: Annotated[Path, typer.Option(help="Folder for the bags: a new one, or one to go on in.")],
@@ -63,15 +68,18 @@ def encode(
     batch: Annotated[int, typer.Option(help="Patches at once; 0: by the device.", min=0)] = 0,
     workers: Annotated[int, typer.Option(help="Threads that read ahead.", min=1)] = 2,
     device: Device = "auto",
+    ray: Ray = "",
+    gpus_per_worker: Gpus = 1.0,
 ) -> None:
     """Turn slides into bags of features, with pictures of what was taken as tissue."""
+    from functools import partial
+
     from caprmil import encoders, extraction, settings
     from caprmil.runs import pick_device
 
-    place = pick_device(device)
-    loaded = encoders.load(
-        encoder, weights=weights, device=place, trust_remote_code=trust_remote_code
-    )
+    place = pick_device("cpu" if ray else device)  # workers of Ray load it on their own device
+    load = partial(encoders.load, encoder, weights=weights, trust_remote_code=trust_remote_code)
+    loaded = load(device=place)
     config = settings.configure(
         loaded.card, mpp=mpp, magnification=magnification, nominal=nominal, changes=change or []
     )
@@ -82,10 +90,12 @@ def encode(
         mpp=slide_mpp,
         regions=regions,
         replace=replace,
-        batch=batch or (32 if place.type == "cpu" else 256),
+        batch=batch if batch or ray else extraction.batch_on(place.type),
         workers=workers,
+        load=partial(load, device=device),
     )
-    _extract(job, slides, table)
+    with find_crew(ray, device, gpus_per_worker) as crew:
+        _extract(job, slides, table, crew)
     typer.echo(f"Train on them with: caprmil train LABELS.csv --features {out} --out runs/first")
 
 
@@ -118,7 +128,9 @@ def patch(
     _extract(job, slides, table)
 
 
-def _extract(job: "Extraction", slides: "Sequence[Path]", table: Path | None) -> None:
+def _extract(
+    job: "Extraction", slides: "Sequence[Path]", table: Path | None, crew: "Crew | None" = None
+) -> None:
     from caprmil.extraction import listed
     from caprmil.progress import bar
     from caprmil.slides import find_slides
@@ -127,7 +139,7 @@ def _extract(job: "Extraction", slides: "Sequence[Path]", table: Path | None) ->
     if table is not None:
         found, job.mpps = listed(found, table)
     with bar("Encoding" if job.encoder else "Looking") as step:
-        records = job.run(found, progress=step)
+        records = job.run(found, progress=step, crew=crew)
     count = {state: sum(r.state == state for r in records) for state in ("done", "no tissue")}
     patches = sum(record.patches for record in records)
     typer.echo(

@@ -7,11 +7,15 @@ import typer
 
 from caprmil.cli.shared import (
     Device,
+    Gpus,
+    Ray,
+    RayCommand,
     SlideScale,
     Trust,
     Weights,
     answers_table,
     app,
+    find_crew,
     show_table,
     slides_text,
     tell,
@@ -25,19 +29,22 @@ Features = Annotated[Path | None, typer.Option(help="Folder with the bags.")]
 RunFolder = Annotated[Path, typer.Argument(help="A run that `caprmil train` made.")]
 
 
-@app.command()
+@app.command(cls=RayCommand)
 def train(
     recipe: Annotated[Path, typer.Argument(help="A recipe (.toml), or a table of slides (.csv).")],
     out: Annotated[Path, typer.Option(help="Folder for the run: a new one, or one to resume.")],
     features: Features = None,
     change: Changes = None,
     device: Device = "auto",
+    ray: Ray = "",
+    gpus_per_worker: Gpus = 1.0,
 ) -> None:
     """Train a model on every fold of a cohort, and score each on its own test part."""
     from caprmil import training
 
     settings = training.read_recipe(recipe, features=features, changes=change or [])
-    run = training.cross_validate(settings, out, device=device)
+    with find_crew(ray, device, gpus_per_worker) as crew:
+        run = training.cross_validate(settings, out, device=device, crew=crew)
     typer.echo((run.folder / "scores.md").read_text())
     typer.echo(f"Written to {out}: scores.md, predictions.csv, curves.png, roc.png, folds/.")
     typer.echo(f"Predict new bags with: caprmil predict {out} BAGS --out predictions.csv")

@@ -7,12 +7,13 @@ from pathlib import Path
 
 from caprmil import comparison, cost, metrics, paper
 from caprmil.cohort import find_bags
+from caprmil.crew import Crew
 from caprmil.errors import CohortError, some
 from caprmil.files import write_text
 from caprmil.protocols.benchmarks import Protocol, Row, find, prepare, recipe
 from caprmil.protocols.result import Line, Reproduction
 from caprmil.runs import Run
-from caprmil.training import Recipe, complete
+from caprmil.training import Recipe, complete_all
 
 
 def reproduce(
@@ -25,10 +26,11 @@ def reproduce(
     changes: Sequence[str] = (),
     device: str = "auto",
     progress: bool = True,
+    crew: Crew | None = None,
 ) -> Reproduction:
     """Run a protocol for these models, each in a folder of `out`, and compare with the paper.
 
-    What is finished there is not trained again.
+    What is finished there is not trained again. A crew has the folds of all models at once.
     """
     protocol, out, features = find(name), Path(out), Path(features)
     rows = prepare(name, labels)
@@ -39,8 +41,13 @@ def reproduce(
     notes = _check_slides(protocol, rows, features, out, next(iter(recipes.values())))
     _write_cohort(table, rows)
     lines = []
-    for model, each in recipes.items():
-        run = complete(each, out / model, device=device, progress=progress)
+    runs = complete_all(
+        {out / model: each for model, each in recipes.items()},
+        device=device,
+        progress=progress,
+        crew=crew,
+    )
+    for model, run in zip(recipes, runs.values(), strict=True):
         lines += _lines(name, protocol, model, run)
         if run.shortcuts:
             beside = comparison.beside_shortcuts(model, run.predictions, run.shortcuts)

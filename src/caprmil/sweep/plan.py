@@ -93,6 +93,8 @@ class Plan:
     metric: str = "auc"
     """What the best is best at, on the validation parts."""
     seed: int = 0
+    prune: bool = False
+    """Give up points whose validation curve is worse than the median of those before."""
 
     def __post_init__(self) -> None:
         if self.metric not in METRICS:
@@ -180,6 +182,7 @@ def read_plan(
     search: Literal["grid", "random", "bayes"] = "grid",
     metric: str = "auc",
     seed: int = 0,
+    prune: bool = False,
 ) -> Plan:
     """Return the plan of a recipe: changes with several values are axes, the others are made."""
     axes: dict[str, str] = {}
@@ -193,7 +196,7 @@ def read_plan(
         else:
             plain[key] = change
     recipe = read_recipe(source, features=features, changes=list(plain.values()))
-    return Plan(recipe=recipe, axes=axes, search=search, metric=metric, seed=seed)
+    return Plan(recipe=recipe, axes=axes, search=search, metric=metric, seed=seed, prune=prune)
 
 
 def read_axis(key: str, text: str) -> Axis:

@@ -14,6 +14,7 @@ from caprmil.models import CAPRMIL, MILModel
 from caprmil.predictions import Predictions
 from caprmil.runs import Run
 from caprmil.sweep.plan import Plan, Point
+from caprmil.sweep.pruning import Pruned
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -80,6 +81,8 @@ class Sweep:
     results: Sequence[Result]
     failures: Mapping[str, str]
     """Why a point could not be trained, by its name."""
+    pruned: Sequence[Pruned] = ()
+    """Points that were given up on the way. They are in the table, but are no results."""
 
     def better(self, value: float) -> float:
         """Return a score such that the larger is the better; NaN is worst."""
@@ -137,6 +140,10 @@ class Sweep:
             if each is best:
                 row = {name: f"**{text}**" for name, text in row.items()}
             rows.append(row)
+        for one in self.pruned if rows else ():
+            own = {titles[key]: text for key, text in one.point.changes.items()}
+            own[f"validation {_short(metric)}"] = f"pruned: {one.fold}, epoch {one.epoch}"
+            rows.append(dict.fromkeys(rows[0], "-") | own)
         return rows
 
     def notes(self) -> list[str]:
@@ -157,6 +164,7 @@ class Sweep:
                 "The paper's columns are its ablation table, on CAMELYON16 and with its encoder: "
                 "only on that cohort can they be compared."
             )
+        notes += [f"Pruned: {each.point.name} {each}." for each in self.pruned]
         return notes + [f"Failed: {name}: {why}" for name, why in self.failures.items()]
 
     def as_markdown(self) -> str:

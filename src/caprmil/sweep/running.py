@@ -1,28 +1,34 @@
-"""Running a plan: point after point, resumed by itself, on its own or led by Optuna."""
+"""Running a plan: point after point or several at once, resumed by itself."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import islice
-from math import isnan
+from math import isnan, nan
 from pathlib import Path
 from time import monotonic
 from typing import Any, TypeAlias
 
-import numpy as np
 from filelock import FileLock, Timeout
 
 from caprmil import config, figures, runs, training
 from caprmil.cohort import load as load_cohort
+from caprmil.crew import Crew, Done, Failed, Here, Unit, Worker
+from caprmil.crew.notes import place
 from caprmil.errors import CaprmilError, RecipeError, RunError
 from caprmil.files import refuse_unwritable, write_text
-from caprmil.metrics import LOWER_IS_BETTER
-from caprmil.sweep.plan import TRIALS, Plan, Point, Range
+from caprmil.learner import Row
+from caprmil.progress import Bar, bar
+from caprmil.sweep.plan import TRIALS, Plan, Point
+from caprmil.sweep.pruning import GivenUp, Judge, Pruned
 from caprmil.sweep.results import Result, Sweep
+from caprmil.sweep.search import Scores, import_optuna, led_by_optuna
 
-PLAN, SECONDS = "sweep.toml", "seconds.json"
+PLAN, SECONDS, TRIALS_LOG = "sweep.toml", "seconds.json", "trials.json"
 
-Listener: TypeAlias = Callable[[int, int, Point, Result | CaprmilError | None], None]
+Outcome: TypeAlias = Result | Pruned | CaprmilError
+Listener: TypeAlias = Callable[[int, int, Point, Outcome | None], None]
 """Hears of a point before it is trained (None) and after: number, total, point, what came of it."""
 
 
@@ -34,66 +40,166 @@ def sweep(
     device: str = "auto",
     progress: bool = True,
     listen: Listener | None = None,
+    crew: Crew | None = None,
 ) -> Sweep:
     """Train every point of a plan as a run in `out/points`, and write tables and a picture.
 
     What is there already is not trained again, so the same call goes on where it was stopped; with
-    more trials it goes further. A point that cannot be trained is noted, and the others go on.
+    more trials it goes further. A point that cannot be trained is noted, and the others go on. A
+    crew has several points in work at once, the folds of each one after the other.
     """
-    out, say = Path(out), listen or (lambda *_: None)
-    runs.pick_device(device)  # here and below: what is wrong is found before anything is written
+    out, say, crew = Path(out), listen or (lambda *_: None), crew or Here()
+    if not crew.elsewhere:
+        runs.pick_device(
+            device
+        )  # here and below: what is wrong is found before anything is written
     refuse_unwritable(out)
-    scores: dict[str, float] = {}
-    points, total = _points(plan, trials, scores)
+    found = Findings(plan, out)
+    points, total = _points(plan, trials, found.scores, out / TRIALS_LOG, several=crew.elsewhere)
     _refuse_hopeless(plan, trials)
     _open(out, plan)
-    results: dict[str, Result] = {}
-    failures: dict[str, str] = {}
-    with _alone(out):
-        for number, point in enumerate(points, 1):
-            if point.name in results or point.name in failures:  # a search may come back
-                continue
-            say(number, total, point, None)
-            outcome = _train(plan, point, out, device=device, progress=progress)
-            if isinstance(outcome, Result):
-                results[point.name] = outcome
-                scores[point.name] = _score(plan, outcome)
-            else:
-                failures[point.name] = str(outcome)
-            found = Sweep(plan=plan, results=list(results.values()), failures=failures)
-            write_text(out / "sweep.csv", found.as_csv(), replace=True)
-            write_text(out / "sweep.md", found.as_markdown(), replace=True)
+    asked = Asked(points, total, out, say)
+    hire = partial(Points, plan, out, device, progress=progress and not crew.elsewhere)
+    with _alone(out), bar("Sweeping", shown=progress and crew.elsewhere) as step:
+        far = Far(step, total)
+        for each in crew.do(asked, hire, far.hear):
+            far.tick(each.unit)
+            number, point = asked.numbers[each.unit.name], each.unit.task
+            outcome = _outcome(each)
+            found.note(point, outcome)
+            found.write(asked.numbers)
             say(number, total, point, outcome)
-        if results:
-            figures.save(found.figure(), out / "sweep.png", replace=True)
-    return found
+        whole = found.sweep(asked.numbers)
+        if whole.results:
+            figures.save(whole.figure(), out / "sweep.png", replace=True)
+    return whole
 
 
-def _train(
-    plan: Plan, point: Point, out: Path, *, device: str, progress: bool
-) -> Result | CaprmilError:
-    """Train a point, or what of it is not there yet; return what went wrong if it cannot be."""
-    try:
-        recipe = plan.recipe_at(point)
-        with _clock(out / SECONDS, point.name) as clock:
-            run = training.complete(
-                recipe, out / "points" / point.name, device=device, progress=progress
-            )
+def _outcome(each: Done | Failed) -> Outcome:
+    """Return what came of a point; what is nobody's mistake but ours is raised."""
+    if isinstance(each, Done):
+        outcome: Outcome = each.result
+        return outcome
+    if isinstance(each.error, CaprmilError):
+        return each.error
+    if each.error is not None:
+        raise each.error
+    return CaprmilError(each.reason)
+
+
+class Asked:
+    """Points as units of work, each once. They are proposed only when somebody is free for them."""
+
+    def __init__(self, points: Iterable[Point], total: int, out: Path, say: Listener) -> None:
+        self.points, self.total, self.out, self.say = points, total, out, say
+        self.numbers: dict[str, int] = {}
+
+    def __len__(self) -> int:
+        return self.total
+
+    def __iter__(self) -> Iterator[Unit]:
+        for number, point in enumerate(self.points, 1):
+            if point.name in self.numbers:  # a search may come back
+                continue
+            self.numbers[point.name] = number
+            self.say(number, self.total, point, None)
+            yield Unit(point.name, place(self.out, point.name), point)
+
+
+class Points(Worker):
+    """Trains point after point, each as a run."""
+
+    def __init__(self, plan: Plan, out: Path, device: str, *, progress: bool) -> None:
+        self.plan, self.out, self.device, self.progress = plan, out, device, progress
+        runs.pick_device(device)
+
+    def work(self, unit: Unit, tell: Bar) -> Result | Pruned:
+        """Train a point, or what of it is not there yet."""
+        point: Point = unit.task
+        folder, recipe = self.out / "points" / point.name, self.plan.recipe_at(point)
+        if self.plan.prune and (before := Pruned.read(folder, point)):
+            return before
+        judge = Judge(self.out / "points", point, warmup=recipe.train.warmup_epochs)
+
+        def watch(fold: str, row: Row) -> None:
+            share = (row["epoch"] + 1) / recipe.train.epochs
+            tell(row["epoch"] + 1, recipe.train.epochs, f"{point.name} {fold} {share:.0%}")
+            if self.plan.prune:
+                judge(fold, row)
+
+        options: dict[str, Any] = {"device": self.device, "progress": self.progress}
+        try:
+            with _clock(self.out / SECONDS, point.name) as clock:
+                run = training.complete(recipe, folder, **options, watch=watch)
+        except GivenUp as end:
+            end.verdict.write(folder)
+            place(folder, end.verdict.fold).unlink(missing_ok=True)  # it has not failed
+            return end.verdict
         return Result.of(run, point, seconds=clock[point.name])
-    except CaprmilError as problem:
-        return problem
+
+
+class Findings:
+    """What has come of the points so far."""
+
+    def __init__(self, plan: Plan, out: Path) -> None:
+        self.plan, self.out = plan, out
+        self.results: dict[str, Result] = {}
+        self.pruned: dict[str, Pruned] = {}
+        self.failures: dict[str, str] = {}
+        self.scores: dict[str, float | None] = {}
+
+    def note(self, point: Point, outcome: Outcome) -> None:
+        name, self.scores[point.name] = point.name, None
+        if isinstance(outcome, Result):
+            self.results[name] = outcome
+            self.scores[name] = _score(self.plan, outcome)
+        elif isinstance(outcome, Pruned):
+            self.pruned[name], self.scores[name] = outcome, nan
+        else:
+            self.failures[name] = str(outcome)
+
+    def sweep(self, order: Iterable[str]) -> Sweep:
+        """Return all of it, in the order of the points and not in that of their ends."""
+        order = list(order)
+        return Sweep(
+            plan=self.plan,
+            results=[self.results[name] for name in order if name in self.results],
+            failures={name: self.failures[name] for name in order if name in self.failures},
+            pruned=[self.pruned[name] for name in order if name in self.pruned],
+        )
+
+    def write(self, order: Iterable[str]) -> None:
+        found = self.sweep(order)
+        write_text(self.out / "sweep.csv", found.as_csv(), replace=True)
+        write_text(self.out / "sweep.md", found.as_markdown(), replace=True)
+
+
+class Far:
+    """How far the points are."""
+
+    def __init__(self, step: Bar, total: int) -> None:
+        self.step, self.total, self.done = step, total, 0
+
+    def hear(self, _: Unit, __: float, ___: float, remark: str) -> None:
+        self.step(self.done, self.total, remark)
+
+    def tick(self, unit: Unit) -> None:
+        self.done += 1
+        self.step(self.done, self.total, unit.name)
 
 
 @contextmanager
 def _clock(path: Path, name: str) -> Iterator[dict[str, float]]:
     """Add the time that passes inside to what a point has taken before, also if it is stopped."""
-    clock = runs.read_json(path) if path.exists() else {}
+    clock: dict[str, float] = {}
     start = monotonic()
     try:
         yield clock
     finally:
-        clock[name] = clock.get(name, 0.0) + monotonic() - start
-        write_text(path, runs.as_json(clock), replace=True)
+        with FileLock(path.with_name(f".{path.name}.lock")):  # others may be at other points
+            clock |= runs.read_json(path) if path.exists() else {}
+            clock[name] = clock.get(name, 0.0) + monotonic() - start
+            write_text(path, runs.as_json(clock), replace=True)
 
 
 def _score(plan: Plan, result: Result) -> float:
@@ -108,14 +214,15 @@ def _score(plan: Plan, result: Result) -> float:
 
 
 def _points(
-    plan: Plan, trials: int | None, scores: Mapping[str, float]
+    plan: Plan, trials: int | None, scores: Scores, log: Path, *, several: bool
 ) -> tuple[Iterable[Point], int]:
     """Return the points, and how many there are. `scores` will hold those of the points so far."""
     if trials is not None and trials < 1:
         raise ValueError(f"{trials=} must be at least 1.")
     if plan.search == "bayes":
-        _optuna()
-        return _led_by_optuna(plan, trials or TRIALS, scores), trials or TRIALS
+        import_optuna()
+        most = trials or TRIALS
+        return led_by_optuna(plan, most, scores, log=log, several=several), most
     points = plan.listed(trials)
     return points, len(points)
 
@@ -133,10 +240,10 @@ def _refuse_hopeless(plan: Plan, trials: int | None) -> None:
     recipe = plan.recipe
     unread = replace(recipe.data, scan=False)
     _, folds = load_cohort(recipe.cohort, recipe.features, unread, recipe.splits)
-    if plan.search != "grid" and not any(fold.validation for fold in folds):
+    if (plan.search != "grid" or plan.prune) and not any(fold.validation for fold in folds):
         raise RecipeError(
-            "A search goes by the validation parts, and there are none. Set splits.validation, or "
-            "pass --search grid."
+            "Searching and pruning go by the validation parts, and there are none. Set "
+            "splits.validation, or pass --search grid without --prune."
         )
 
 
@@ -171,48 +278,3 @@ def _alone(out: Path) -> Iterator[None]:
             yield
     except Timeout:
         raise RunError(f"Another process is sweeping in {out}. Wait for it, or stop it.") from None
-
-
-def _led_by_optuna(plan: Plan, trials: int, scores: Mapping[str, float]) -> Iterator[Point]:
-    """Yield points that Optuna's TPE proposes, each after the score of the one before is there.
-
-    Its memory is made anew from the runs, and each trial has a seed of its own. So a search that
-    was stopped asks for the same points again, finds them trained, and goes on as if it had never
-    been stopped: the runs are the only truth, and no second file has to agree with them.
-    """
-    optuna = _optuna()
-    lower = plan.metric in LOWER_IS_BETTER
-    study = optuna.create_study(direction="minimize" if lower else "maximize")
-    for number in range(trials):
-        seed = np.random.SeedSequence([plan.seed, number]).generate_state(1)
-        study.sampler = optuna.samplers.TPESampler(seed=int(seed[0]))
-        trial = study.ask()
-        changes = {}
-        for key, axis in plan.space().items():
-            if not isinstance(axis, Range):
-                changes[key] = trial.suggest_categorical(key, axis.texts)
-            elif axis.whole:
-                drawn = trial.suggest_int(key, int(axis.low), int(axis.high), log=axis.log)
-                changes[key] = axis.text(drawn)
-            else:
-                drawn = trial.suggest_float(key, axis.low, axis.high, log=axis.log)
-                changes[key] = axis.text(drawn)
-        point = plan.point(changes)
-        yield point
-        if point.name in scores:
-            study.tell(trial, scores[point.name])
-        else:
-            study.tell(trial, state=optuna.trial.TrialState.FAIL)
-
-
-def _optuna() -> Any:
-    """Return Optuna, quiet; or say how to get it."""
-    try:
-        import optuna
-    except ImportError:
-        raise RecipeError(
-            "--search bayes needs Optuna: pip install 'caprmil[search]'. "
-            "--search random does without."
-        ) from None
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    return optuna

@@ -1,0 +1,174 @@
+"""Measure what Ray costs on one machine, and what a second worker gains.
+
+    OMP_NUM_THREADS=1 python benchmarks/cluster.py --out scale-measured.md
+
+200 small generated slides are encoded with lite0, and a run of 10 folds is trained: in a plain
+loop, by one worker of Ray, and by two. The sides take turns, and what counts is the median. The
+start of Ray, and the time until its workers are ready, are told apart from the work.
+"""
+
+import argparse
+import os
+import platform
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+
+import numpy as np
+import pyvips
+
+from caprmil import bags, encoders
+from caprmil.cohort import SplitConfig
+from caprmil.crew import Crew, Here, OnRay, Unit, Worker
+from caprmil.crew.notes import place
+from caprmil.extraction import Extraction
+from caprmil.files import write_text
+from caprmil.patches import PatchConfig
+from caprmil.progress import Bar
+from caprmil.settings import ExtractionConfig
+from caprmil.slides import find_slides
+from caprmil.synthetic import RareSignal
+from caprmil.training import Recipe, TrainConfig, cross_validate
+
+Work = Callable[[Crew, Path], bytes]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """How much is measured."""
+
+    slides: int = 200
+    folds: int = 10
+    epochs: int = 15
+    patches: tuple[int, int] = (1000, 2000)
+    rounds: int = 5
+
+
+QUICK = Sizes(slides=4, folds=2, epochs=2, patches=(40, 80), rounds=1)
+
+
+class Idle(Worker):
+    """Does nothing: what is left is the start of a worker."""
+
+    def work(self, unit: Unit, tell: Bar) -> None:  # noqa: ARG002
+        import torch  # noqa: F401  what every worker needs
+
+
+def make_slides(folder: Path, count: int) -> None:
+    """Write small sections: glass with a block of something purple, 30 patches or so each."""
+    for number in range(count):
+        rng = np.random.default_rng(number)
+        image = np.full((1400, 1600, 3), 240.0, np.float32) + rng.normal(0, 1.5, (1400, 1600, 1))
+        image[150:1250, 200:1400] = (180, 100, 160)
+        image[150:1250, 200:1400] += rng.normal(0, 25, (1100, 1200, 3))
+        options = {"tile": True, "pyramid": True, "compression": "jpeg", "xres": 1000, "yres": 1000}
+        whole = pyvips.Image.new_from_array(image.clip(0, 255).astype(np.uint8))
+        whole.copy(xres=1, yres=1).tiffsave(str(folder / f"s{number:03d}.tiff"), **options)
+
+
+def encode(slides: dict[str, Path], crew: Crew, out: Path) -> bytes:
+    """Encode all slides, and return the features."""
+    load = partial(encoders.load, "lite0", device="cpu")
+    job = Extraction(
+        out=out, encoder=load(), config=ExtractionConfig(patches=PatchConfig(px=224, mpp=1.0)),
+        mpp=1.0, load=load,
+    )  # fmt: skip
+    job.run(slides, crew=crew)
+    return b"".join(bags.read(out / f"{name}.h5").features.tobytes() for name in slides)
+
+
+def train(recipe: Recipe, crew: Crew, out: Path) -> bytes:
+    """Train all folds, and return the predictions."""
+    run = cross_validate(recipe, out, device="cpu", progress=False, crew=crew)
+    return (run.folder / "predictions.csv").read_bytes()
+
+
+def measure(work: Work, crews: dict[str, Crew], folder: Path, rounds: int) -> dict[str, float]:
+    """Return the median seconds of each crew; all must come to the same answer."""
+    seconds: dict[str, list[float]] = {name: [] for name in crews}
+    answers = set()
+    for number in range(rounds):
+        order = list(crews) if number % 2 else list(reversed(crews))
+        for name in order:
+            began = perf_counter()
+            answers.add(work(crews[name], folder / f"{number} {name}"))
+            seconds[name].append(perf_counter() - began)
+            print(f"round {number + 1}: {name}, {seconds[name][-1]:.1f} s", file=sys.stderr)
+    if len(answers) > 1:
+        raise SystemExit("The sides do not agree: there is nothing to compare.")
+    return {name: median(values) for name, values in seconds.items()}
+
+
+def starting(crew: OnRay, folder: Path) -> float:
+    """Return the seconds until a worker has started and is done with nothing."""
+    folder.mkdir(exist_ok=True)
+    began = perf_counter()
+    list(crew.do([Unit("idle", place(folder, "idle"))], Idle, lambda *_: None))
+    return perf_counter() - began
+
+
+def section(sizes: Sizes, found: dict[str, dict[str, float]], init: float, start: float) -> str:
+    rows = ["| work | plain loop | Ray, 1 worker | Ray, 2 workers | cost of Ray | 1 to 2 workers |"]
+    rows += ["| --- | --- | --- | --- | --- | --- |"]
+    for title, side in found.items():
+        plain, one, two = side.values()
+        cells = [f"{plain:.1f} s", f"{one:.1f} s", f"{two:.1f} s"]
+        rows.append(
+            f"| {title} | {' | '.join(cells)} | {one / plain - 1:+.0%} | {one / two:.2f}x |"
+        )
+    about = (
+        f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}, one "
+        f"thread a worker. Medians of {sizes.rounds} rounds, sides in turn, answers equal to the "
+        f"last bit. In each figure of Ray is the start of its workers (one alone: {start:.1f} s), "
+        f"not that of Ray itself ({init:.1f} s, once a command)."
+    )
+    return "## What Ray costs, and gains\n\n" + "\n".join(rows) + f"\n\n{about}\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, help="Markdown file to write; default: only print.")
+    parser.add_argument("--quick", action="store_true", help="Only see whether it runs.")
+    given = parser.parse_args()
+    if os.environ.get("OMP_NUM_THREADS") != "1":
+        raise SystemExit("Set OMP_NUM_THREADS=1: two workers need a core each.")
+    sizes = QUICK if given.quick else Sizes()
+    with tempfile.TemporaryDirectory() as passing:
+        folder = Path(passing)
+        (folder / "slides").mkdir()
+        make_slides(folder / "slides", sizes.slides)
+        slides = find_slides([folder / "slides"])
+        study = RareSignal(slides=60, width=256, patches=sizes.patches, signal=0.1, stain=0.5)
+        recipe = Recipe(
+            cohort=str(study.write(folder / "cohort")),
+            features=str(folder / "cohort" / "features"),
+            splits=SplitConfig(folds=sizes.folds, validation=0.2),
+            train=TrainConfig(epochs=sizes.epochs, warmup_epochs=1, patience=sizes.epochs),
+            loggers={},
+        )
+        began = perf_counter()
+        with OnRay(workers=1) as one:
+            init = perf_counter() - began
+            start = starting(one, folder / "idle")
+            crews: dict[str, Crew] = {"plain": Here(), "one": one, "two": OnRay(workers=2)}
+            works: dict[str, Work] = {
+                f"{sizes.slides} slides encoded": partial(encode, slides),
+                f"{sizes.folds} folds trained": partial(train, recipe),
+            }
+            found = {
+                title: measure(work, crews, folder / title, sizes.rounds)
+                for title, work in works.items()
+            }
+    text = section(sizes, found, init, start)
+    print(text)
+    if given.out:
+        write_text(given.out, text, replace=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,30 @@
+"""The command that tells how a long work stands: status."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from caprmil.cli.shared import app, show_table
+
+MOST = 50  # rows of a table that somebody will read
+
+
+@app.command()
+def status(
+    out: Annotated[Path, typer.Argument(help="What was --out: bags, a run, a sweep, ...")],
+) -> None:
+    """Tell what of a long work is done, running, failed and why, from any machine."""
+    from caprmil.status import look
+
+    found = look(out)
+    units = found.open()
+    if units:
+        rows = [[unit.name, unit.state, unit.remark] for unit in units[:MOST]]
+        show_table(["unit", "state", "remark"], rows)
+    if len(units) > MOST:
+        typer.echo(f"And {len(units) - MOST} more.")
+    counted = ", ".join(f"{count} {state}" for state, count in found.count().items())
+    typer.echo(f"{out} holds {found.kind}: {counted}.")
+    if any(unit.state in ("failed", "stopped", "to do") for unit in units):
+        typer.echo("The command that began it goes on with what is not done.")

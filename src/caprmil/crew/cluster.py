@@ -1,0 +1,324 @@
+"""A crew on Ray: a cluster of its own on this machine, or one that is there already.
+
+Workers are few and stay: one on each share of the cores, or of a GPU. A worker that dies is
+replaced, and its unit is tried again, three times in all.
+
+On a CPU the answer does not depend on who does a unit, to the last bit, if all compute with the
+same number of threads. It does depend on that number: with two threads instead of one, sums of
+lite0 and of CAPRMIL are added up in another order, and the last digits differ (measured; ABMIL's
+did not). So a worker has as many threads as this process would have, and as many cores.
+OMP_NUM_THREADS=1 gives a worker to each core, and the numbers of a plain run with
+OMP_NUM_THREADS=1. Nodes with other processors may round otherwise, whatever is done here.
+"""
+
+import logging
+import os
+import sys
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Sized
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any
+
+from caprmil.crew import notes
+from caprmil.crew.units import Done, Failed, Hire, Listen, Unit
+from caprmil.errors import CaprmilError
+
+LOCAL = "local"
+TRIES = 3
+LOOK = 1.0  # seconds between two looks at how far the workers are
+
+_log = logging.getLogger("caprmil")
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a worker must agree to before it starts."""
+
+    folder: str
+    modules: tuple[str, ...]
+    threads: int
+    versions: tuple[tuple[str, str], ...]
+
+
+class Post:
+    """A process of the cluster, with a worker in it."""
+
+    def start(self, hire: bytes, terms: Terms) -> None:
+        """Hire the worker; raise if it could not do its work here, or would do it otherwise."""
+        import ray.cloudpickle
+
+        if not Path(terms.folder).is_dir():
+            raise CaprmilError(
+                f"{notes.here()} does not see the folder {terms.folder}. All nodes of the cluster "
+                "need it under this name: use a shared folder."
+            )
+        os.chdir(terms.folder)  # paths are as seen from the working directory
+        sys.path += [entry for entry in terms.modules if entry not in sys.path]
+        if (has := _versions()) != terms.versions:
+            raise CaprmilError(
+                f"{notes.here()} has {_listed(has)}, but this process {_listed(terms.versions)}. "
+                "Results of both would be mixed: install the same on all nodes."
+            )
+        os.environ["OMP_NUM_THREADS"] = str(terms.threads)  # before it imports torch
+        hired: Hire = ray.cloudpickle.loads(hire)
+        if "torch" in sys.modules:
+            import torch
+
+            torch.set_num_threads(terms.threads)
+        self.worker = hired()
+
+    def work(self, unit: Unit, attempt: int) -> tuple[str, Any]:
+        """Do a unit, and return the result, or whether it refused or failed, and why."""
+        try:
+            with notes.attended(unit.note, attempt=attempt) as tell:
+                return "done", self.worker.work(unit, tell)
+        except CaprmilError as problem:
+            return "refused", notes.said(problem)
+        except Exception as problem:
+            return "failed", notes.said(problem)
+
+
+class Shift:
+    """Who is there, who does what, and what is still to do."""
+
+    def __init__(self, units: Iterator[Unit], most: int) -> None:
+        self.units, self.most, self.exhausted = units, most, False
+        self.again: deque[Unit] = deque()
+        self.attempts: Counter[str] = Counter()
+        self.posts: set[Any] = set()
+        self.idle: deque[Any] = deque()
+        self.starting: dict[Any, Any] = {}  # promise: post
+        self.working: dict[Any, tuple[Any, Unit]] = {}  # promise: post and unit
+        self.stillborn = 0  # workers that died before they could start, since one last did
+
+    def next(self) -> Unit | None:
+        """Return the next unit: one to try again, or a new one."""
+        if self.again:
+            return self.again.popleft()
+        unit = next(self.units, None)
+        self.exhausted = unit is None
+        return unit
+
+    def wanted(self) -> int:
+        """Return how many workers there is work for, as far as this is known."""
+        return len(self.working) + len(self.again) if self.exhausted else self.most
+
+    @property
+    def promises(self) -> list[Any]:
+        return [*self.starting, *self.working]
+
+
+class OnRay:
+    """The workers of a Ray cluster. With `address` "local", one of its own on this machine.
+
+    `gpus` is the share of a GPU that a worker has; 0 is for work on CPUs. Unless they are `needed`,
+    a cluster without GPUs will do too. `workers` is how many there are at most; by default as many
+    as the cluster has room for, now and later.
+    """
+
+    elsewhere = True
+
+    def __init__(
+        self,
+        address: str = LOCAL,
+        *,
+        gpus: float = 0.0,
+        needed: bool = True,
+        workers: int | None = None,
+    ) -> None:
+        self.address, self.gpus, self.needed, self.workers = address, gpus, needed, workers
+        self.ours = False
+        self.ray = import_ray()
+
+    def __enter__(self) -> "OnRay":
+        """Connect; a cluster of one's own is started."""
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nobody is told of it
+        if self.ray.is_initialized():
+            return self
+        options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+        if self.address == LOCAL:
+            options["include_dashboard"] = False
+        try:
+            self.ray.init(address=self.address, **options)
+        except (ConnectionError, RuntimeError, ValueError, OSError) as problem:
+            reason = str(problem).partition("\n")[0]
+            raise CaprmilError(
+                f"There is no Ray cluster to be had at {self.address} ({reason}). Start one with "
+                "`ray start --head`, or use --ray alone for this machine."
+            ) from problem
+        self.ours = True
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Disconnect; a cluster of one's own is stopped."""
+        if self.ours:
+            self.ray.shutdown()
+            self.ours = False
+
+    def do(self, units: Iterable[Unit], hire: Hire, listen: Listen) -> Iterator[Done | Failed]:
+        """Yield what came of each unit, as it is done. Leaving early stops those in work."""
+        most = len(units) if isinstance(units, Sized) else sys.maxsize
+        if not most:
+            return
+        if not self.needed and not self.ray.cluster_resources().get("GPU"):
+            self.gpus = 0.0
+        if not self.room():
+            what = f"{self.cpus()} cores" + (f" and {self.gpus:g} GPU" if self.gpus else "")
+            raise CaprmilError(
+                f"No node of the cluster has {what} for a worker. Set OMP_NUM_THREADS to fewer "
+                "cores, or see to it that nodes with GPUs join."
+            )
+        shift = Shift(iter(units), most)
+        make = self.ray.remote(num_cpus=self.cpus(), num_gpus=self.gpus, max_restarts=0)(Post)
+        job = self.ray.put(self.ray.cloudpickle.dumps(hire))
+        terms = Terms(str(Path.cwd()), tuple(sys.path), self.cpus(), _versions())
+        room, looked = self.room(), monotonic()
+        try:
+            while self._assign(shift):
+                for _ in range(min(room, shift.wanted()) - len(shift.posts)):
+                    post = make.remote()
+                    shift.posts.add(post)
+                    shift.starting[post.start.remote(job, terms)] = post
+                for promise in self._wait(shift.promises):
+                    if outcome := self._hear(shift, promise):
+                        yield outcome
+                if monotonic() - looked > LOOK:
+                    room, looked = self.room(), monotonic()
+                    _look(shift, listen)
+        finally:
+            self._dismiss(shift)
+
+    def cpus(self) -> int:
+        """Return the cores of a worker: the threads of this process; beside a GPU, one."""
+        if self.gpus:
+            return 1
+        if "torch" in sys.modules:
+            import torch
+
+            return torch.get_num_threads()
+        return int(os.environ.get("OMP_NUM_THREADS") or os.cpu_count() or 1)
+
+    def room(self) -> int:
+        """Return for how many workers there is room on the nodes that are alive."""
+        total = 0
+        for node in self.ray.nodes():
+            if node["Alive"]:
+                has = node["Resources"]
+                fits = has.get("CPU", 0) // self.cpus()
+                total += int(min(fits, has.get("GPU", 0) // self.gpus) if self.gpus else fits)
+        return total if self.workers is None else min(total, self.workers)
+
+    def _assign(self, shift: Shift) -> bool:
+        """Give units to who is free; tell whether there is anything left to wait for."""
+        while shift.idle and (unit := shift.next()):
+            post = shift.idle.popleft()
+            shift.attempts[unit.name] += 1
+            promise = post.work.remote(unit, shift.attempts[unit.name])
+            shift.working[promise] = post, unit
+        return bool(shift.working or shift.again) or not shift.exhausted
+
+    def _wait(self, promises: list[Any]) -> list[Any]:
+        if not promises:  # all nodes are gone: others may come
+            sleep(LOOK)
+            return []
+        return self.ray.wait(promises, num_returns=1, timeout=LOOK)[0]
+
+    def _hear(self, shift: Shift, promise: Any) -> Done | Failed | None:
+        """Take what a worker has to say, or that it is gone."""
+        if promise in shift.starting:
+            self._welcome(shift, shift.starting.pop(promise), promise)
+            return None
+        post, unit = shift.working.pop(promise)
+        try:
+            how, result = self.ray.get(promise)
+            shift.idle.append(post)
+        except self.ray.exceptions.RayTaskError as problem:  # e.g. a result that cannot be sent
+            how, result = "failed", notes.said(problem.cause or problem)
+            shift.idle.append(post)
+        except self.ray.exceptions.RayError as problem:
+            self._lose(shift, post)
+            how, result = "failed", f"Its worker was lost: {_cause(problem)}."
+        if how == "done":
+            return Done(unit, result)
+        attempt = shift.attempts[unit.name]
+        before = notes.read(unit.note)
+        if before is None or before.attempt != attempt:  # the worker was gone before it began
+            shift.attempts[unit.name] -= 1
+            shift.again.append(unit)
+            return None
+        if how == "refused" or attempt == TRIES:
+            replace(before, state="failed", attempt=attempt, reason=result).write(unit.note)
+            return Failed(unit, result, attempts=attempt)
+        replace(before, state="waiting", attempt=attempt, reason=result).write(unit.note)
+        _log.warning("%s failed and is tried again: %s", unit.name, result)
+        shift.again.append(unit)
+        return None
+
+    def _welcome(self, shift: Shift, post: Any, promise: Any) -> None:
+        """Let a worker begin that has started; give up if none can."""
+        try:
+            self.ray.get(promise)
+        except self.ray.exceptions.RayTaskError as problem:
+            cause = problem.cause or problem
+            raise CaprmilError(f"No worker can start. {notes.said(cause)}") from None
+        except self.ray.exceptions.RayError as problem:
+            self._lose(shift, post)
+            shift.stillborn += 1
+            if shift.stillborn > TRIES * max(1, self.room()):
+                raise CaprmilError(
+                    f"Workers die before they can start ({_cause(problem)}). Look at the memory of "
+                    "the nodes, and at Ray's logs."
+                ) from None
+        else:
+            shift.stillborn = 0
+            shift.idle.append(post)
+
+    def _lose(self, shift: Shift, post: Any) -> None:
+        """Forget a worker; it is replaced where there is room."""
+        shift.posts.discard(post)
+        self.ray.kill(post)  # it may only have been out of reach
+
+    def _dismiss(self, shift: Shift) -> None:
+        """Stop all workers. What they had in work is not done, and nothing else is said of it."""
+        with suppress(self.ray.exceptions.RayError):
+            for post in shift.posts:
+                self.ray.kill(post)
+        for _, unit in shift.working.values():
+            unit.note.unlink(missing_ok=True)
+
+
+def _look(shift: Shift, listen: Listen) -> None:
+    """Pass on how far the units in work are, as their notes say."""
+    for _, unit in shift.working.values():
+        if (note := notes.read(unit.note)) and note.state == "running" and note.total:
+            listen(unit, note.done, note.total, note.remark)
+
+
+def import_ray() -> Any:
+    """Return Ray, or say how to get it."""
+    try:
+        import ray
+        import ray.cloudpickle
+        import ray.exceptions
+    except ImportError:
+        raise CaprmilError('--ray needs Ray: pip install "caprmil[cluster]".') from None
+    return ray
+
+
+def _versions() -> tuple[tuple[str, str], ...]:
+    return tuple((name, version(name)) for name in ("caprmil", "torch", "numpy"))
+
+
+def _listed(versions: tuple[tuple[str, str], ...]) -> str:
+    return ", ".join(" ".join(pair) for pair in versions)
+
+
+def _cause(problem: Exception) -> str:
+    """Return the one line of Ray's long message that says what happened."""
+    lines = [line.strip() for line in str(problem).splitlines() if line.strip()]
+    telling = next((line for line in lines if "because" in line), lines[0])
+    return telling.partition(". ")[0].rstrip(".")
