@@ -17,7 +17,17 @@ from filelock import FileLock, Timeout
 from lightning.pytorch import loggers as lightning_loggers
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 
-from caprmil import calibration, comparison, config, figures, predictions, runs, shortcuts
+from caprmil import (
+    calibration,
+    comparison,
+    config,
+    figures,
+    mirror,
+    predictions,
+    runs,
+    shortcuts,
+    storage,
+)
 from caprmil.batches import Cache, Sample
 from caprmil.cohort import Cohort, CohortConfig, Fold, SplitConfig
 from caprmil.cohort import load as load_cohort
@@ -74,19 +84,28 @@ def read_recipe(
     if Path(source).suffix.lower() == ".toml":
         recipe = config.load(source, into=Recipe, changes=changes)
     else:
-        recipe = config.parse({"cohort": str(source)}, into=Recipe, changes=changes)
-    return recipe if features is None else replace(recipe, features=str(features))
+        table = {"cohort": str(storage.place(source))}
+        recipe = config.parse(table, into=Recipe, changes=changes)
+    return recipe if features is None else replace(recipe, features=str(storage.place(features)))
 
 
 def cross_validate(
-    recipe: Recipe, out: str | Path, *, device: str = "auto", progress: bool = True
+    recipe: Recipe,
+    out: str | Path,
+    *,
+    device: str = "auto",
+    progress: bool = True,
+    share: Callable[[], None] = lambda: None,
 ) -> Run:
     """Train and score a model on every fold of a cohort. Each is scored on its own test part.
 
     `out` must be new, or hold a run of the same recipe that was interrupted: that one goes on,
-    and ends with the numbers it would have had. Nothing in it is overwritten.
+    and ends with the numbers it would have had. Nothing in it is overwritten. One that is
+    elsewhere is trained in a local mirror. `share` is called when something of the run is whole.
     """
-    out = Path(out)
+    out = storage.place(out)
+    if isinstance(out, storage.Remote):
+        return _train_away(recipe, out, device=device, progress=progress)
     _check_folder(out, recipe)
     runs.pick_device(device)  # here and below: what is wrong is found before anything is written
     if recipe.train.compile:
@@ -102,6 +121,7 @@ def cross_validate(
     for note in cohort.notes:
         logging.getLogger("caprmil").warning("note: %s", note)
     run = _open(out, recipe, cohort, folds)
+    share()
     cache = Cache(recipe.train.cache_gb)
     total = len(folds) * recipe.train.epochs
     with alone(out), bar(f"Training {recipe.model.name}", shown=progress) as step:
@@ -111,8 +131,21 @@ def cross_validate(
                 _train_fold(run, recipe, cohort, fold, cache=cache, device=device, listen=listen)
             for checkpoint in run.fold_folder(fold.name).glob("*.ckpt"):
                 checkpoint.unlink()  # only now: a fold has its name, or all it needs to go on
+            share()
     with bar("Reading bags for shortcuts", shown=progress) as step:
         _finish(run, cohort, step)
+    return Run(out)
+
+
+def _train_away(recipe: Recipe, out: storage.Remote, *, device: str, progress: bool) -> Run:
+    """Train in a local mirror of a folder elsewhere, which gets every fold that is finished."""
+    _check_folder(out, recipe)
+    with mirror.mirrored(out) as copy:
+        words: dict[str, Any] = {"device": device, "progress": progress, "share": copy.share}
+        try:
+            cross_validate(recipe, copy.folder, **words)
+        except RunError as problem:  # which names the mirror, and that is nobody's place
+            raise RunError(str(problem).replace(str(copy.folder), str(out))) from problem
     return Run(out)
 
 
@@ -150,7 +183,9 @@ def _listener(
 
 def _check_folder(out: Path, recipe: Recipe) -> None:
     """Refuse a folder that holds anything but an unfinished run of this recipe."""
-    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+    if not out.exists() or (
+        out.is_dir() and all(path.name == mirror.LOCK for path in out.iterdir())
+    ):
         return
     advice = "Choose another folder for the new run."
     if not (out / runs.RECIPE).exists():

@@ -1,10 +1,15 @@
 """What the commands share: the application, options that several take, and tables."""
 
 import sys
+from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from caprmil.errors import StorageError
+from caprmil.storage import Remote, place
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -12,7 +17,39 @@ if TYPE_CHECKING:
     from caprmil.predictions import Predictions
     from caprmil.qc import Record
 
-app = typer.Typer(
+LOCAL = ("demo", "reproduce", "sweep")  # commands that write to local folders alone
+
+
+class App(typer.Typer):
+    """Commands whose paths may be URLs: pathlib takes a slash of each, which is given back here."""
+
+    def command(self, *args: Any, **settings: Any) -> Callable[..., Any]:
+        register = super().command(*args, **settings)
+
+        def add(function: Callable[..., Any]) -> Callable[..., Any]:
+            @wraps(function)
+            def with_places(**words: Any) -> Any:
+                found = {name: _placed(word) for name, word in words.items()}
+                if function.__name__ in LOCAL and isinstance(found.get("out"), Remote):
+                    raise StorageError(
+                        f"caprmil {function.__name__} cannot write to {found['out']} yet. Pass a "
+                        "local folder, and copy it when it is done."
+                    )
+                return function(**found)
+
+            register(with_places)
+            return function
+
+        return add
+
+
+def _placed(word: Any) -> Any:
+    if isinstance(word, list):
+        return [_placed(each) for each in word]
+    return place(word) if isinstance(word, Path) else word
+
+
+app = App(
     name="caprmil",
     no_args_is_help=True,
     add_completion=False,
