@@ -600,9 +600,16 @@ def test_the_commands_take_urls(
     assert not Path("s3:").exists()
 
 
-def test_a_command_that_cannot_write_elsewhere_says_so(tmp_path: Path) -> None:
-    with pytest.raises(StorageError, match="sweep cannot write to s3://lab/x yet"):
-        shell("sweep", tmp_path / "a.toml", "--set", "train.epochs=1,2", "--out", "s3://lab/x")
+def test_what_cannot_write_elsewhere_says_so(tiny_recipe: Recipe, tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text(config.dump(tiny_recipe))
+    for words in (
+        ("sweep", tmp_path / "a.toml", "--set", "train.epochs=1,2", "--out", "s3://lab/x"),
+        ("reproduce", "bracs", "--rehearse", "--out", "s3://lab/x"),
+        ("demo", "--out", "s3://lab/x"),
+    ):
+        with pytest.raises(StorageError, match="s3://lab/x cannot be written to by this command"):
+            shell(*words)
+    assert not Path("s3:").exists()
 
 
 def test_a_recipe_may_be_elsewhere(memory: Remote) -> None:

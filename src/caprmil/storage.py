@@ -48,6 +48,17 @@ def is_remote(path: str | os.PathLike[str]) -> bool:
     return isinstance(place(path), Remote)
 
 
+def here(path: str | os.PathLike[str]) -> Path:
+    """Return a path on this machine, for work that can be done nowhere else; refuse others."""
+    path = place(path)
+    if isinstance(path, Remote):
+        raise StorageError(
+            f"{path} cannot be written to by this command yet. Pass a local folder, and copy it "
+            "when it is done."
+        )
+    return path
+
+
 def within(folder: Path, name: str) -> Path:
     """Return a path as seen from a folder: a URL and an absolute path stand for themselves."""
     return place(name) if is_remote(name) or Path(name).is_absolute() else folder / name

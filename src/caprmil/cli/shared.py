@@ -8,16 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from caprmil.errors import StorageError
-from caprmil.storage import Remote, place
+from caprmil.storage import place
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from caprmil.predictions import Predictions
     from caprmil.qc import Record
-
-LOCAL = ("demo", "reproduce", "sweep")  # commands that write to local folders alone
 
 
 class App(typer.Typer):
@@ -29,13 +26,7 @@ class App(typer.Typer):
         def add(function: Callable[..., Any]) -> Callable[..., Any]:
             @wraps(function)
             def with_places(**words: Any) -> Any:
-                found = {name: _placed(word) for name, word in words.items()}
-                if function.__name__ in LOCAL and isinstance(found.get("out"), Remote):
-                    raise StorageError(
-                        f"caprmil {function.__name__} cannot write to {found['out']} yet. Pass a "
-                        "local folder, and copy it when it is done."
-                    )
-                return function(**found)
+                return function(**{name: _placed(word) for name, word in words.items()})
 
             register(with_places)
             return function

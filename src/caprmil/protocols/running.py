@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from io import StringIO
 from pathlib import Path
 
-from caprmil import comparison, cost, metrics, paper
+from caprmil import comparison, cost, metrics, paper, storage
 from caprmil.cohort import find_bags
 from caprmil.errors import CohortError, some
 from caprmil.files import write_text
@@ -30,7 +30,7 @@ def reproduce(
 
     What is finished there is not trained again.
     """
-    protocol, out, features = find(name), Path(out), Path(features)
+    protocol, out, features = find(name), storage.here(out), storage.place(features)
     rows = prepare(name, labels)
     table = out / "cohort.csv"
     recipes = {model: recipe(name, model, table, features, changes) for model in models}

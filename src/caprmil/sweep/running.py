@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from filelock import FileLock, Timeout
 
-from caprmil import config, figures, runs, training
+from caprmil import config, figures, runs, storage, training
 from caprmil.cohort import load as load_cohort
 from caprmil.errors import CaprmilError, RecipeError, RunError
 from caprmil.files import refuse_unwritable, write_text
@@ -40,7 +40,7 @@ def sweep(
     What is there already is not trained again, so the same call goes on where it was stopped; with
     more trials it goes further. A point that cannot be trained is noted, and the others go on.
     """
-    out, say = Path(out), listen or (lambda *_: None)
+    out, say = storage.here(out), listen or (lambda *_: None)
     runs.pick_device(device)  # here and below: what is wrong is found before anything is written
     refuse_unwritable(out)
     scores: dict[str, float] = {}
