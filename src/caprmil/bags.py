@@ -16,7 +16,7 @@ import h5py
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from caprmil import layouts
+from caprmil import layouts, storage
 from caprmil.errors import BagError
 from caprmil.files import beside
 from caprmil.layouts import Found
@@ -92,13 +92,12 @@ def cells_of(coords: NDArray[Any] | None, info: "BagInfo") -> NDArray[np.int64] 
 
 def inspect(path: str | Path) -> BagInfo:
     """Describe a feature file. The features of HDF5 and `.npy` files are not read."""
-    with layouts.opened(Path(path)) as found:
-        return _describe(found)
+    return layouts.glance(storage.place(path), _describe)
 
 
 def read(path: str | Path) -> Bag:
     """Read a feature file whole, and check every value in it."""
-    with layouts.opened(Path(path)) as found:
+    with layouts.opened(storage.place(path)) as found:
         return _load(found)
 
 
@@ -108,7 +107,7 @@ def streaming(path: str | Path, *, rows: int = ROWS) -> Iterator["Stream"]:
 
     HDF5 and `.npy` files are read so; the others are in memory as soon as they are open.
     """
-    with layouts.opened(Path(path)) as found:
+    with layouts.opened(storage.place(path)) as found:
         yield Stream(found, _describe(found), rows)
 
 
@@ -132,7 +131,7 @@ class Stream:
     def _read(self, start: int) -> NDArray[np.floating[Any]]:
         features = self._found.features
         if isinstance(features, np.memmap):  # what was read of it would stay resident
-            features = np.load(str(self._found.path), mmap_mode="r", allow_pickle=False)
+            features = np.load(str(self._found.file), mmap_mode="r", allow_pickle=False)
         rows = slice(start, start + self.rows)
         piece = features[0, rows] if len(features.shape) == 3 else features[rows]
         return _as_floats(self._found, layouts.array(piece), start)
@@ -166,7 +165,7 @@ def write(
     `coords` are level-0 pixels, `said` are fields of `BagInfo`. `attributes` are kept on the file
     for other readers.
     """
-    path = Path(path)
+    path = storage.place(path)
     bag = _load(layouts.in_memory(path, features, coords, {}))
     n, width = bag.features.shape
     info = BagInfo(path=path, kind="caprmil", n_patches=n, width=width, dtype=dtype, **said)
@@ -187,14 +186,14 @@ def filling(
 
     Yields a function that takes the next rows of features. The file appears when all are there.
     """
-    path = Path(info.path or "")
+    path = storage.place(info.path or "")
     if info.dtype not in ("float16", "float32") or info.scale_rule not in (
         "exact",
         "nominal",
         None,
     ):
         raise ValueError(f"{info.dtype=} or {info.scale_rule=} is not known.")
-    if path.suffix.lower() not in (".h5", ".hdf5"):
+    if path.suffix.lower() not in layouts.HDF5:
         raise BagError(f"{path} cannot be written as '{path.suffix}'. Name it .h5.")
     if path.exists() and not replace:
         raise BagError(f"{path} is there already. Remove it first, or write elsewhere.")

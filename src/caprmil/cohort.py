@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
-from caprmil import bags, folds, tables
+from caprmil import bags, folds, storage, tables
 from caprmil.bags import BagInfo
 from caprmil.errors import BagError, CohortError, RecipeError, some, suggest
 from caprmil.folds import Findings, Fold, Listing, Split, SplitConfig
@@ -118,7 +118,7 @@ def load(
     knowing is left in `Cohort.notes`. Without `splits` (prediction, a cohort from elsewhere)
     there are no folds, slides may lack a label, and one class will do.
     """
-    table, config, found = Path(table), config or CohortConfig(), Findings()
+    table, config, found = storage.place(table), config or CohortConfig(), Findings()
     read = tables.read(table, pad=True)
     columns = _find_columns(list(read.columns), config, found, required=splits is not None)
     listed = _by_slide(read.rows(), columns, found)
@@ -159,7 +159,7 @@ def load(
 def find_bags(paths: Iterable[str | Path]) -> dict[str, Path]:
     """Return the bags among files and under folders, by the name of their slide."""
     files: dict[Path, Path] = {}  # a file that is given twice is one file
-    for path in map(Path, paths):
+    for path in map(storage.place, paths):
         if not path.exists():
             raise CohortError(f"There is no file or folder {path}.")
         if path.is_file() and path.suffix.lower() not in bags.SUFFIXES:
@@ -232,7 +232,7 @@ def _locate(
     found: Findings,
 ) -> dict[str, Path]:
     """Return the bag of each slide that has one: where its row says, or by name in `features`."""
-    places = [table.parent] if features is None else [Path(features), table.parent]
+    places = [table.parent] if features is None else [storage.place(features), table.parent]
     if not places[0].is_dir():
         found.problems.append(f"There is no folder {features} to look for bags in.")
         return {}
@@ -242,7 +242,8 @@ def _locate(
     for name, row in rows.items():
         told, slide = row.get(columns.get("path", ""), ""), row[columns["slide"]]
         own = told or (slide if slide.lower().endswith(bags.SUFFIXES) else "")
-        here = [place / own for place in places if own and (place / own).is_file()]
+        told_at = [storage.within(place, own) for place in places] if own else []
+        here = [path for path in told_at if path.is_file()]
         chosen[name] = here[:1] or ([] if told else shelf.get(name, []))
         if not chosen[name]:
             missing.append(f"{name} ({told})" if told else name)
@@ -412,7 +413,8 @@ def _read_fixed(
 
 def _read_files(files: str, table: Path) -> dict[str, Listing]:
     """Return what CLAM's split files list, in order of their number."""
-    place = Path(files) if Path(files).exists() else table.parent / files
+    place = storage.place(files)
+    place = place if place.exists() else storage.within(table.parent, files)
     numbered = {
         int(match[1]): file
         for file in place.glob("*.csv")

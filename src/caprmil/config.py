@@ -6,12 +6,12 @@ import os
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
-from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import tomli_w
 
+from caprmil import storage
 from caprmil.errors import RecipeError, suggest
 
 Settings = TypeVar("Settings")
@@ -24,7 +24,7 @@ def load(
     path: str | os.PathLike[str], *, into: type[Settings], changes: Iterable[str] = ()
 ) -> Settings:
     """Read a TOML file into a dataclass, with changes such as `train.epochs=5` made on the way."""
-    path = Path(path)
+    path = storage.place(path)
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from caprmil import config, cost, encoders, explain, figures, report
+from caprmil import config, cost, encoders, explain, figures, report, storage
 from caprmil.extraction import Extraction
 from caprmil.inference import bags_of
 from caprmil.predictions import Predictions
@@ -63,7 +63,7 @@ def demo(
 
     What an earlier demo in the same folder has finished is not done again; reports are made anew.
     """
-    out = Path(out)
+    out = storage.here(out)
     with bar("Generating slides", shown=progress) as step:
         table = plan.cohort.write(out / "cohort", progress=step)
     features = out / "features"

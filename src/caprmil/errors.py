@@ -8,6 +8,7 @@ CaprmilError
 ├── SlideError     a slide that cannot be opened, read, or whose scale is not known
 ├── EncoderError   an encoder that cannot be loaded, or whose answers cannot be used
 ├── ExportError    a model that cannot be exported, or a file that answers otherwise than it
+├── StorageError   a place elsewhere, such as s3://, that cannot be reached, read or written
 └── UnknownName    a model, encoder or metric nobody has heard of
 
 The command line prints them as one line and leaves with 2; anything else is a bug and shows its
@@ -48,6 +49,10 @@ class EncoderError(CaprmilError):
 
 class ExportError(CaprmilError):
     """A model that cannot be exported, or a file that answers otherwise than the model."""
+
+
+class StorageError(CaprmilError):
+    """A place elsewhere, such as s3://, that cannot be reached, read or written."""
 
 
 class UnknownName(CaprmilError):  # noqa: N818  reads as it is said

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from filelock import FileLock, Timeout
 
-from caprmil import bags, config, patches, qc, regions, tables, tissue
+from caprmil import bags, config, patches, qc, regions, storage, tables, tissue
 from caprmil.bags import BagInfo
 from caprmil.crew import Crew, Done, Failed, Here, Unit, Worker
 from caprmil.crew.notes import here, place
@@ -94,6 +94,7 @@ class Extraction:
         A slide that fails is noted, and the others go on. Several processes may work on one
         folder: each takes slides that no other has in hand. So may a crew of them.
         """
+        self.out = storage.place(self.out)
         self._check()
         done = self._look(slides)
         if done:
@@ -163,6 +164,8 @@ class Extraction:
             raise RecipeError("regions and region_classes go with --regions FILE_OR_FOLDER.")
         if self.encoder is None and any(self.out.glob("*.h5")):
             raise RunError(f"{self.out} holds bags. Choose another folder for pictures alone.")
+        if isinstance(self.out, storage.Remote):
+            refuse_unwritable(self.out)
 
     def _look(self, slides: Mapping[str, Path]) -> dict[str, Record]:
         """Return the slides that are done with these settings; refuse bags of others."""
@@ -364,7 +367,13 @@ class Extraction:
 
     @contextmanager
     def _lock(self, name: str, *, wait: bool = True) -> Iterator[None]:
-        """Hold the lock of a slide. It goes with the process that holds it, however that ends."""
+        """Hold the lock of a slide. It goes with the process that holds it, however that ends.
+
+        Elsewhere are no locks: two processes may make the same bag, and the later one stays.
+        """
+        if isinstance(self.out, storage.Remote):
+            yield
+            return
         folder = self.out / ".locks"
         refuse_unwritable(folder)
         folder.mkdir(parents=True, exist_ok=True)

@@ -7,6 +7,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from uuid import uuid4
 
+from caprmil import storage
 from caprmil.errors import CaprmilError
 
 
@@ -15,9 +16,14 @@ def beside(path: str | os.PathLike[str], *, replace: bool = False) -> Iterator[P
     """Yield a passing name in the same folder; what was written there becomes `path` at the end.
 
     If anything goes wrong before that, `path` is as it was. Folders are made on the way. The
-    passing name is hidden and keeps the ending, which says the format to some writers.
+    passing name is hidden and keeps the ending, which says the format to some writers. For a
+    `path` elsewhere it lies in local scratch.
     """
-    path = Path(path)
+    path = storage.place(path)
+    if storage.is_remote(path):
+        with storage.uploading(path, replace=replace) as passing:
+            yield passing
+        return
     if not replace:
         refuse_existing(path)
     passing = path.with_name(f".{uuid4().hex[:8]}.{path.name}")
@@ -41,7 +47,9 @@ def beside(path: str | os.PathLike[str], *, replace: bool = False) -> Iterator[P
 
 def sweep(path: str | os.PathLike[str]) -> None:
     """Remove what a writer of `path` left beside it when it was killed. Nobody may be writing."""
-    path = Path(path)
+    path = storage.place(path)
+    if storage.is_remote(path):
+        return  # its passing files are in local scratch
     passing = re.compile(rf"\.[0-9a-f]{{8}}\.{re.escape(path.name)}")
     for left in path.parent.glob(".*"):
         if passing.fullmatch(left.name):
@@ -50,13 +58,18 @@ def sweep(path: str | os.PathLike[str]) -> None:
 
 def refuse_existing(path: str | os.PathLike[str]) -> None:
     """Raise if something is there: before long work whose result would have no place."""
-    if Path(path).exists():
+    path = storage.place(path)
+    if path.exists():
         raise CaprmilError(f"{path} is there already. Move it away, or choose another name.")
     refuse_unwritable(path)
 
 
 def refuse_unwritable(path: str | os.PathLike[str]) -> None:
     """Raise if nothing could be made there: again, better before than after."""
+    path = storage.place(path)
+    if storage.is_remote(path):
+        storage.refuse_unwritable(path)
+        return
     place = next(place for place in Path(path).absolute().parents if place.exists())
     if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
         raise CaprmilError(f"{path} cannot be made: {place} is no folder that one may write to.")
@@ -66,4 +79,4 @@ def write_text(path: str | os.PathLike[str], text: str, *, replace: bool = False
     """Write a text file whole or not at all."""
     with beside(path, replace=replace) as passing:
         passing.write_text(text, encoding="utf-8")
-    return Path(path)
+    return storage.place(path)

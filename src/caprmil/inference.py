@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from caprmil import bags, config, encoders
+from caprmil import bags, config, encoders, storage
 from caprmil.cohort import find_bags
 from caprmil.errors import EncoderError, RecipeError, RunError, SlideError
 from caprmil.extraction import Extraction
@@ -34,6 +34,7 @@ def bags_of(
 
     Slides are encoded into `out` as the run's own bags were, unless their bag is given as well.
     """
+    inputs, out = [storage.place(path) for path in inputs], storage.place(out)
     given = [path for path in inputs if _holds(path, bags.SUFFIXES)]
     found = find_bags(given) if given else {}
     pixels = [path for path in inputs if path not in given or _holds(path, bags.IMAGES)]

@@ -5,23 +5,29 @@ Which tool wrote a file, its content says: names of arrays and attributes, never
 
 import pickle
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import Any, TypeVar
 
 import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from caprmil.errors import BagError
+from caprmil import storage
+from caprmil.errors import BagError, CaprmilError
+from caprmil.storage import Parts, Remote
+
+T = TypeVar("T")
 
 SUFFIXES = (".h5", ".hdf5", ".npz", ".npy", ".pt")
 """What a bag's file may end in. Where a slide has several, the first is the one to take: HDF5 has
 coordinates, `.pt` hardly ever."""
+
+HDF5 = (".h5", ".hdf5")
 
 SCHEMA = 1
 """The version of our own layout. A file of a later one is refused."""
@@ -41,6 +47,7 @@ class Found:
     coords: Any
     dtype: str
     attributes: Mapping[str, Any]
+    file: Path | None = None  # on this machine: the file itself, or its copy in scratch
 
     def __str__(self) -> str:
         return str(self.path or "The bag in memory")
@@ -60,23 +67,21 @@ def in_memory(path: Path | None, features: Any, coords: Any, said: Mapping[str, 
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[Found]:
-    """Open a file of any kind for as long as its arrays are looked at."""
+def opened(path: Path, parts: Parts | None = None) -> Iterator[Found]:
+    """Open a file of any kind for as long as its arrays are looked at.
+
+    One that is elsewhere is fetched whole, unless `parts` of it are to be looked at.
+    """
     try:
-        _check_file(path)
-        match path.suffix.lower():
-            case ".npy":
-                array = np.load(path, mmap_mode="r", allow_pickle=False)
-                yield _find(path, "npy", {"features": array})
-            case ".npz":
-                with path.open("rb") as stream, np.load(stream, allow_pickle=False) as arrays:
-                    yield _find(path, "npz", arrays)
-            case ".pt":
-                yield _find(path, "pt", _load_pt(path))
-            case _:
-                with h5py.File(path, "r") as file:
-                    yield _find_h5(path, file)
-    except (BagError, MemoryError):
+        _check_name(path)
+        with nullcontext(parts) if parts else storage.at_hand(path) as file:
+            _check_content(path, file)
+            with _arrays(path, file) as found:
+                found.file = file if isinstance(file, Path) else None
+                yield found
+    except FileNotFoundError:
+        raise _no_file(path) from None
+    except (CaprmilError, MemoryError):
         raise
     except BlockingIOError as problem:
         raise BagError(f"{path} is still being written. Wait for the other program.") from problem
@@ -88,6 +93,50 @@ def opened(path: Path) -> Iterator[Found]:
         ) from problem
 
 
+@contextmanager
+def _arrays(path: Path, file: Any) -> Iterator[Found]:
+    """Open `file`, which holds what is called `path`."""
+    match path.suffix.lower():
+        case ".npy":
+            array = np.load(file, mmap_mode="r", allow_pickle=False)
+            yield _find(path, "npy", {"features": array})
+        case ".npz":
+            with file.open("rb") as stream, np.load(stream, allow_pickle=False) as arrays:
+                yield _find(path, "npz", arrays)
+        case ".pt":
+            yield _find(path, "pt", _load_pt(path, file))
+        case _:
+            with h5py.File(file, "r") as content:
+                yield _find_h5(path, content)
+
+
+def glance(path: Path, look: Callable[[Found], T]) -> T:
+    """Return what `look` finds in a file. Of HDF5 elsewhere only that is fetched."""
+    if not isinstance(path, Remote) or path.suffix.lower() not in HDF5:
+        with opened(path) as found:
+            return look(found)
+
+    def look_at(parts: Parts) -> T:
+        with opened(path, parts) as found:
+            return look(found)
+
+    try:
+        return storage.look_into(path, look_at)
+    except FileNotFoundError:
+        raise _no_file(path) from None
+
+
+def _no_file(path: Path) -> BagError:
+    return BagError(f"There is no file {path}. Check its name and folder.")
+
+
+def _check_name(path: Path) -> None:
+    if not isinstance(path, Remote):
+        _check_file(path)
+    if path.suffix.lower() not in SUFFIXES:
+        raise BagError(f"{path} is no feature file by its suffix. Known: {', '.join(SUFFIXES)}.")
+
+
 def _check_file(path: Path) -> None:
     lock = path.with_name(path.name + ".lock")
     if lock.exists():
@@ -96,14 +145,15 @@ def _check_file(path: Path) -> None:
             "Wait, or remove the lock if no TRIDENT is running."
         )
     if not path.exists():
-        raise BagError(f"There is no file {path}. Check its name and folder.")
+        raise _no_file(path)
     if path.is_dir():
         raise BagError(f"{path} is a folder. Pass one feature file of it.")
-    if path.suffix.lower() not in SUFFIXES:
-        raise BagError(f"{path} is no feature file by its suffix. Known: {', '.join(SUFFIXES)}.")
-    if path.stat().st_size == 0:
+
+
+def _check_content(path: Path, file: Path | Parts) -> None:
+    if (file.size if isinstance(file, Parts) else file.stat().st_size) == 0:
         raise BagError(f"{path} has 0 bytes: its writer was stopped. Extract the features again.")
-    if path.suffix.lower() in (".h5", ".hdf5") and not h5py.is_hdf5(path):
+    if isinstance(file, Path) and path.suffix.lower() in HDF5 and not h5py.is_hdf5(file):
         raise BagError(f"{path} is not an HDF5 file. Copy it again; the download may have failed.")
 
 
@@ -151,7 +201,7 @@ def _h5_kind(features: str, coords: str | None, said: Mapping[str, Any]) -> str:
     return "clam" if features == "features" and coords and not said else "h5"
 
 
-def _load_pt(path: Path) -> dict[str, Any]:
+def _load_pt(path: Path, file: Path) -> dict[str, Any]:
     """Load tensors and NumPy arrays, and nothing that could run code."""
     import torch  # only here, so that everything else works without it
 
@@ -166,7 +216,7 @@ def _load_pt(path: Path) -> dict[str, Any]:
             torch.serialization.safe_globals(allowed),
             warnings.catch_warnings(action="ignore"),  # of old pickle protocols
         ):
-            content = torch.load(path, map_location="cpu", weights_only=True)
+            content = torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as problem:
         raise BagError(
             f"{path} holds more than tensors and arrays, or is damaged. It was not unpickled, as "

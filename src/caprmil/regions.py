@@ -8,13 +8,13 @@ import os
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, TypeAlias, cast
 
 import contourpy
 import numpy as np
 from numpy.typing import NDArray
 
+from caprmil import storage
 from caprmil.errors import SlideError, suggest
 
 Ring: TypeAlias = NDArray[np.float64]  # corners, x and y; the last is the first again
@@ -45,7 +45,7 @@ def read_regions(
     path: str | os.PathLike[str], *, classes: Collection[str] | None = None
 ) -> Regions:
     """Read the areas of a GeoJSON file, all of them or those of some classes."""
-    path = Path(path)
+    path = storage.place(path)
     try:
         content = json.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from caprmil import bags, batches
+from caprmil import bags, batches, mirror, storage
 from caprmil.bags import BagInfo
 from caprmil.batches import Cache, Sample
 from caprmil.cohort import CohortConfig
@@ -69,7 +69,7 @@ class Run:
     """A run that was made before, whole or in part."""
 
     def __init__(self, folder: str | Path) -> None:
-        self.folder = Path(folder)
+        self.folder = storage.place(folder)
         try:
             facts = read_json(self.folder / FACTS)
             self.facts = Facts(**{**facts, **{k: tuple(facts[k]) for k in ("classes", "notes")}})
@@ -105,10 +105,22 @@ class Run:
     @property
     def done(self) -> list[Fold]:
         """The folds whose models are there."""
+        if isinstance(self.folder, storage.Remote):
+            there = mirror.finished_folds(self.folder)
+            return [fold for fold in self.splits if fold.name in there]
         return [fold for fold in self.splits if self.fold_folder(fold.name).is_dir()]
 
     def fold_folder(self, name: str) -> Path:
+        """Return the folder of a fold. Of a run elsewhere it is a copy, fetched when asked for."""
+        if isinstance(self.folder, storage.Remote):
+            if name not in self._copies:
+                self._copies[name] = mirror.fetch_fold(self.folder, name, storage.scratch())
+            return self._copies[name]
         return self.folder / "folds" / name
+
+    @cached_property
+    def _copies(self) -> dict[str, Path]:
+        return {}
 
     @cached_property
     def predictions(self) -> Predictions:
@@ -272,7 +284,7 @@ class Run:
 
     def bag_paths(self) -> list[Path]:
         """Return the run's own bags, as far as they are still where they were."""
-        found = [path for path in map(Path, self.paths.values()) if path.exists()]
+        found = [path for path in map(storage.place, self.paths.values()) if path.exists()]
         if not found:
             raise RunError(f"The bags of {self.folder} are no longer where they were. Name some.")
         return found

@@ -4,6 +4,7 @@ OpenSlide reads what scanners write, libvips plain images. Tiled TIFF (Aperio's 
 libvips wherever it gives the pixels that OpenSlide gives: several times as many a second.
 """
 
+import shutil
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from scipy.sparse import csr_array
 
+from caprmil import storage
 from caprmil.bags import IMAGES, slide_name
 from caprmil.errors import SlideError
 from caprmil.readers import (
@@ -57,30 +59,47 @@ class Thumbnail:
 class Slide:
     """A slide that is open for reading, from several threads if you like.
 
-    Coordinates are level-0 pixels, top left, x and y. What lies outside the slide is white.
+    Coordinates are level-0 pixels, top left, x and y. What lies outside the slide is white. One
+    that is elsewhere is fetched to local scratch, until it is closed.
     """
 
+    _scratch: Path | None = None
+
     def __init__(self, path: str | Path, *, mpp: float | None = None, fast: bool = True) -> None:
-        self.path = Path(path)
+        self.path = storage.place(path)
         if not self.path.exists():
             raise SlideError(f"There is no slide {self.path}. Check its name and folder.")
-        if self.path.is_dir():
+        if self.path.is_dir() and not isinstance(self.path, storage.Remote):
             self.path = _in_dicom_folder(self.path)
         self.name = slide_name_of(self.path)
         self._given = None if mpp is None else _sane(mpp, f"The scale given for {self.path}")
+        if not isinstance(self.path, storage.Remote):
+            self._open(self.path, fast=fast)
+            return
+        self._scratch = storage.scratch()
+        try:
+            self._open(_fetched(self.path, self._scratch), fast=fast)
+        except SlideError as problem:  # which says where the copy is, and that is nobody's place
+            told = str(problem).replace(str(self._scratch), str(self.path.parent))
+            raise SlideError(told) from problem
+        finally:
+            if not hasattr(self, "levels"):
+                self._sweep()
+
+    def _open(self, file: Path, *, fast: bool) -> None:
         self._slide: openslide.OpenSlide | None = None
         self._reader: Reader
-        if openslide.OpenSlide.detect_format(self.path) is None:
-            image = plain_image(self.path)
+        if openslide.OpenSlide.detect_format(file) is None:
+            image = plain_image(file)
             sizes = [(image.width, image.height)]
             self._reader = VipsReader([image])
             self.vendor, self.properties = "image", _properties(image)
         else:
-            self._slide = _opened(self.path)
+            self._slide = _opened(file)
             sizes = list(self._slide.level_dimensions)
             self.properties = dict(self._slide.properties)
             self.vendor = self.properties.get("openslide.vendor", "unknown")
-            quick = fast_reader(self._slide, self.path) if fast else None
+            quick = fast_reader(self._slide, file) if fast else None
             self._reader = quick or OpenSlideReader(self._slide)
         self.levels = _levels(sizes)
 
@@ -96,6 +115,11 @@ class Slide:
 
     def close(self) -> None:
         self._reader.close()
+        self._sweep()
+
+    def _sweep(self) -> None:
+        if self._scratch is not None:
+            shutil.rmtree(self._scratch, ignore_errors=True)
 
     @property
     def size(self) -> tuple[int, int]:
@@ -226,8 +250,8 @@ def find_slides(
     `outside` are none.
     """
     found: dict[str, Path] = {}
-    barred = None if outside is None else Path(outside).resolve()
-    for path in map(Path, paths):
+    barred = None if outside is None else storage.place(outside).resolve()
+    for path in map(storage.place, paths):
         if not path.exists():
             raise SlideError(f"There is no slide or folder {path}. Check its name.")
         if path.suffix.lower() == ".dcm":
@@ -255,12 +279,26 @@ def slide_name_of(path: Path) -> str:
 def _in_folder(folder: Path) -> list[Path]:
     def is_slide(path: Path) -> bool:
         hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
-        of_ours = path.parent.name == "qc" and (path.parent.parent / ".locks").exists()
+        of_ours = path.parent.name == "qc" and any(
+            (path.parent.parent / name).exists() for name in (".locks", "qc.csv")
+        )
         return not (hidden or of_ours) and path.is_file()
 
     files = sorted(p for p in folder.rglob("*") if p.suffix.lower() in IMAGES and is_slide(p))
     dicom = sorted({file.parent for file in files if file.suffix.lower() == ".dcm"})
     return [file for file in files if file.suffix.lower() != ".dcm"] + dicom
+
+
+def _fetched(path: storage.Remote, scratch: Path) -> Path:
+    """Copy a slide to local scratch with all that belongs to it, and return what to open."""
+    folder = path.parent if path.suffix.lower() == ".dcm" else path
+    if folder is path and path.is_file():
+        beside = path.with_suffix("")  # where MIRAX has its pixels
+        files = [path, *(beside.rglob("*") if path.suffix.lower() == ".mrxs" else ())]
+        storage.fetch_all(files, path.parent, scratch)
+        return scratch / path.name
+    storage.fetch_all(list(folder.glob("*.dcm")), folder, scratch / folder.name)
+    return _in_dicom_folder(scratch / folder.name)
 
 
 def _in_dicom_folder(folder: Path) -> Path:

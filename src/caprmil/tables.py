@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 
+from caprmil import storage
 from caprmil.errors import CohortError
 
 # What a column may be called, in any case, with spaces or underscores; the first is taken.
@@ -62,7 +63,7 @@ def read(path: str | Path, *, pad: bool = False) -> Table:
     Blank lines are left out, and so are columns without a name, such as an index of pandas. With
     `pad`, cells that are missing at the end of a line are empty.
     """
-    path = Path(path)
+    path = storage.place(path)
     if not path.is_file():
         raise CohortError(f"There is no file {path}.")
     try:

@@ -18,7 +18,17 @@ from filelock import FileLock, Timeout
 from lightning.pytorch import loggers as lightning_loggers
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 
-from caprmil import calibration, comparison, config, figures, predictions, runs, shortcuts
+from caprmil import (
+    calibration,
+    comparison,
+    config,
+    figures,
+    mirror,
+    predictions,
+    runs,
+    shortcuts,
+    storage,
+)
 from caprmil.batches import Cache, Sample
 from caprmil.cohort import Cohort, CohortConfig, Fold, SplitConfig
 from caprmil.cohort import load as load_cohort
@@ -89,8 +99,9 @@ def read_recipe(
     if Path(source).suffix.lower() == ".toml":
         recipe = config.load(source, into=Recipe, changes=changes)
     else:
-        recipe = config.parse({"cohort": str(source)}, into=Recipe, changes=changes)
-    return recipe if features is None else replace(recipe, features=str(features))
+        table = {"cohort": str(storage.place(source))}
+        recipe = config.parse(table, into=Recipe, changes=changes)
+    return recipe if features is None else replace(recipe, features=str(storage.place(features)))
 
 
 def cross_validate(
@@ -105,12 +116,15 @@ def cross_validate(
     """Train and score a model on every fold of a cohort. Each is scored on its own test part.
 
     `out` must be new, or hold a run of the same recipe that was interrupted: that one goes on,
-    and ends with the numbers it would have had. Nothing in it is overwritten. `watch` hears every
-    row of every fold, and may stop the training by an error.
+    and ends with the numbers it would have had. Nothing in it is overwritten. One that is
+    elsewhere is trained in a local mirror. `watch` hears every row of every fold, and may stop the
+    training by an error.
     """
-    out = Path(out)
-    options: dict[str, Any] = {"device": device, "progress": progress, "crew": crew}
-    return cross_validate_all({out: recipe}, **options, watch=watch)[out]
+    out = storage.place(out)
+    options: dict[str, Any] = {"device": device, "progress": progress, "crew": crew, "watch": watch}
+    if isinstance(out, storage.Remote):
+        return _train_away(recipe, out, **options)
+    return cross_validate_all({out: recipe}, **options)[out]
 
 
 def cross_validate_all(
@@ -120,8 +134,12 @@ def cross_validate_all(
     progress: bool = True,
     crew: Crew | None = None,
     watch: Watch | None = None,
+    share: Callable[[], None] = lambda: None,
 ) -> dict[Path, Run]:
-    """Train and score several recipes, each in its folder. A crew has the folds of all at once."""
+    """Train and score several recipes, each in its folder. A crew has the folds of all at once.
+
+    `share` is called when something of a run is whole.
+    """
     crew = crew or Here()
     for out, recipe in recipes.items():
         _check(out, recipe, device=None if crew.elsewhere else device)
@@ -129,7 +147,9 @@ def cross_validate_all(
     with ExitStack() as held:
         for out in studies:
             held.enter_context(alone(out))
-        failures = _train(studies, crew, device=device, progress=progress, watch=watch)
+        share()
+        options: dict[str, Any] = {"device": device, "progress": progress}
+        failures = _train(studies, crew, watch=watch, share=share, **options)
         for study in studies.values():
             if len(study.run.done) == len(study.folds):
                 _finish(study.run, study.cohort, progress)
@@ -173,6 +193,7 @@ def _train(
     device: str,
     progress: bool,
     watch: Watch | None,
+    share: Callable[[], None],
 ) -> list[str]:
     """Train all folds that are not there yet, and return which failed, and why."""
     units, failures = [unit for out, study in studies.items() for unit in study.units(out)], []
@@ -182,6 +203,7 @@ def _train(
         for outcome in crew.do(units, partial(Folds, studies, device, watch), far.hear):
             if isinstance(outcome, Done):
                 far.tick(outcome.unit)
+                share()
             elif outcome.error is not None:
                 raise outcome.error
             else:
@@ -189,6 +211,17 @@ def _train(
     for study in studies.values():  # those of a process that was killed in just that moment
         study.tidy()
     return failures
+
+
+def _train_away(recipe: Recipe, out: storage.Remote, **options: Any) -> Run:
+    """Train in a local mirror of a folder elsewhere, which gets every fold that is finished."""
+    _check_folder(out, recipe)
+    with mirror.mirrored(out) as copy:
+        try:
+            cross_validate_all({copy.folder: recipe}, **options, share=copy.share)
+        except RunError as problem:  # which names the mirror, and that is nobody's place
+            raise RunError(str(problem).replace(str(copy.folder), str(out))) from problem
+    return Run(out)
 
 
 def complete(
@@ -314,7 +347,9 @@ def alone(out: Path) -> Iterator[None]:
 
 def _check_folder(out: Path, recipe: Recipe) -> None:
     """Refuse a folder that holds anything but an unfinished run of this recipe."""
-    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+    if not out.exists() or (
+        out.is_dir() and all(path.name == mirror.LOCK for path in out.iterdir())
+    ):
         return
     advice = "Choose another folder for the new run."
     if not (out / runs.RECIPE).exists():

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from caprmil.cli.shared import Device, SlideScale, Trust, Weights, app, show_table
+from caprmil.storage import place
 
 if TYPE_CHECKING:
     from caprmil.explain import Case, Method, Subject
@@ -97,7 +98,7 @@ def explain(
 def _name(what: str) -> str:
     from caprmil.slides import slide_name_of
 
-    return slide_name_of(Path(what))
+    return slide_name_of(place(what))
 
 
 def _subject(
@@ -109,12 +110,12 @@ def _subject(
     from caprmil.explain import find
     from caprmil.progress import bar
 
-    file = Path(what)
+    file = place(what)
     slide = file.suffix.lower() in IMAGES or (file.is_dir() and any(file.glob("*.dcm")))
     if what in run.paths or not (slide and file.exists()):
         return find(run, what, pixels=pixels)
     name = _name(what)
-    if name in run.paths and Path(run.paths[name]).exists():
+    if name in run.paths and place(run.paths[name]).exists():
         known = find(run, name)
         if known.pixels is not None and known.pixels.resolve() == file.resolve():
             return known

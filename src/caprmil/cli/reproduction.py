@@ -31,6 +31,7 @@ def reproduce(
     """Run one of the paper's benchmarks, and put its figures beside ours."""
     from caprmil import protocols
     from caprmil.errors import CohortError
+    from caprmil.storage import here
 
     protocols.find(protocol)
     chosen, changes = protocols.choose(models), change or []
@@ -40,7 +41,7 @@ def reproduce(
 
         if features or labels:
             raise CohortError("--rehearse makes its own slides: leave --features and --labels out.")
-        labels = StandIn(protocol=protocol).write(out / "stand-in")
+        labels = StandIn(protocol=protocol).write(here(out) / "stand-in")
         features = labels.parent / "features"
         changes = [*protocols.REHEARSAL, *changes]
         typer.echo("A rehearsal on generated bags: its figures stand for nothing.")

@@ -2,12 +2,16 @@
 
 import re
 import sys
+from collections.abc import Callable
 from contextlib import nullcontext
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperCommand
+
+from caprmil.storage import place
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -17,7 +21,31 @@ if TYPE_CHECKING:
     from caprmil.predictions import Predictions
     from caprmil.qc import Record
 
-app = typer.Typer(
+
+class App(typer.Typer):
+    """Commands whose paths may be URLs: pathlib takes a slash of each, which is given back here."""
+
+    def command(self, *args: Any, **settings: Any) -> Callable[..., Any]:
+        register = super().command(*args, **settings)
+
+        def add(function: Callable[..., Any]) -> Callable[..., Any]:
+            @wraps(function)
+            def with_places(**words: Any) -> Any:
+                return function(**{name: _placed(word) for name, word in words.items()})
+
+            register(with_places)
+            return function
+
+        return add
+
+
+def _placed(word: Any) -> Any:
+    if isinstance(word, list):
+        return [_placed(each) for each in word]
+    return place(word) if isinstance(word, Path) else word
+
+
+app = App(
     name="caprmil",
     no_args_is_help=True,
     add_completion=False,

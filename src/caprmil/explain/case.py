@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from caprmil import bags, batches, calibration
+from caprmil import bags, batches, calibration, storage
 from caprmil.bags import Bag, BagInfo, Stream
 from caprmil.batches import Sample
 from caprmil.cohort import find_bags
@@ -140,9 +140,9 @@ def find(run: Run, what: str | Path, *, pixels: Path | None = None) -> Subject:
     `pixels` is the slide's file or a folder to look in. Without it, it is looked for where
     `caprmil encode` read it.
     """
-    name, path = str(what), Path(what)
+    name, path = str(what), storage.place(what)
     if name in run.paths:
-        path = Path(run.paths[name])
+        path = storage.place(run.paths[name])
         if not path.exists():
             raise RunError(f"The bag of {name} is no longer at {path}. Pass the bag's file.")
     elif path.suffix.lower() in bags.SUFFIXES and path.exists():
@@ -164,7 +164,7 @@ def _pixels(name: str, record: Record | None, given: Path | None) -> Path | None
         if given.is_dir():
             return None
         raise SlideError(f"{given} is not the slide {name}. Give it the bag's name.")
-    noted = Path(record.path) if record and record.path else None
+    noted = storage.place(record.path) if record and record.path else None
     return noted if noted and noted.exists() else None
 
 

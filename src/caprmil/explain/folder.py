@@ -11,7 +11,7 @@ from uuid import uuid4
 
 import numpy as np
 
-from caprmil import figures
+from caprmil import figures, storage
 from caprmil.errors import CaprmilError
 from caprmil.explain.case import Case, why_unplaced
 from caprmil.explain.explanation import TOP, Explanation
@@ -28,7 +28,7 @@ VECTOR = ("tokens", "evidence")  # figures that are written as PDF too
 @contextmanager
 def building(folder: str | Path) -> Iterator[Path]:
     """Yield a hidden folder beside; it becomes `folder` at the end, or goes if anything fails."""
-    folder = Path(folder)
+    folder = storage.here(folder)
     refuse_existing(folder)
     passing = folder.with_name(f".{uuid4().hex[:8]}.{folder.name}")
     try:

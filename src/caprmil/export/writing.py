@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from caprmil import bags, config
+from caprmil import bags, config, storage
 from caprmil.errors import BagError, ExportError, RunError
 from caprmil.export.formats import FORMATS, Ask, Values, find_format, quiet
 from caprmil.export.program import Program
@@ -61,7 +61,7 @@ def export(
         raise ExportError("An ensemble is of all folds: leave --fold or --ensemble out.")
     names = [each.name for each in run.answering(fold)]
     groups = {"ensemble": names} if ensemble else {name: [name] for name in names}
-    paths = _places(Path(out), list(groups), find_format(to).ending)
+    paths = _places(storage.here(out), list(groups), find_format(to).ending)
     changes, features, written = dict(changes or {}), _features_of(run), []
     for number, (path, (name, folds)) in enumerate(zip(paths, groups.items(), strict=True), 1):
         models = [

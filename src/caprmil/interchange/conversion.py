@@ -9,7 +9,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from caprmil import bags, layouts
+from caprmil import bags, layouts, storage
 from caprmil.errors import BagError, CaprmilError, SlideError, UnknownName
 from caprmil.files import beside, refuse_unwritable, write_text
 from caprmil.interchange.targets import TARGETS, Planned
@@ -51,7 +51,7 @@ def convert(
     contradict it; `encoder` is the name to write. A file that is there is kept if it is what would
     be written, else its bag fails, unless `replace`. One that fails does not stop the others.
     """
-    out = Path(out)
+    out = storage.here(out)
     if to not in LAYOUTS:
         raise UnknownName("layout", to, LAYOUTS)
     if slide_mpp is not None and not FINEST_MPP <= slide_mpp <= COARSEST_MPP:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from io import StringIO
 from pathlib import Path
 
-from caprmil import comparison, cost, metrics, paper
+from caprmil import comparison, cost, metrics, paper, storage
 from caprmil.cohort import find_bags
 from caprmil.crew import Crew
 from caprmil.errors import CohortError, some
@@ -32,7 +32,7 @@ def reproduce(
 
     What is finished there is not trained again. A crew has the folds of all models at once.
     """
-    protocol, out, features = find(name), Path(out), Path(features)
+    protocol, out, features = find(name), storage.here(out), storage.place(features)
     rows = prepare(name, labels)
     table = out / "cohort.csv"
     recipes = {model: recipe(name, model, table, features, changes) for model in models}

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from caprmil import storage
 from caprmil.errors import CaprmilError
 from caprmil.explain import find
 from caprmil.predictions import Predictions
@@ -83,9 +84,9 @@ def portrait(run: Run, slide: str, pixels: Path | None = None) -> Html:
         if subject.pixels is not None:
             with Slide(subject.pixels, mpp=1.0) as opened:  # any scale serves to make it small
                 return picture(thumbnail(opened, LONGEST), alt)
-    noted = Path(run.paths.get(slide, "")).parent / "qc" / f"{slide}.png"
+    noted = storage.place(run.paths.get(slide, "")).parent / "qc" / f"{slide}.png"
     if noted.exists():
-        with Image.open(noted) as image:
+        with noted.open("rb") as file, Image.open(file) as image:
             image.thumbnail((LONGEST, LONGEST))
             return picture(np.asarray(image.convert("RGB")), f"{alt}, with tissue and grid")
     return tag("div", "No picture: the slide's own file is not at hand.", class_="none")

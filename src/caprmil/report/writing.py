@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from caprmil import storage
 from caprmil.errors import BagError, CaprmilError, RunError
 from caprmil.explain import Case, Subject, examine, find
 from caprmil.files import refuse_existing, write_text
@@ -56,7 +57,7 @@ def subjects(
     """
     inputs = list(inputs)
     found = {name: find(run, name, pixels=pixels) for name in inputs if name in run.paths}
-    others = [Path(word) for word in inputs if word not in run.paths]
+    others = [storage.place(word) for word in inputs if word not in run.paths]
     for path in others:
         if not path.exists():
             find(run, path)  # which says what there is

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from filelock import FileLock, Timeout
 
-from caprmil import config, figures, runs, training
+from caprmil import config, figures, runs, storage, training
 from caprmil.cohort import load as load_cohort
 from caprmil.crew import Crew, Done, Failed, Here, Unit, Worker
 from caprmil.crew.notes import place
@@ -48,11 +48,9 @@ def sweep(
     more trials it goes further. A point that cannot be trained is noted, and the others go on. A
     crew has several points in work at once, the folds of each one after the other.
     """
-    out, say, crew = Path(out), listen or (lambda *_: None), crew or Here()
-    if not crew.elsewhere:
-        runs.pick_device(
-            device
-        )  # here and below: what is wrong is found before anything is written
+    out, say, crew = storage.here(out), listen or (lambda *_: None), crew or Here()
+    if not crew.elsewhere:  # here and below: what is wrong is found before anything is written
+        runs.pick_device(device)
     refuse_unwritable(out)
     found = Findings(plan, out)
     points, total = _points(plan, trials, found.scores, out / TRIALS_LOG, several=crew.elsewhere)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from caprmil import bags, pages
+from caprmil import bags, pages, storage
 from caprmil.bags import Bag
 from caprmil.calibration import soften
 from caprmil.cohort import find_bags
@@ -92,7 +92,7 @@ class Library:
 
     def _entry(self, name: str, beside: dict[str, Path], slides: dict[str, Path]) -> Entry:
         own = self.run.paths.get(name)
-        what = name if own is not None and Path(own).exists() else beside.get(name, name)
+        what = name if own is not None and storage.place(own).exists() else beside.get(name, name)
         try:
             subject = find(self.run, what, pixels=slides.get(name))
         except RunError as problem:
