@@ -22,9 +22,10 @@ from caprmil.batches import Cache, Sample
 from caprmil.cohort import Cohort, CohortConfig, Fold, SplitConfig
 from caprmil.cohort import load as load_cohort
 from caprmil.comparison import Comparison
+from caprmil.devices import Team
 from caprmil.errors import CaprmilError, CohortError, RecipeError, RunError
 from caprmil.files import refuse_unwritable, write_text
-from caprmil.learner import Row, TrainConfig, fit, kept_epoch
+from caprmil.learner import Row, TrainConfig, fit, kept_epoch, refuse_sharing
 from caprmil.models import MILModel, create
 from caprmil.models.compiling import find_compiler
 from caprmil.predictions import Predictions
@@ -79,21 +80,51 @@ def read_recipe(
 
 
 def cross_validate(
-    recipe: Recipe, out: str | Path, *, device: str = "auto", progress: bool = True
+    recipe: Recipe,
+    out: str | Path,
+    *,
+    device: str = "auto",
+    devices: int = 1,
+    nodes: int = 1,
+    progress: bool = True,
 ) -> Run:
     """Train and score a model on every fold of a cohort. Each is scored on its own test part.
 
     `out` must be new, or hold a run of the same recipe that was interrupted: that one goes on,
     and ends with the numbers it would have had. Nothing in it is overwritten.
+
+    On several devices, a step's bags are shared out. A recipe with fewer is changed to one each.
     """
+    team = Team(device, devices, nodes)
+    with team:
+        if not team.leads:
+            team.follow()
+            return Run(out)
+        return _cross_validate(share_out(recipe, team), out, device, team, progress=progress)
+
+
+def share_out(recipe: Recipe, team: Team) -> Recipe:
+    """Return the recipe with a bag for each device in a step, at least."""
+    batch = max(recipe.train.batch_size, team.world)
+    if batch > recipe.train.batch_size:
+        logging.getLogger("caprmil").warning(
+            "note: %d devices take a bag each: train.batch_size is %d, not %d.",
+            *(team.world, batch, recipe.train.batch_size),
+        )
+    return replace(recipe, train=replace(recipe.train, batch_size=batch))
+
+
+def _cross_validate(
+    recipe: Recipe, out: str | Path, device: str, team: Team, *, progress: bool
+) -> Run:
     out = Path(out)
     _check_folder(out, recipe)
-    runs.pick_device(device)  # here and below: what is wrong is found before anything is written
-    if recipe.train.compile:
+    if recipe.train.compile:  # here and below: what is wrong is found before anything is written
         find_compiler()
     refuse_unwritable(out)
     make_loggers(recipe.loggers, out)
-    recipe.model.build(1024, 2)  # the sizes are not known yet, the settings are
+    # The sizes are not known yet, the settings are.
+    refuse_sharing(recipe.model.build(1024, 2), recipe.train, team)
     with bar("Checking bags", shown=progress) as step:
         cohort, folds = load_cohort(
             recipe.cohort, recipe.features, recipe.data, recipe.splits, progress=step
@@ -108,7 +139,16 @@ def cross_validate(
         for number, fold in enumerate(folds):
             if not run.fold_folder(fold.name).exists():
                 listen = _listener(step, number, fold, recipe.train.epochs, total)
-                _train_fold(run, recipe, cohort, fold, cache=cache, device=device, listen=listen)
+                _train_fold(
+                    run,
+                    recipe,
+                    cohort,
+                    fold,
+                    cache=cache,
+                    device=device,
+                    team=team,
+                    listen=listen,
+                )
             for checkpoint in run.fold_folder(fold.name).glob("*.ckpt"):
                 checkpoint.unlink()  # only now: a fold has its name, or all it needs to go on
     with bar("Reading bags for shortcuts", shown=progress) as step:
@@ -223,6 +263,7 @@ def _train_fold(
     cache: Cache,
     device: str,
     listen: Callable[[Row], None],
+    team: Team | None = None,
 ) -> None:
     """Train on a fold in a folder of its own, which gets its name when all is in it."""
     work = run.folder / "folds" / f".{fold.name}.part"
@@ -238,6 +279,7 @@ def _train_fold(
         cache=cache,
         folder=work,
         device=device,
+        team=team,
         loggers=make_loggers(recipe.loggers, work),
         listen=listen,
     )

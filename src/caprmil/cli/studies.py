@@ -32,12 +32,20 @@ def train(
     features: Features = None,
     change: Changes = None,
     device: Device = "auto",
+    devices: Annotated[
+        int, typer.Option(help="Devices of this kind in each machine: GPUs, or cores.", min=1)
+    ] = 1,
+    nodes: Annotated[
+        int, typer.Option(help="Machines, started by srun or torchrun: docs/slurm.md.", min=1)
+    ] = 1,
 ) -> None:
     """Train a model on every fold of a cohort, and score each on its own test part."""
     from caprmil import training
 
     settings = training.read_recipe(recipe, features=features, changes=change or [])
-    run = training.cross_validate(settings, out, device=device)
+    run = training.cross_validate(settings, out, device=device, devices=devices, nodes=nodes)
+    if not run.finished:
+        return  # this is not the process that leads: it has only taken part in learning
     typer.echo((run.folder / "scores.md").read_text())
     typer.echo(f"Written to {out}: scores.md, predictions.csv, curves.png, roc.png, folds/.")
     typer.echo(f"Predict new bags with: caprmil predict {out} BAGS --out predictions.csv")
