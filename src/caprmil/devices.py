@@ -1,12 +1,12 @@
-"""Devices: one training on several of them, on one machine or on more, each in a process of its own.
+"""Devices: one training on several, on one machine or on more, each in a process of its own.
 
 The leader is rank 0, on one machine the process that was asked: it does all that a process alone
 would do, and writes every file. The followers only take part in learning: they hear from the
 leader what to learn, and leave when it does. Lightning's DDP averages the gradients in between.
 
 Under srun, torchrun, LSF or MPI every process is there already. Elsewhere the leader starts its
-followers itself, as `python -c` of `serve` below, and not with Lightning's launchers: `ddp` runs the
-command of the leader again, which a notebook or a test does not have; `ddp_spawn` imports the
+followers itself, as `python -c` of `serve` below, and not with Lightning's launchers: `ddp` runs
+the command of the leader again, which a notebook or a test does not have; `ddp_spawn` imports the
 leader's script again, and wants to pickle whoever listens to the training.
 """
 
@@ -22,14 +22,12 @@ from types import TracebackType
 from typing import IO, Any, NamedTuple, TypeVar
 
 import torch
-from lightning.fabric.plugins.environments import (
-    ClusterEnvironment,
-    LSFEnvironment,
-    MPIEnvironment,
-    SLURMEnvironment,
-    TorchElasticEnvironment,
-)
+from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
 from lightning.fabric.plugins.environments.lightning import find_free_network_port
+from lightning.fabric.plugins.environments.lsf import LSFEnvironment
+from lightning.fabric.plugins.environments.mpi import MPIEnvironment
+from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
+from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 from torch import distributed
 
 from caprmil.batches import Cache
@@ -145,7 +143,7 @@ class Team:
         self.threads = torch.get_num_threads(), os.environ.get("OMP_NUM_THREADS")
         try:
             if self.starts:
-                self.followers = [self._start(local) for local in range(1, self.devices)]
+                self.followers = [self._start(self.seat, local) for local in range(1, self.devices)]
                 self._wait_until_ready()
             self._meet(self.seat)
         except BaseException:
@@ -154,19 +152,20 @@ class Team:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, problem: BaseException | None, _: TracebackType | None
+        self,
+        _: type[BaseException] | None,
+        problem: BaseException | None,
+        __: TracebackType | None,
     ) -> None:
         if self.seat is None:
             return
         try:
             if self.leads and not self.busy:
-                self._tell(None if problem is None else str(problem) or kind.__name__)  # type: ignore[union-attr]
+                self._tell(None if problem is None else str(problem) or type(problem).__name__)
         finally:
-            self._dismiss(failed=kind is not None)
+            self._dismiss(failed=problem is not None)
 
-    def _start(self, local: int) -> Follower:
-        seat = self.seat
-        assert seat is not None
+    def _start(self, seat: Seat, local: int) -> Follower:
         said = TemporaryFile("w+")  # noqa: SIM115  closed when it is read
         where = [seat.main_address, seat.main_port, seat.node, local, self.devices, self.nodes]
         process = subprocess.Popen(
@@ -186,8 +185,8 @@ class Team:
     def _wait_until_ready(self) -> None:
         """Wait for a line of each: who cannot even start will never be met."""
         for follower in self.followers:
-            assert follower.process.stdout is not None
-            if not follower.process.stdout.readline():
+            answer = follower.process.stdout
+            if answer is None or not answer.readline():
                 raise _as_error(follower.last_words())
 
     def _meet(self, seat: Seat) -> None:

@@ -391,13 +391,11 @@ def strategy(team: Team) -> DDPStrategy | str:
     """Return how Lightning is to train: as ever, or with the gradients of all devices averaged.
 
     Buffers stay as they are: class weights are the same everywhere, and bags in validation are not
-    as many everywhere. Some models have parameters that only bags of one class reach.
+    as many everywhere.
     """
     if team.seat is None:
         return "auto"
-    return DDPStrategy(
-        cluster_environment=team.seat, broadcast_buffers=False, find_unused_parameters=True
-    )
+    return DDPStrategy(cluster_environment=team.seat, broadcast_buffers=False)
 
 
 def refuse_sharing(model: MILModel, settings: TrainConfig, team: Team) -> None:
@@ -460,7 +458,7 @@ def quiet() -> Iterator[None]:
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", module="lightning")
-            warnings.filterwarnings("ignore", message=".*(num_workers|LeafSpec).*")
+            warnings.filterwarnings("ignore", message=".*(num_workers|LeafSpec|Grad strides).*")
             yield
     finally:
         for logger, level in zip(loggers, levels, strict=True):
