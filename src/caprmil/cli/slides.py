@@ -62,13 +62,16 @@ def encode(
     replace: Annotated[bool, typer.Option(help="Make bags of other settings again.")] = False,
     batch: Annotated[int, typer.Option(help="Patches at once; 0: by the device.", min=0)] = 0,
     workers: Annotated[int, typer.Option(help="Threads that read ahead.", min=1)] = 2,
+    shard: Annotated[
+        str, typer.Option(help="Take the I-th of N shares of the slides: I/N, e.g. 2/8.")
+    ] = "1/1",
     device: Device = "auto",
 ) -> None:
     """Turn slides into bags of features, with pictures of what was taken as tissue."""
     from caprmil import encoders, extraction, settings
     from caprmil.runs import pick_device
 
-    place = pick_device(device)
+    place, part = pick_device(device), extraction.read_shard(shard)
     loaded = encoders.load(
         encoder, weights=weights, device=place, trust_remote_code=trust_remote_code
     )
@@ -85,7 +88,7 @@ def encode(
         batch=batch or (32 if place.type == "cpu" else 256),
         workers=workers,
     )
-    _extract(job, slides, table)
+    _extract(job, slides, table, part)
     typer.echo(f"Train on them with: caprmil train LABELS.csv --features {out} --out runs/first")
 
 
@@ -118,14 +121,21 @@ def patch(
     _extract(job, slides, table)
 
 
-def _extract(job: "Extraction", slides: "Sequence[Path]", table: Path | None) -> None:
-    from caprmil.extraction import listed
+def _extract(
+    job: "Extraction",
+    slides: "Sequence[Path]",
+    table: Path | None,
+    part: tuple[int, int] = (1, 1),
+) -> None:
+    from caprmil.extraction import listed, share
     from caprmil.progress import bar
     from caprmil.slides import find_slides
 
     found = find_slides(slides, outside=job.out)
     if table is not None:
         found, job.mpps = listed(found, table)
+    if part != (1, 1):
+        found = share(found, *part)
     with bar("Encoding" if job.encoder else "Looking") as step:
         records = job.run(found, progress=step)
     count = {state: sum(r.state == state for r in records) for state in ("done", "no tissue")}

@@ -41,11 +41,12 @@ def train(
 ) -> None:
     """Train a model on every fold of a cohort, and score each on its own test part."""
     from caprmil import training
+    from caprmil.devices import Team
 
     settings = training.read_recipe(recipe, features=features, changes=change or [])
     run = training.cross_validate(settings, out, device=device, devices=devices, nodes=nodes)
-    if not run.finished:
-        return  # this is not the process that leads: it has only taken part in learning
+    if not Team(device, devices, nodes).leads:
+        return  # this process has only taken part in learning
     typer.echo((run.folder / "scores.md").read_text())
     typer.echo(f"Written to {out}: scores.md, predictions.csv, curves.png, roc.png, folds/.")
     typer.echo(f"Predict new bags with: caprmil predict {out} BAGS --out predictions.csv")
