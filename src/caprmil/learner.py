@@ -54,7 +54,8 @@ class TrainConfig:
     weights: Literal["best", "last"] = "best"
     """Which epoch's weights to keep: the best on the validation loss, or the last."""
     batch_size: int = 1
-    """Bags in a step, packed without padding. More are quicker where bags are small."""
+    """Bags in a step, on all devices together, packed without padding. More are quicker where bags
+    are small."""
     sampling: Literal["shuffle", "balanced"] = "shuffle"
     """balanced: draw bags with replacement, each class as often as the others."""
     class_weights: Literal["none", "balanced"] = "none"
