@@ -394,7 +394,7 @@ def wait_for(what: Any, seconds: float = 120) -> None:
 def test_all_processes_end_with_the_leader_and_the_run_goes_on(
     tmp_path: Path, tiny_recipe: Recipe, how: signal.Signals, code: int
 ) -> None:
-    recipe = still(tiny_recipe, epochs=60, patience=1000)
+    recipe = still(tiny_recipe, epochs=20, patience=1000)
     process = subprocess.Popen(
         [sys.executable, *command(recipe, tmp_path)],
         env=environment(),

@@ -3,6 +3,7 @@
 import csv
 import logging
 import signal
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -280,6 +281,21 @@ class Keeper(Checkpoint):
             trainer.save_checkpoint(passing)
 
 
+class Leaving(Callback):
+    """Ends one process of several at once when it is terminated.
+
+    Lightning tells the others first, from inside the signal handler, while they are busy with
+    gradients: all would wait for each other from then on.
+    """
+
+    def on_train_start(self, *_: Any) -> None:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, self.leave)
+
+    def leave(self, *_: Any) -> None:
+        raise SIGTERMException
+
+
 def fit(
     model: MILModel,
     train: Sequence[Sample],
@@ -348,6 +364,7 @@ def _learn(
     keeper = Keeper(folder, history, settings)
     early = EarlyStopping("val_loss", settings.min_delta, settings.patience)
     callbacks: list[Callback] = [history, *([early] if validation else []), keeper]
+    callbacks += [Leaving()] if team.world > 1 else []
     with quiet(), interruptible():
         trainer = pl.Trainer(
             max_epochs=settings.epochs,
