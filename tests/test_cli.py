@@ -244,6 +244,12 @@ def test_encoders_are_listed_with_width_and_licence() -> None:
     assert "uni2-h" in said
 
 
+def test_a_share_that_is_none_is_refused_before_any_work(slides: Path, tmp_path: Path) -> None:
+    with pytest.raises(CaprmilError, match="I from 1 to N"):
+        caprmil("encode", slides, "--shard", "0/4", "--out", tmp_path / "features")
+    assert not (tmp_path / "features").exists()
+
+
 def test_an_unknown_encoder_is_one_line(slides: Path, tmp_path: Path) -> None:
     words = ["encode", slides, "--encoder", "unni", "--out", tmp_path / "features"]
     said = shell(*words, cwd=tmp_path)

@@ -23,7 +23,7 @@ from PIL import Image
 from caprmil import bags, extraction
 from caprmil.encoders import Card
 from caprmil.errors import CohortError, RecipeError, RunError, SlideError
-from caprmil.extraction import Extraction, listed
+from caprmil.extraction import Extraction, listed, read_shard, share
 from caprmil.patches import PatchConfig
 from caprmil.qc import Record
 from caprmil.settings import ExtractionConfig, configure
@@ -426,6 +426,42 @@ def test_without_an_encoder_there_are_pictures_and_no_bags(
         *("s0.png", "s1.png", "s2.png")
     ]
     assert list(job.out.glob("*.h5")) == []
+
+
+# Array jobs
+
+
+def test_every_slide_falls_to_one_share_whatever_the_order() -> None:
+    slides = {f"s{number}": Path(f"s{number}.svs") for number in (4, 1, 3, 0, 2)}
+    shares = [share(slides, which, 3) for which in (1, 2, 3)]
+    assert [list(own) for own in shares] == [["s0", "s3"], ["s1", "s4"], ["s2"]]
+    assert share(dict(sorted(slides.items())), 2, 3) == shares[1]
+    assert share(slides, 7, 9) == {}
+
+
+def test_shares_make_the_bags_of_one_job(
+    job: Extraction, slides: dict[str, Path], tmp_path: Path
+) -> None:
+    whole = {record.slide: record for record in job.run(slides)}
+    parts = replace(job, out=tmp_path / "parts")
+    for which in (2, 1, 3, 4):  # the last has nothing to do
+        for record in parts.run(share(slides, which, 4)):
+            assert replace(record, seconds=0) == replace(whole.pop(record.slide), seconds=0)
+    assert not whole
+    with (parts.out / "qc.csv").open() as table:
+        assert sorted(row["slide"] for row in csv.DictReader(table)) == sorted(slides)
+    for name in slides:
+        one, other = bags.read(job.out / f"{name}.h5"), bags.read(parts.out / f"{name}.h5")
+        assert np.array_equal(one.features, other.features)
+
+
+@pytest.mark.parametrize("wrong", ["0/4", "5/4", "x", "1/0", "-1/4", "1/4/2", ""])
+def test_a_share_that_is_none_is_refused(wrong: str) -> None:
+    with pytest.raises(RecipeError, match=f"I from 1 to N, e.g. 2/8, not '{wrong}'"):
+        read_shard(wrong)
+
+
+# Settings
 
 
 def test_the_scale_is_the_encoders_own_unless_told() -> None:

@@ -118,6 +118,43 @@ class EpochSampler(Sampler[int]):
         return iter(order.tolist())
 
 
+class Steps(Sampler[list[int]]):
+    """The bags of each step that fall to one of several devices: every bag to one of them.
+
+    In the last step there may be fewer bags than devices. Who has none takes one of another's, as
+    all must take the step together, and weighs it with 0.
+    """
+
+    def __init__(
+        self, sampler: EpochSampler, batch_size: int, *, rank: int = 0, world: int = 1
+    ) -> None:
+        self.sampler, self.batch_size = sampler, batch_size
+        self.rank, self.world = rank, world
+
+    def __len__(self) -> int:
+        return -(-len(self.sampler) // self.batch_size)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        order = list(self.sampler)
+        for first in range(0, len(order), self.batch_size):
+            step = order[first : first + self.batch_size]
+            yield step[self.rank :: self.world] or step[:1]
+
+    def own(self, step: int) -> int:
+        """Return how many bags of a step are counted here."""
+        return len(range(self.rank, self._all(step), self.world))
+
+    def weight(self, step: int) -> float:
+        """Return what to weigh the mean of the own bags with.
+
+        The mean over all devices is then that over all bags of the step, however they fell.
+        """
+        return self.world * self.own(step) / self._all(step)
+
+    def _all(self, step: int) -> int:
+        return min(self.batch_size, len(self.sampler) - step * self.batch_size)
+
+
 class Loader(DataLoader[tuple[Sample, Bag]]):
     """Reads the next batch in a thread while this one is learnt from, and no further ahead.
 
@@ -152,17 +189,19 @@ def load(
     cache: Cache | None = None,
     batch_size: int = 1,
     sampler: EpochSampler | None = None,
+    steps: Steps | None = None,
     workers: int = 0,
     padded: bool = False,
 ) -> Loader:
-    """Return batches of the samples: in their own order, or in the sampler's.
+    """Return batches of the samples: in their own order, in the sampler's, or as the steps say.
 
     With workers nothing is kept: each would fill a cache of its own, as large as this one.
     """
     return Loader(
         BagDataset(samples, Cache(0) if workers or cache is None else cache),
-        batch_size=batch_size,
+        batch_size=batch_size if steps is None else 1,
         sampler=sampler,
+        batch_sampler=steps,
         num_workers=workers,
         collate_fn=partial(collate, padded=padded),
         pin_memory=torch.cuda.is_available(),

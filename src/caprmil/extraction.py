@@ -9,6 +9,7 @@ OUT/.units        what is in work, and what was given up: see `crew.notes`
 import hashlib
 import json
 import logging
+import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -458,6 +459,27 @@ def listed(slides: Mapping[str, Path], table: Path) -> tuple[dict[str, Path], di
             if tables.is_known(cell) and mpps.setdefault(name, float(cell)) != float(cell):
                 raise CohortError(f"{place}: {name} has another {scale} above. Keep one of them.")
     return {name: slides[name] for name in dict.fromkeys(names)}, mpps
+
+
+def read_shard(text: str) -> tuple[int, int]:
+    """Return which share of how many is meant by `2/8`, the second of eight."""
+    numbers = re.fullmatch(r"(\d+)/(\d+)", text)
+    which, many = map(int, numbers.groups()) if numbers else (0, 0)
+    if not 1 <= which <= many:
+        raise RecipeError(
+            f"--shard reads I/N with I from 1 to N, e.g. 2/8, not '{text}'. "
+            "Array jobs must count from 1: --array=1-8."
+        )
+    return which, many
+
+
+def share(slides: Mapping[str, Path], which: int, many: int) -> dict[str, Path]:
+    """Return one of as many shares as there are jobs: every so-manieth slide by name.
+
+    Which slides are done already plays no part, so that all jobs see the same shares whenever they
+    start.
+    """
+    return {name: slides[name] for name in sorted(slides)[which - 1 :: many]}
 
 
 def _doubts(slide: Slide) -> list[str]:

@@ -3,11 +3,14 @@
 import csv
 import logging
 import signal
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from io import StringIO
+from itertools import chain, zip_longest
 from math import cos, isfinite, nan, pi
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -17,19 +20,21 @@ import numpy as np
 import torch
 from lightning.pytorch.callbacks import Callback, Checkpoint, EarlyStopping
 from lightning.pytorch.loggers import Logger
+from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor
 
 from caprmil import batches, metrics
-from caprmil.batches import Batch, Cache, EpochSampler, Loader, Sample
+from caprmil.batches import Batch, Cache, EpochSampler, Loader, Sample, Steps
+from caprmil.devices import Team
 from caprmil.errors import RecipeError, RunError
 from caprmil.files import beside, write_text
 from caprmil.models import MILModel
 from caprmil.models.base import Memory
 from caprmil.models.compiling import compiled
-from caprmil.runs import pick_device
 
 Row = dict[str, float]
+Answer = tuple[Tensor, Tensor, dict[str, float]]  # logits, labels and the terms of the loss
 PRECISIONS = {"fp32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
 
 
@@ -50,7 +55,8 @@ class TrainConfig:
     weights: Literal["best", "last"] = "best"
     """Which epoch's weights to keep: the best on the validation loss, or the last."""
     batch_size: int = 1
-    """Bags in a step, packed without padding. More are quicker where bags are small."""
+    """Bags in a step, on all devices together, packed without padding. More are quicker where bags
+    are small."""
     sampling: Literal["shuffle", "balanced"] = "shuffle"
     """balanced: draw bags with replacement, each class as often as the others."""
     class_weights: Literal["none", "balanced"] = "none"
@@ -96,13 +102,24 @@ def learning_rate(epoch: int, train: TrainConfig) -> float:
 class Learner(pl.LightningModule):
     """Asks a model for its loss terms, sums and logs them."""
 
-    def __init__(self, model: MILModel, train: TrainConfig, seed: int, n_bags: int = 1) -> None:
+    def __init__(
+        self,
+        model: MILModel,
+        train: TrainConfig,
+        seed: int,
+        n_bags: int = 1,
+        *,
+        n_validation: int | None = None,
+        steps: Steps | None = None,
+        team: Team | None = None,
+    ) -> None:
         super().__init__()
+        self.n_validation, self.steps, self.team = n_validation, steps, team or Team("cpu")
         self.model, self.settings, self.seed, self.n_bags = model, train, seed, n_bags
         model.save_memory(train.memory)
         self.ask = compiled(model) if train.compile else model.__call__
         self.losses: list[tuple[float, int]] = []
-        self.answers: list[tuple[Tensor, Tensor, dict[str, Tensor]]] = []
+        self.answers: list[Answer] = []
         self.validated: Row = {}
 
     def terms(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
@@ -116,17 +133,20 @@ class Learner(pl.LightningModule):
         """
         if number > 0:
             return
-        state = np.random.SeedSequence([self.seed, self.current_epoch]).generate_state(1)
+        others = [self.team.rank] if self.team.rank else []  # each device has dropout of its own
+        seed = np.random.SeedSequence([self.seed, self.current_epoch, *others])
+        state = seed.generate_state(1)
         torch.manual_seed(int(state[0]))
         self.losses.clear()
         self.model.begin_epoch(self.current_epoch, self.n_bags)
 
-    def training_step(self, batch: Batch, _: int) -> Tensor:
+    def training_step(self, batch: Batch, number: int) -> Tensor:
         terms = self.terms(batch)[1]
         loss = torch.stack(list(terms.values())).sum()
         self.check(loss, batch)
-        self.losses.append((float(loss.detach()), len(batch.slides)))
-        return loss
+        counted = self.steps.own(number) if self.steps else len(batch.slides)
+        self.losses.append((float(loss.detach()), counted))
+        return loss * self.steps.weight(number) if self.steps else loss
 
     def check(self, loss: Tensor, batch: Batch) -> None:
         """Stop a training that has gone astray, before its weights are kept."""
@@ -142,16 +162,23 @@ class Learner(pl.LightningModule):
     def validation_step(self, batch: Batch, _: int) -> None:
         logits, terms = self.terms(batch)
         self.check(torch.stack(list(terms.values())).sum(), batch)
-        self.answers.append((logits.float().cpu(), batch.labels.cpu(), terms))
+        values = {name: float(term) for name, term in terms.items()}
+        self.answers.append((logits.float().cpu(), batch.labels.cpu(), values))
 
     def on_validation_epoch_end(self) -> None:
-        """Score the validation part as a whole. What is watched is the loss of the bags alone."""
-        logits, labels, terms = zip(*self.answers, strict=True)
+        """Score the validation part as a whole. What is watched is the loss of the bags alone.
+
+        All devices score all bags, each of which is counted once and in its own place: they come
+        to the same numbers as one would, and to the same end.
+        """
+        in_turn = zip_longest(*self.team.gather(self.answers))
+        answers = [answer for turn in in_turn for answer in turn if answer is not None]
+        logits, labels, terms = zip(*answers[: self.n_validation], strict=True)
         probabilities = torch.cat(logits).double().softmax(dim=-1).numpy()
         truth, sizes = torch.cat(labels).numpy(), [len(each) for each in labels]
         row = {
             f"val_{name}" if name != "bag" else "val_loss": float(
-                np.average([float(t[name]) for t in terms], weights=sizes)
+                np.average([t[name] for t in terms], weights=sizes)
             )
             for name in terms[0]
         }
@@ -162,7 +189,7 @@ class Learner(pl.LightningModule):
 
     def row(self) -> Row:
         """Return the numbers of the epoch that has just ended."""
-        losses, sizes = zip(*self.losses, strict=True)
+        losses, sizes = zip(*chain(*self.team.gather(self.losses)), strict=True)
         return {
             "epoch": self.current_epoch,
             "lr": learning_rate(self.current_epoch, self.settings),
@@ -204,6 +231,8 @@ class History(Callback):
     def on_train_epoch_end(self, trainer: pl.Trainer, learner: pl.LightningModule) -> None:
         row = cast(Learner, learner).row()
         self.rows.append(row)
+        if not trainer.is_global_zero:
+            return
         write_text(self.path, self.as_csv(), replace=True)
         # Not in the history, which is the same whenever a training is done again.
         reading = cast(Loader, trainer.train_dataloader)
@@ -245,8 +274,26 @@ class Keeper(Checkpoint):
         self.save(trainer, self.last)
 
     def save(self, trainer: pl.Trainer, path: Path) -> None:
+        if not trainer.is_global_zero:
+            trainer.save_checkpoint(path)  # which does not write here, but takes part
+            return
         with beside(path, replace=True) as passing:
             trainer.save_checkpoint(passing)
+
+
+class Leaving(Callback):
+    """Ends one process of several at once when it is terminated.
+
+    Lightning tells the others first, from inside the signal handler, while they are busy with
+    gradients: all would wait for each other from then on.
+    """
+
+    def on_train_start(self, *_: Any) -> None:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, self.leave)
+
+    def leave(self, *_: Any) -> None:
+        raise SIGTERMException
 
 
 def fit(
@@ -259,6 +306,7 @@ def fit(
     seed: int = 0,
     cache: Cache | None = None,
     device: str = "auto",
+    team: Team | None = None,
     loggers: Sequence[Logger] = (),
     listen: Callable[[Row], None] | None = None,
 ) -> list[Row]:
@@ -266,24 +314,64 @@ def fit(
 
     Every epoch is kept in the folder, and training goes on from the last one found there.
     Without validation bags there is no early stopping, and the last weights are kept.
+    With a team, `batch_size` is shared out among its devices, and the leader calls this.
     """
-    settings, place = settings or TrainConfig(), pick_device(device)
-    reading: dict[str, Any] = {
-        "cache": cache or Cache(settings.cache_gb),
-        "workers": settings.workers,
-    }
-    sampler = EpochSampler(train, seed=seed, balanced=settings.sampling == "balanced")
+    settings, team = settings or TrainConfig(), team or Team(device)
+    refuse_sharing(model, settings, team)
     weigh_classes(model.train(), train, settings)  # Lightning does not switch dropout on
+    last = folder / "last.ckpt"
+    job = partial(
+        _learn,
+        model=model,
+        train=train,
+        validation=validation,
+        folder=folder,
+        settings=settings,
+        seed=seed,
+        start=last if last.exists() else None,
+    )
+    with team.working(job):
+        rows = job(team, cache=cache, loggers=loggers, listen=listen)
+    load_weights(model, folder / "kept.ckpt")
+    model.weigh_classes(None)
+    model.cpu().eval()
+    return rows
+
+
+def _learn(
+    team: Team,
+    *,
+    model: MILModel,
+    train: Sequence[Sample],
+    validation: Sequence[Sample],
+    folder: Path,
+    settings: TrainConfig,
+    seed: int,
+    start: Path | None,
+    cache: Cache | None = None,
+    loggers: Sequence[Logger] = (),
+    listen: Callable[[Row], None] | None = None,
+) -> list[Row]:
+    """Do one device's part: with every other bag, if there are two, and the history of all."""
+    place = team.device
+    cache = team.cache = cache or team.cache or Cache(settings.cache_gb)
+    reading: dict[str, Any] = {"cache": cache, "workers": settings.workers}
+    sampler = EpochSampler(train, seed=seed, balanced=settings.sampling == "balanced")
+    steps = Steps(sampler, settings.batch_size, rank=team.rank, world=team.world)
+    own = validation[team.rank :: team.world] or validation[:1]  # who has none is not counted
 
     history = History(folder / "history.csv", listen)
     keeper = Keeper(folder, history, settings)
     early = EarlyStopping("val_loss", settings.min_delta, settings.patience)
     callbacks: list[Callback] = [history, *([early] if validation else []), keeper]
+    callbacks += [Leaving()] if team.world > 1 else []
     with quiet(), interruptible():
         trainer = pl.Trainer(
             max_epochs=settings.epochs,
             accelerator="gpu" if place.type == "cuda" else place.type,
-            devices=[place.index] if place.index is not None else 1,
+            devices=team.devices if place.index is None or team.seat else [place.index],
+            num_nodes=team.nodes,
+            strategy=strategy(team),
             precision=usable_precision(settings.precision, place),
             gradient_clip_val=settings.clip or None,
             callbacks=callbacks,
@@ -295,22 +383,51 @@ def fit(
             use_distributed_sampler=False,
         )
         trainer.fit(
-            Learner(model, settings, seed, len(train)),
+            Learner(
+                model,
+                settings,
+                seed,
+                len(train),
+                n_validation=len(validation),
+                steps=steps,
+                team=team,
+            ),
             batches.load(
                 train,
-                batch_size=settings.batch_size,
-                sampler=sampler,
+                steps=steps,
                 padded=settings.compile,  # sizes of packed bags would be compiled in
                 **reading,
             ),
-            batches.load(validation, **reading) if validation else None,
-            ckpt_path=keeper.last if keeper.last.exists() else None,
+            batches.load(own, **reading) if own else None,
+            ckpt_path=start,
             weights_only=True,
         )
-    load_weights(model, keeper.kept)
-    model.weigh_classes(None)
-    model.cpu().eval()
     return history.rows
+
+
+def strategy(team: Team) -> DDPStrategy | str:
+    """Return how Lightning is to train: as ever, or with the gradients of all devices averaged.
+
+    Buffers stay as they are: class weights are the same everywhere, and bags in validation are not
+    as many everywhere.
+    """
+    if team.seat is None:
+        return "auto"
+    return DDPStrategy(cluster_environment=team.seat, broadcast_buffers=False)
+
+
+def refuse_sharing(model: MILModel, settings: TrainConfig, team: Team) -> None:
+    """Raise at what several devices cannot learn together."""
+    if team.world == 1:
+        return
+    kept = model.state_dict().keys() & {name for name, _ in model.named_buffers()}
+    if kept:
+        raise RunError(
+            f"{type(model).__name__} carries {', '.join(sorted(kept))} from bag to bag, which "
+            "devices do not share. Train it on one."
+        )
+    if settings.compile:
+        raise RunError("A compiled model trains on one device. Set train.compile = false.")
 
 
 def kept_epoch(history: Sequence[Row], settings: TrainConfig) -> int:
@@ -359,7 +476,7 @@ def quiet() -> Iterator[None]:
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", module="lightning")
-            warnings.filterwarnings("ignore", message=".*(num_workers|LeafSpec).*")
+            warnings.filterwarnings("ignore", message=".*(num_workers|LeafSpec|Grad strides).*")
             yield
     finally:
         for logger, level in zip(loggers, levels, strict=True):

@@ -35,9 +35,10 @@ from caprmil.cohort import load as load_cohort
 from caprmil.comparison import Comparison
 from caprmil.crew import Crew, Done, Here, Unit, Worker
 from caprmil.crew.notes import place
+from caprmil.devices import Team
 from caprmil.errors import CaprmilError, CohortError, RecipeError, RunError, some
 from caprmil.files import refuse_unwritable, write_text
-from caprmil.learner import Row, TrainConfig, fit, kept_epoch
+from caprmil.learner import Row, TrainConfig, fit, kept_epoch, refuse_sharing
 from caprmil.models import MILModel, create
 from caprmil.models.compiling import find_compiler
 from caprmil.predictions import Predictions
@@ -109,6 +110,8 @@ def cross_validate(
     out: str | Path,
     *,
     device: str = "auto",
+    devices: int = 1,
+    nodes: int = 1,
     progress: bool = True,
     crew: Crew | None = None,
     watch: Watch | None = None,
@@ -119,12 +122,33 @@ def cross_validate(
     and ends with the numbers it would have had. Nothing in it is overwritten. One that is
     elsewhere is trained in a local mirror. `watch` hears every row of every fold, and may stop the
     training by an error.
+
+    On several devices, a step's bags are shared out. A recipe with fewer is changed to one each.
     """
-    out = storage.place(out)
-    options: dict[str, Any] = {"device": device, "progress": progress, "crew": crew, "watch": watch}
-    if isinstance(out, storage.Remote):
-        return _train_away(recipe, out, **options)
-    return cross_validate_all({out: recipe}, **options)[out]
+    out, team = storage.place(out), Team(device, devices, nodes)
+    if crew is not None and crew.elsewhere and team.world > 1:
+        raise RunError("Ray has a fold for each worker: leave out --devices and --nodes, or --ray.")
+    with team:
+        if not team.leads:
+            team.follow()
+            return Run(out)
+        recipe = share_out(recipe, team)
+        options: dict[str, Any] = {"device": device, "progress": progress, "watch": watch}
+        options |= {"team": team} if team.world > 1 else {"crew": crew}
+        if isinstance(out, storage.Remote):
+            return _train_away(recipe, out, **options)
+        return cross_validate_all({out: recipe}, **options)[out]
+
+
+def share_out(recipe: Recipe, team: Team) -> Recipe:
+    """Return the recipe with a bag for each device in a step, at least."""
+    batch = max(recipe.train.batch_size, team.world)
+    if batch > recipe.train.batch_size:
+        logging.getLogger("caprmil").warning(
+            "note: %d devices take a bag each: train.batch_size is %d, not %d.",
+            *(team.world, batch, recipe.train.batch_size),
+        )
+    return replace(recipe, train=replace(recipe.train, batch_size=batch))
 
 
 def cross_validate_all(
@@ -133,6 +157,7 @@ def cross_validate_all(
     device: str = "auto",
     progress: bool = True,
     crew: Crew | None = None,
+    team: Team | None = None,
     watch: Watch | None = None,
     share: Callable[[], None] = lambda: None,
 ) -> dict[Path, Run]:
@@ -142,14 +167,14 @@ def cross_validate_all(
     """
     crew = crew or Here()
     for out, recipe in recipes.items():
-        _check(out, recipe, device=None if crew.elsewhere else device)
+        _check(out, recipe, team, device=None if crew.elsewhere else device)
     studies = {out: _study(out, recipe, progress) for out, recipe in recipes.items()}
     with ExitStack() as held:
         for out in studies:
             held.enter_context(alone(out))
         share()
         options: dict[str, Any] = {"device": device, "progress": progress}
-        failures = _train(studies, crew, watch=watch, share=share, **options)
+        failures = _train(studies, crew, team, watch=watch, share=share, **options)
         for study in studies.values():
             if len(study.run.done) == len(study.folds):
                 _finish(study.run, study.cohort, progress)
@@ -162,7 +187,7 @@ def cross_validate_all(
     return {out: Run(out) for out in studies}
 
 
-def _check(out: Path, recipe: Recipe, *, device: str | None) -> None:
+def _check(out: Path, recipe: Recipe, team: Team | None, *, device: str | None) -> None:
     """Find what is wrong before anything is written."""
     _check_folder(out, recipe)
     if device is not None:
@@ -171,7 +196,9 @@ def _check(out: Path, recipe: Recipe, *, device: str | None) -> None:
         find_compiler()
     refuse_unwritable(out)
     make_loggers(recipe.loggers, out)
-    recipe.model.build(1024, 2)  # the sizes are not known yet, the settings are
+    model = recipe.model.build(1024, 2)  # the sizes are not known yet, the settings are
+    if team is not None:
+        refuse_sharing(model, recipe.train, team)
 
 
 def _study(out: Path, recipe: Recipe, progress: bool) -> "Study":
@@ -189,6 +216,7 @@ def _study(out: Path, recipe: Recipe, progress: bool) -> "Study":
 def _train(
     studies: Mapping[Path, "Study"],
     crew: Crew,
+    team: Team | None,
     *,
     device: str,
     progress: bool,
@@ -198,9 +226,10 @@ def _train(
     """Train all folds that are not there yet, and return which failed, and why."""
     units, failures = [unit for out, study in studies.items() for unit in study.units(out)], []
     title = "Training " + ", ".join(study.recipe.model.name for study in studies.values())
+    hire = partial(Folds, studies, device, watch, team)
     with bar(title, shown=progress) as step:
         far = Far(step, studies, units)
-        for outcome in crew.do(units, partial(Folds, studies, device, watch), far.hear):
+        for outcome in crew.do(units, hire, far.hear):
             if isinstance(outcome, Done):
                 far.tick(outcome.unit)
                 share()
@@ -288,8 +317,14 @@ class Study:
 class Folds(Worker):
     """Trains fold after fold, and keeps bags in memory from one to the next."""
 
-    def __init__(self, studies: Mapping[Path, Study], device: str, watch: Watch | None) -> None:
-        self.studies, self.device, self.watch = studies, device, watch
+    def __init__(
+        self,
+        studies: Mapping[Path, Study],
+        device: str,
+        watch: Watch | None,
+        team: Team | None = None,
+    ) -> None:
+        self.studies, self.device, self.watch, self.team = studies, device, watch, team
         runs.pick_device(device)
         self.out, self.cache = Path(), Cache(0)
 
@@ -309,6 +344,7 @@ class Folds(Worker):
         with FileLock(out / "folds" / f".{fold.name}.lock"):
             if not study.run.fold_folder(fold.name).exists():
                 options: dict[str, Any] = {"cache": self.cache, "device": self.device}
+                options["team"] = self.team
                 _train_fold(study.run, study.recipe, study.cohort, fold, **options, listen=listen)
         study.tidy()  # only now: a fold has its name, or all it needs to go on
 
@@ -422,6 +458,7 @@ def _train_fold(
     cache: Cache,
     device: str,
     listen: Callable[[Row], None],
+    team: Team | None = None,
 ) -> None:
     """Train on a fold in a folder of its own, which gets its name when all is in it."""
     work = run.folder / "folds" / f".{fold.name}.part"
@@ -437,6 +474,7 @@ def _train_fold(
         cache=cache,
         folder=work,
         device=device,
+        team=team,
         loggers=make_loggers(recipe.loggers, work),
         listen=listen,
     )

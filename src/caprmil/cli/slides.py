@@ -67,6 +67,9 @@ def encode(
     replace: Annotated[bool, typer.Option(help="Make bags of other settings again.")] = False,
     batch: Annotated[int, typer.Option(help="Patches at once; 0: by the device.", min=0)] = 0,
     workers: Annotated[int, typer.Option(help="Threads that read ahead.", min=1)] = 2,
+    shard: Annotated[
+        str, typer.Option(help="Take the I-th of N shares of the slides: I/N, e.g. 2/8.")
+    ] = "1/1",
     device: Device = "auto",
     ray: Ray = "",
     gpus_per_worker: Gpus = 1.0,
@@ -78,6 +81,7 @@ def encode(
     from caprmil.runs import pick_device
 
     place = pick_device("cpu" if ray else device)  # workers of Ray load it on their own device
+    part = extraction.read_shard(shard)
     load = partial(encoders.load, encoder, weights=weights, trust_remote_code=trust_remote_code)
     loaded = load(device=place)
     config = settings.configure(
@@ -95,7 +99,7 @@ def encode(
         load=partial(load, device=device),
     )
     with find_crew(ray, device, gpus_per_worker) as crew:
-        _extract(job, slides, table, crew)
+        _extract(job, slides, table, part, crew)
     typer.echo(f"Train on them with: caprmil train LABELS.csv --features {out} --out runs/first")
 
 
@@ -129,15 +133,21 @@ def patch(
 
 
 def _extract(
-    job: "Extraction", slides: "Sequence[Path]", table: Path | None, crew: "Crew | None" = None
+    job: "Extraction",
+    slides: "Sequence[Path]",
+    table: Path | None,
+    part: tuple[int, int] = (1, 1),
+    crew: "Crew | None" = None,
 ) -> None:
-    from caprmil.extraction import listed
+    from caprmil.extraction import listed, share
     from caprmil.progress import bar
     from caprmil.slides import find_slides
 
     found = find_slides(slides, outside=job.out)
     if table is not None:
         found, job.mpps = listed(found, table)
+    if part != (1, 1):
+        found = share(found, *part)
     with bar("Encoding" if job.encoder else "Looking") as step:
         records = job.run(found, progress=step, crew=crew)
     count = {state: sum(r.state == state for r in records) for state in ("done", "no tissue")}

@@ -36,15 +36,25 @@ def train(
     features: Features = None,
     change: Changes = None,
     device: Device = "auto",
+    devices: Annotated[
+        int, typer.Option(help="Devices of this kind in each machine: GPUs, or cores.", min=1)
+    ] = 1,
+    nodes: Annotated[
+        int, typer.Option(help="Machines, started by srun or torchrun: docs/slurm.md.", min=1)
+    ] = 1,
     ray: Ray = "",
     gpus_per_worker: Gpus = 1.0,
 ) -> None:
     """Train a model on every fold of a cohort, and score each on its own test part."""
     from caprmil import training
+    from caprmil.devices import Team
 
     settings = training.read_recipe(recipe, features=features, changes=change or [])
     with find_crew(ray, device, gpus_per_worker) as crew:
-        run = training.cross_validate(settings, out, device=device, crew=crew)
+        words: dict[str, Any] = {"device": device, "devices": devices, "nodes": nodes}
+        run = training.cross_validate(settings, out, **words, crew=crew)
+    if not Team(device, devices, nodes).leads:
+        return  # this process has only taken part in learning
     typer.echo((run.folder / "scores.md").read_text())
     typer.echo(f"Written to {out}: scores.md, predictions.csv, curves.png, roc.png, folds/.")
     typer.echo(f"Predict new bags with: caprmil predict {out} BAGS --out predictions.csv")

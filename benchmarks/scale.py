@@ -1,0 +1,220 @@
+"""Work out on paper what a very large cohort costs, and what runs out first.
+
+    python benchmarks/scale.py
+    python benchmarks/scale.py --slides 10000 --days 1 --gpu-rate 2000
+    python benchmarks/scale.py --page docs/scale.md
+    python benchmarks/scale.py --measure
+
+Nothing is measured here but with --measure: the first table says where each figure is from.
+"""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from statistics import median
+from time import process_time
+from typing import Any
+
+DAY = 86_400.0
+GPU_RATES = (100.0, 500.0, 2_000.0, 8_000.0)
+
+
+def known(default: float, source: str) -> Any:
+    """A figure, and where it is from."""
+    return field(default=default, metadata={"source": source})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Assumptions:
+    """All that the tables are made from. Every one is an option of the command."""
+
+    slides: float = known(1_000_000, "the question")
+    days: float = known(30, "the question: encode all of them in so many days")
+    slide_gb: float = known(1.0, "assumed: GB of a slide's file; look at yours")
+    patches: float = known(10_000, "assumed: patches a slide; qc.csv has yours")
+    width: float = known(1_024, "features of a patch, as UNI's (docs/encoders.md)")
+    value_bytes: float = known(2, "float16, as `encode` writes (docs/data-model.md)")
+    read_rate: float = known(
+        812, "measured: patches per CPU s, 0.2527 to 0.5 um/px from level 1 (docs/slides.md)"
+    )
+    slow_read_rate: float = known(
+        239, "measured: the same where level 0 must be averaged down (docs/slides.md)"
+    )
+    cpu_rate: float = known(
+        32, "measured with --measure: patches per CPU s of lite0, one thread, busy machine"
+    )
+    gpu_rate: float = known(500, "NOT measured, not published to us: patches per GPU s. A variable")
+    bag_read_ms: float = known(
+        12.0, "measured: CPU ms to read 10,000 x 1,024, from the page cache (docs/slides.md)"
+    )
+    cpu_step_ms: float = known(
+        287, "measured: CAPRMIL's training step, 10,000 patches, one thread (docs/export.md)"
+    )
+    gpu_step_ms: float = known(
+        23.3, "published: CAPRMIL's paper, A100: 6.3 s an epoch; over 270 slides of CAMELYON16"
+    )
+    epochs: float = known(30, "the paper's recipe")
+    node_gpus: float = known(8, "assumed: GPUs in a machine")
+    node_cores: float = known(96, "assumed: cores in a machine")
+    node_gbit: float = known(25, "assumed: Gbit/s into a machine")
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What follows from the assumptions: totals, and what must be there to be in time."""
+
+    given: Assumptions
+
+    @property
+    def bag_bytes(self) -> float:
+        return self.given.patches * self.given.width * self.given.value_bytes
+
+    @property
+    def totals(self) -> dict[str, tuple[float, str]]:
+        """Return how much of everything, each with its unit. All grow with the slides."""
+        a, patches = self.given, self.given.slides * self.given.patches
+        size = a.patches / 10_000  # the measured bags had so many
+        steps = a.slides * a.epochs * size / 3.6e6
+        return {
+            "slides to bring in": (a.slides * a.slide_gb / 1e3, "TB"),
+            "patches": (patches / 1e9, "thousand million"),
+            "cutting patches out": (patches / a.read_rate / 3600, "core hours"),
+            "the same, no level of the scale": (patches / a.slow_read_rate / 3600, "core hours"),
+            "encoding on GPUs": (patches / a.gpu_rate / 3600, "GPU hours"),
+            "encoding on CPUs (lite0)": (patches / a.cpu_rate / 3600, "core hours"),
+            "bags to keep": (a.slides * self.bag_bytes / 1e12, "TB"),
+            "bags read in a training": (a.slides * a.epochs * self.bag_bytes / 1e12, "TB"),
+            "reading them": (steps * a.bag_read_ms * a.width / 1024, "core hours"),
+            "training on GPUs": (steps * a.gpu_step_ms, "GPU hours"),
+            "training on CPUs": (steps * a.cpu_step_ms, "core hours"),
+        }
+
+    @property
+    def rates(self) -> dict[str, tuple[float, str]]:
+        """Return what must be there at once, to have all slides encoded in time."""
+        a, seconds = self.given, self.given.days * DAY
+        per_s = a.slides / seconds
+        return {
+            "slides": (per_s, "a second"),
+            "network in": (per_s * a.slide_gb * 8, "Gbit/s"),
+            "cores that cut patches out": (per_s * a.patches / a.read_rate, "cores"),
+            "GPUs that encode": (per_s * a.patches / a.gpu_rate, "GPUs"),
+            "or cores instead (lite0)": (per_s * a.patches / a.cpu_rate, "cores"),
+            "bags written": (per_s * self.bag_bytes / 1e6, "MB/s"),
+        }
+
+    def node(self) -> dict[str, float]:
+        """Return the slides a second that each part of one machine could do by itself."""
+        a = self.given
+        return {
+            "network": a.node_gbit / 8 / a.slide_gb,
+            "cores": a.node_cores * a.read_rate / a.patches,
+            "GPUs": a.node_gpus * a.gpu_rate / a.patches,
+        }
+
+    def training(self, gpus: int) -> dict[str, float]:
+        """Return hours of an epoch on so many GPUs, GB/s that they read, and bags in a step."""
+        a = self.given
+        step = a.gpu_step_ms / 1e3 * a.patches / 10_000
+        return {
+            "hours an epoch": a.slides * step / gpus / 3600,
+            "GB/s read": gpus * self.bag_bytes / step / 1e9,
+            "bags in a step": gpus,
+        }
+
+
+def number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def table(rows: Sequence[Sequence[str]]) -> str:
+    head, *body = rows
+    rule = ["---", *["--:"] * (len(head) - 1)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, rule, *body))
+
+
+def amounts(found: dict[str, tuple[float, str]]) -> str:
+    rows = [[name, number(value), unit] for name, (value, unit) in found.items()]
+    return table([["", "amount", "unit"], *rows])
+
+
+def bottlenecks(given: Assumptions) -> str:
+    """Tell what a machine waits for, by the rate of its GPUs."""
+    head = ["patches per GPU s", "cores to feed a GPU", "Gbit/s to feed a GPU", "machines in time"]
+    rows = [[*head, "the machine waits for", "and without a level of the scale"]]
+    for rate in GPU_RATES:
+        one = replace(given, gpu_rate=rate)
+        parts, slow = Cost(one).node(), Cost(replace(one, read_rate=one.slow_read_rate)).node()
+        least = min(parts, key=lambda name: parts[name])
+        rows.append(
+            [
+                number(rate),
+                number(rate / one.read_rate),
+                number(rate / one.patches * one.slide_gb * 8),
+                number(-(-one.slides // (parts[least] * one.days * DAY))),
+                least,
+                min(slow, key=lambda name: slow[name]),
+            ]
+        )
+    return table(rows)
+
+
+def report(given: Assumptions) -> str:
+    """Return all tables, as they stand on the page."""
+    cost = Cost(given)
+    sources = [
+        [each.name, number(getattr(given, each.name)), each.metadata["source"]]
+        for each in fields(given)
+    ]
+    training = [[str(gpus), *map(number, cost.training(gpus).values())] for gpus in (1, 8, 64, 512)]
+    sections = {
+        "Assumptions": table([["name", "value", "from"], *sources]),
+        "How much in all": amounts(cost.totals),
+        f"What must be there at once, to encode in {number(given.days)} days": amounts(cost.rates),
+        "Where the bottleneck moves": bottlenecks(given),
+        "Training": table([["GPUs", *cost.training(1)], *training]),
+    }
+    return "\n\n".join(f"### {title}\n\n{text}" for title, text in sections.items())
+
+
+def measure() -> float:
+    """Return the patches per CPU second of the encoder in the package, on one thread."""
+    import numpy as np
+    import torch
+
+    from caprmil import encoders
+
+    torch.set_num_threads(1)
+    encoder, rates = encoders.load("lite0"), []
+    pixels = np.random.default_rng(0).integers(0, 255, (64, 224, 224, 3), dtype=np.uint8)
+    for _ in range(6):
+        began = process_time()
+        encoder(pixels)
+        rates.append(len(pixels) / (process_time() - began))
+    return median(rates[1:])
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Read the command line, print the tables, and put them into a page if asked."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    for each in fields(Assumptions):
+        option = f"--{each.name.replace('_', '-')}"
+        parser.add_argument(option, type=float, default=each.default, help=each.metadata["source"])
+    parser.add_argument("--page", type=Path, help="a page with markers to put the tables into")
+    parser.add_argument("--measure", action="store_true", help="measure lite0 on this machine")
+    args = vars(parser.parse_args(arguments))
+    page, wanted = args.pop("page"), args.pop("measure")
+    if wanted:
+        print(f"lite0: {measure():.1f} patches per CPU second, one thread")
+        return
+    text = report(Assumptions(**args))
+    print(text)
+    if page:
+        from record import Page  # torch takes its time
+
+        Page(page, "benchmarks/scale.py", "A million slides, on paper").write(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,453 @@
+"""What several devices promise: the loss of one, whoever starts them, and that all of them end."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from caprmil import bags, config, devices, training
+from caprmil.batches import EpochSampler, Sample, Steps
+from caprmil.devices import Team
+from caprmil.errors import RunError
+from caprmil.learner import Row, TrainConfig, fit
+from caprmil.models import MILModel, create, list_models
+from caprmil.runs import Run
+from caprmil.synthetic import RareSignal
+from caprmil.training import ModelConfig, Recipe, cross_validate, share_out
+
+STUDY = RareSignal(slides=20, width=16, patches=(10, 30), signal=0.3, stain=0.5)
+SLIDES = [Sample(f"s{n}", bags.from_arrays(STUDY.bag(n)[0]), n % 2) for n in range(20)]
+QUICK: dict[str, Any] = {"epochs": 3, "warmup_epochs": 1, "lr": 3e-3, "patience": 100}
+RANDOM = {"bayesmil", "dtfd", "sgpmil"}  # draw while they learn, each device for itself
+CLOSE = {"rel": 1e-5, "abs": 1e-6}
+
+
+@pytest.fixture(scope="module")
+def two(monkeypatch_module: pytest.MonkeyPatch) -> Iterator[Team]:
+    """Two processes on the CPU. To start them takes longer than all they do here."""
+    with Team("cpu", 2) as team:
+        yield team
+
+
+@pytest.fixture(scope="module")
+def monkeypatch_module() -> Iterator[pytest.MonkeyPatch]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "cpu_count", lambda: 2)
+        yield patch
+
+
+def learn(
+    folder: Path,
+    team: Team | None = None,
+    *,
+    n: int = 9,
+    n_validation: int = 7,
+    model: str = "caprmil",
+    listen: Any = None,
+    **settings: Any,
+) -> tuple[MILModel, list[Row]]:
+    """Learn without dropout, which each device draws for itself."""
+    torch.manual_seed(0)
+    made = create(model, 16, 2, **({"dim": 16, "heads": 2} if model == "caprmil" else {}))
+    for part in made.modules():
+        if isinstance(getattr(part, "p", None), float):
+            part.p = 0.0
+    history = fit(
+        made,
+        SLIDES[:n],
+        SLIDES[20 - n_validation :],
+        folder=folder,
+        settings=TrainConfig(**QUICK | {"batch_size": 2} | settings),
+        device="cpu",
+        team=team,
+        listen=listen,
+    )
+    return made, history
+
+
+def same(one: list[Row], other: list[Row]) -> bool:
+    """Tell whether two histories agree, up to the order of sums."""
+    return len(one) == len(other) and all(
+        a == pytest.approx(b, **CLOSE) for a, b in zip(one, other, strict=True)
+    )
+
+
+def weights(model: MILModel) -> Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+
+# Who takes which bag
+
+
+@pytest.mark.parametrize(
+    ("n", "batch_size", "world"), [(9, 2, 2), (10, 4, 3), (5, 4, 4), (3, 1, 1)]
+)
+def test_every_bag_falls_to_one_device_and_weighs_as_much_as_any(
+    n: int, batch_size: int, world: int
+) -> None:
+    sampler = EpochSampler(SLIDES[:n], seed=0, balanced=False)
+    shares = [Steps(sampler, batch_size, rank=rank, world=world) for rank in range(world)]
+    weight = np.zeros(n)
+    for rank, steps in enumerate(shares):
+        assert len(list(steps)) == len(steps)
+        for number, own in enumerate(steps):
+            count = steps.own(number)
+            assert count in (0, len(own))
+            # By the mean of the own bags, and by DDP's mean over devices.
+            weight[own] += steps.weight(number) / len(own) / world
+            assert steps.weight(number) > 0 or count == 0, rank
+    sizes = [min(batch_size, n - first) for first in range(0, n, batch_size)]
+    expected = np.repeat([1 / size for size in sizes], sizes)
+    assert weight[list(sampler)] == pytest.approx(expected)
+
+
+def test_one_device_takes_the_batches_as_they_come() -> None:
+    sampler = EpochSampler(SLIDES[:5], seed=1, balanced=False)
+    order = list(sampler)
+    assert list(Steps(sampler, 2)) == [order[:2], order[2:4], order[4:]]
+    assert [Steps(sampler, 2).weight(step) for step in range(3)] == [1, 1, 1]
+
+
+# The loss of one process
+
+
+def test_two_processes_with_a_bag_each_learn_what_one_learns_with_two(
+    tmp_path: Path, two: Team
+) -> None:
+    one, alone = learn(tmp_path / "one")  # nine bags: in the last step one device has none
+    other, together = learn(tmp_path / "two", two)
+    assert same(alone, together)
+    torch.testing.assert_close(weights(other), weights(one), rtol=1e-4, atol=1e-6)
+    assert not two.busy
+
+
+def test_bags_that_cannot_be_shared_evenly_count_alike(tmp_path: Path, two: Team) -> None:
+    options: dict[str, Any] = {"batch_size": 3, "class_weights": "balanced", "clip": 0.1}
+    _, alone = learn(tmp_path / "one", n=8, **options)
+    _, together = learn(tmp_path / "two", two, n=8, **options)
+    assert same(alone, together)
+
+
+def test_a_single_validation_bag_is_counted_once(tmp_path: Path, two: Team) -> None:
+    _, alone = learn(tmp_path / "one", n_validation=1)
+    _, together = learn(tmp_path / "two", two, n_validation=1)
+    assert same(
+        [{"val_loss": row["val_loss"]} for row in alone],
+        [{"val_loss": row["val_loss"]} for row in together],
+    )
+
+
+def test_both_stop_early_and_keep_the_same_epoch(tmp_path: Path, two: Team) -> None:
+    hasty = {"epochs": 30, "warmup_epochs": 20, "warmup_lr": 1e-3, "lr": 0.1, "patience": 2}
+    one, alone = learn(tmp_path / "one", **hasty)
+    other, together = learn(tmp_path / "two", two, **hasty)
+    assert len(together) == len(alone) < 30
+    torch.testing.assert_close(weights(other), weights(one), rtol=1e-3, atol=1e-4)
+
+
+def test_two_go_on_from_where_one_was_stopped(tmp_path: Path, two: Team) -> None:
+    def stop(row: Row) -> None:
+        if row["epoch"] == 1:
+            raise KeyboardInterrupt
+
+    _, whole = learn(tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        learn(tmp_path / "part", listen=stop)
+    _, resumed = learn(tmp_path / "part", two)
+    assert same(whole, resumed)
+
+
+def test_only_the_leader_writes(tmp_path: Path, two: Team) -> None:
+    learn(tmp_path, two)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        *("history.csv", "kept.ckpt", "last.ckpt")
+    ]
+
+
+def test_every_parameter_learns_from_every_bag() -> None:
+    """DDP waits for all of them; a model with other ones must tell it so."""
+    for name in list_models():
+        for label in range(3):
+            model = create(name, 16, 3).train()
+            output = model(torch.randn(1, 40, 16))
+            torch.stack(list(model.loss(output, torch.tensor([label])).values())).sum().backward()
+            assert [n for n, p in model.named_parameters() if p.grad is None] == []
+
+
+@pytest.mark.slow
+def test_every_model_learns_with_two_what_it_learns_alone(tmp_path: Path, two: Team) -> None:
+    for name in set(list_models()) - {"dgrmil"}:
+        _, alone = learn(tmp_path / f"{name} alone", model=name, lr=1e-3)
+        _, together = learn(tmp_path / name, two, model=name, lr=1e-3)
+        assert name in RANDOM or same(alone, together), name
+        assert all(np.isfinite(row["val_loss"]) for row in together)
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"devices": 3}, "--devices 3 is more than there are here: CPU cores: 2. Ask for 2"),
+        ({"devices": 0}, "1 or more"),
+        ({"nodes": 2}, "--nodes 2 needs a launcher"),
+    ],
+    ids=str,
+)
+def test_devices_that_are_not_there_are_refused(
+    wrong: dict[str, int], words: str, monkeypatch_module: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(RunError, match=words):
+        Team("cpu", **wrong)
+
+
+def test_several_devices_are_not_one_that_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "pick_device", torch.device)
+    with pytest.raises(RunError, match="cuda:1 is one device"):
+        Team("cuda:1", 2)
+
+
+def test_processes_that_are_too_few_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"NTASKS": "1", "PROCID": "0", "LOCALID": "0", "NODEID": "0"}.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    with pytest.raises(RunError, match=r"1 processes were started.*srun --nodes=1 --ntasks-per"):
+        Team("cpu", 2)
+
+
+def test_a_model_that_remembers_bags_is_refused(
+    tmp_path: Path, tiny_recipe: Recipe, two: Team
+) -> None:
+    with pytest.raises(RunError, match="DGRMIL carries centres from bag to bag"):
+        learn(tmp_path, two, model="dgrmil")
+    with pytest.raises(RunError, match="compiled"):
+        learn(tmp_path, two, compile=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+# A run
+
+
+def test_devices_change_nothing_of_a_recipe_but_too_small_a_batch(
+    tiny_recipe: Recipe, two: Team
+) -> None:
+    large = config.parse({"cohort": "c.csv", "train": {"batch_size": 8}}, into=Recipe)
+    assert share_out(large, two) == large
+    assert share_out(tiny_recipe, two).train.batch_size == 2
+    assert config.differences(tiny_recipe, share_out(tiny_recipe, two)) == [
+        "train.batch_size: 1 -> 2"
+    ]
+
+
+def still(recipe: Recipe, **train: Any) -> Recipe:
+    """Return the recipe without dropout."""
+    settings = {**recipe.model.settings, "dropout": 0.0}
+    return replace(
+        recipe,
+        model=ModelConfig(name=recipe.model.name, settings=settings),
+        train=replace(recipe.train, **train),
+    )
+
+
+def scores(run: Run) -> Any:
+    return pytest.approx(run.predictions.probabilities, **CLOSE)
+
+
+def test_a_run_on_two_devices_is_that_of_one(
+    tmp_path: Path, tiny_recipe: Recipe, two: Team
+) -> None:
+    one = cross_validate(
+        still(tiny_recipe, batch_size=2), tmp_path / "one", device="cpu", progress=False
+    )
+    shared = share_out(still(tiny_recipe), two)
+    other = training._cross_validate(shared, tmp_path / "two", "cpu", two, progress=False)
+    assert other.predictions.probabilities == scores(one)
+    assert other.facts.digest == one.facts.digest
+
+
+# Started by others, and ended
+
+
+def environment(**more: str) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1", **more}
+
+
+def command(recipe: Recipe, tmp_path: Path, *options: str) -> list[str]:
+    file = tmp_path / "recipe.toml"
+    file.write_text(config.dump(recipe))
+    train = ["-m", "caprmil", "train", str(file), "--out", str(tmp_path / "run")]
+    return [*train, "--device", "cpu", "--devices", "2", *options]
+
+
+@pytest.mark.slow
+def test_the_command_line_starts_the_others_and_says_once_what_it_did(
+    tmp_path: Path, tiny_recipe: Recipe
+) -> None:
+    ended = subprocess.run(
+        [sys.executable, *command(still(tiny_recipe), tmp_path)],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.count("Written to") == 1
+    assert "note: 2 devices take a bag each" in ended.stderr
+    assert Run(tmp_path / "run").finished
+
+
+@pytest.mark.slow
+def test_torchrun_starts_the_processes_itself(tmp_path: Path, tiny_recipe: Recipe) -> None:
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    ended = subprocess.run(
+        [sys.executable, *launcher, *command(still(tiny_recipe), tmp_path)],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.count("Written to") == 1
+    one = cross_validate(
+        still(tiny_recipe, batch_size=2), tmp_path / "one", device="cpu", progress=False
+    )
+    assert Run(tmp_path / "run").predictions.probabilities == scores(one)
+
+
+def as_slurm(rank: int, *, nodes: int, devices: int, port: int) -> dict[str, str]:
+    """Return what srun tells each process, of what Lightning asks for."""
+    told = {
+        "NTASKS": nodes * devices,
+        "NTASKS_PER_NODE": devices,
+        "NNODES": nodes,
+        "PROCID": rank,
+        "LOCALID": rank % devices,
+        "NODEID": rank // devices,
+        "JOB_NAME": "train",
+    }
+    return {f"SLURM_{name}": str(value) for name, value in told.items()} | {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_processes_that_slurm_started_find_each_other(
+    tmp_path: Path, tiny_recipe: Recipe, nodes: int
+) -> None:
+    port = devices.find_free_network_port()
+    line = command(still(tiny_recipe, batch_size=2), tmp_path)
+    line[line.index("--devices") + 1] = str(2 // nodes)
+    options: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    started = [
+        subprocess.Popen(
+            [sys.executable, *line, "--nodes", str(nodes)],
+            env=environment(**as_slurm(rank, nodes=nodes, devices=2 // nodes, port=port)),
+            **options,
+        )
+        for rank in range(2)
+    ]
+    said = [process.communicate(timeout=300) for process in started]
+    assert [process.returncode for process in started] == [0, 0], said
+    assert "Written to" in said[0][0]
+    assert said[1][0] == ""
+    assert Run(tmp_path / "run").finished
+
+
+def children(process: int) -> list[int]:
+    found = subprocess.run(
+        ["ps", "-o", "pid=", "--ppid", str(process)], capture_output=True, text=True
+    )
+    return [int(word) for word in found.stdout.split()]
+
+
+def alive(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().split()[2] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_for(what: Any, seconds: float = 120) -> None:
+    end = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < end
+        time.sleep(0.2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("how", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)]
+)
+def test_all_processes_end_with_the_leader_and_the_run_goes_on(
+    tmp_path: Path, tiny_recipe: Recipe, how: signal.Signals, code: int
+) -> None:
+    recipe = still(tiny_recipe, epochs=20, patience=1000)
+    process = subprocess.Popen(
+        [sys.executable, *command(recipe, tmp_path)],
+        env=environment(),
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    wait_for(lambda: list((tmp_path / "run").glob("folds/.*.part/last.ckpt")))
+    (follower,) = children(process.pid)
+    process.send_signal(how)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == code, said
+    assert "Traceback" not in said
+    wait_for(lambda: not alive(follower), seconds=20)
+    again = subprocess.run(
+        [sys.executable, *command(recipe, tmp_path)], env=environment(), timeout=300
+    )
+    assert again.returncode == 0
+
+
+@pytest.mark.slow
+def test_what_goes_wrong_with_a_follower_is_said_by_the_leader(
+    tmp_path: Path, monkeypatch_module: pytest.MonkeyPatch
+) -> None:
+    order = list(EpochSampler(SLIDES[:8], seed=0, balanced=False))
+    slides = list(SLIDES[:8])
+    lost = slides[order[1]]  # the second of a step is the follower's
+    slides[order[1]] = Sample(lost.slide, tmp_path / "lost.h5", lost.label)
+    with pytest.raises(RunError, match="lost"), Team("cpu", 2) as team:
+        fit(
+            create("mean", 16, 2),
+            slides,
+            folder=tmp_path,
+            settings=TrainConfig(**QUICK | {"batch_size": 2}),
+            team=team,
+        )
+    assert not torch.distributed.is_initialized()
+
+
+@pytest.mark.slow
+def test_a_script_needs_no_guard(tmp_path: Path, tiny_recipe: Recipe) -> None:
+    (tmp_path / "recipe.toml").write_text(config.dump(tiny_recipe))
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from caprmil.training import cross_validate, read_recipe\n"
+        f"recipe = read_recipe({str(tmp_path / 'recipe.toml')!r})\n"
+        f"run = cross_validate(recipe, {str(tmp_path / 'run')!r}, device='cpu', devices=2)\n"
+        "print(run.finished)\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, str(script)],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert ended.stdout == "True\n", ended.stderr

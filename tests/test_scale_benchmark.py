@@ -1,0 +1,51 @@
+"""What the simulation on paper promises: it runs, it is linear, and the page shows what it says."""
+
+from pathlib import Path
+
+import pytest
+
+import scale
+from scale import Assumptions, Cost
+
+PAGE = Path(__file__).parents[1] / "docs" / "scale.md"
+
+
+def test_twice_the_slides_cost_twice_as_much() -> None:
+    one, two = Cost(Assumptions(slides=500)), Cost(Assumptions(slides=1000))
+    for name, (amount, unit) in one.totals.items():
+        assert two.totals[name] == (pytest.approx(2 * amount), unit)
+    for name, (amount, unit) in one.rates.items():
+        assert two.rates[name] == (pytest.approx(2 * amount), unit)
+
+
+def test_twice_the_time_needs_half_the_machines() -> None:
+    one, two = Cost(Assumptions(days=10)), Cost(Assumptions(days=20))
+    assert two.rates["GPUs that encode"][0] == pytest.approx(one.rates["GPUs that encode"][0] / 2)
+    assert two.totals == one.totals
+
+
+def test_a_bag_is_patches_times_width_times_two_bytes() -> None:
+    cost = Cost(Assumptions(slides=1, patches=10_000, width=1024))
+    assert cost.totals["bags to keep"] == (pytest.approx(20.48e-6), "TB")
+
+
+def test_the_bottleneck_moves_from_gpus_to_the_network_and_to_cores() -> None:
+    def waits_for(**given: float) -> str:
+        parts = Cost(Assumptions(**given)).node()
+        return min(parts, key=lambda name: parts[name])
+
+    assert waits_for(gpu_rate=100) == "GPUs"
+    assert waits_for(gpu_rate=8000) == "network"
+    assert waits_for(gpu_rate=8000, read_rate=239) == "cores"
+
+
+def test_the_page_shows_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    scale.main([])
+    assert capsys.readouterr().out.strip() in PAGE.read_text()
+
+
+def test_every_assumption_is_an_option(capsys: pytest.CaptureFixture[str]) -> None:
+    scale.main(["--slides", "10000", "--gpu-rate", "1200"])
+    said = capsys.readouterr().out
+    assert "| slides | 10,000 |" in said
+    assert "| gpu_rate | 1,200 |" in said

@@ -1,0 +1,111 @@
+"""The scripts of docs/slurm.md, run as far as one machine without SLURM can."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from caprmil import bags, config
+from caprmil.devices import find_free_network_port
+from caprmil.runs import Run
+from caprmil.synthetic import Section
+from caprmil.training import Recipe
+
+PAGE = Path(__file__).parents[1] / "docs" / "slurm.md"
+SCRIPTS = dict(
+    zip(
+        ("encode", "train", "ray"),
+        re.findall(r"```bash\n(#!/bin/bash.*?)```", PAGE.read_text(), re.S),
+        strict=True,
+    )
+)
+CAPRMIL = f'#!/bin/bash\nexec "{sys.executable}" -m caprmil "$@"\n'
+# Starts as many processes as the job has tasks, each with what SLURM tells it, and waits for all.
+SRUN = """#!/bin/bash
+shift  # --kill-on-bad-exit=1
+for ((rank = 0; rank < SLURM_NTASKS; rank++)); do
+    SLURM_PROCID=$rank SLURM_LOCALID=$((rank % SLURM_NTASKS_PER_NODE)) \\
+        SLURM_NODEID=$((rank / SLURM_NTASKS_PER_NODE)) "$@" & started+=($!)
+done
+for process in "${started[@]}"; do wait "$process" || exit 1; done
+"""
+
+
+def run(script: str, home: Path, **variables: object) -> subprocess.CompletedProcess[str]:
+    """Run a script where `caprmil` and `srun` are ours."""
+    for name, text in {"caprmil": CAPRMIL, "srun": SRUN}.items():
+        program = home / "bin" / name
+        program.parent.mkdir(exist_ok=True)
+        program.write_text(text)
+        program.chmod(0o755)
+    environment = os.environ | {
+        "PATH": f"{home / 'bin'}:{os.environ['PATH']}",
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        **{name: str(value) for name, value in variables.items()},
+    }
+    options: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 500}
+    return subprocess.run(["bash", "-c", script], cwd=home, env=environment, **options)
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_the_scripts_are_bash(name: str) -> None:
+    checked = subprocess.run(["bash", "-n"], input=SCRIPTS[name], capture_output=True, text=True)
+    assert (checked.returncode, checked.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_devices_and_nodes_are_those_that_were_asked_for(name: str) -> None:
+    asked = dict(re.findall(r"^#SBATCH --(\S+?)=(\S+)", SCRIPTS[name], re.M))
+    if "--devices" in SCRIPTS[name]:
+        assert f"--devices {asked['ntasks-per-node']} --nodes {asked['nodes']}" in SCRIPTS[name]
+        assert asked["gpus-per-node"] == asked["ntasks-per-node"]
+    if "--shard" in SCRIPTS[name]:
+        assert asked["array"].startswith("1-")
+
+
+@pytest.mark.slow
+def test_the_array_encodes_every_slide_once(tmp_path: Path) -> None:
+    for seed in range(3):
+        Section(seed=seed, width=600, height=600).write(tmp_path / "slides" / f"s{seed}.tiff")
+    script = SCRIPTS["encode"].replace("--encoder uni ", "")
+    made: set[str] = set()
+    for task in (1, 2):
+        ended = run(
+            script,
+            tmp_path,
+            SLIDES=tmp_path / "slides",
+            SLURM_ARRAY_TASK_ID=task,
+            SLURM_ARRAY_TASK_COUNT=2,
+            SLURM_CPUS_PER_TASK=1,
+        )
+        assert ended.returncode == 0, ended.stderr
+        found = {path.stem for path in (tmp_path / "features").glob("*.h5")}
+        assert found - made == ({"s0", "s2"} if task == 1 else {"s1"})
+        made = found
+    assert (tmp_path / "features" / "qc.csv").read_text().count("\n") == 4
+    assert bags.inspect(tmp_path / "features" / "s1.h5").encoder == "lite0"
+
+
+@pytest.mark.slow
+def test_one_training_on_two_nodes(tmp_path: Path, tiny_recipe: Recipe) -> None:
+    (tmp_path / "recipe.toml").write_text(config.dump(tiny_recipe))
+    script = SCRIPTS["train"].replace("--devices 4", "--device cpu --devices 1")
+    ended = run(
+        script,
+        tmp_path,
+        RECIPE="recipe.toml",
+        SLURM_NTASKS=2,
+        SLURM_NTASKS_PER_NODE=1,
+        SLURM_NNODES=2,
+        SLURM_NODELIST="127.0.0.1",
+        SLURM_JOB_NAME="train",
+        SLURM_CPUS_PER_TASK=1,
+        MASTER_PORT=find_free_network_port(),
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.count("Written to runs/large") == 1
+    assert Run(tmp_path / "runs" / "large").finished
