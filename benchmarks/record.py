@@ -74,8 +74,18 @@ class Record(Generic[Result]):
                 yield result
 
 
+def one_by_one(jobs: Sequence[Job], run: Callable[[Job], Result]) -> Iterable[Result]:
+    """Yield results in order, each from a process of its own: none finds what another left."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
+        for job in jobs:
+            yield pool.submit(run, job).result()
+
+
 def work(jobs: Sequence[Job], run: Callable[[Job], Result], processes: int) -> Iterable[Result]:
     """Yield results as they come, from so many processes of one thread each."""
+    if processes == 0:
+        yield from one_by_one(jobs, run)
+        return
     if processes <= 1:
         yield from map(run, jobs)
         return

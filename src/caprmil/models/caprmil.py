@@ -38,7 +38,7 @@ from caprmil.models.thinking import in_pieces, think, think_of_mean
 from caprmil.models.walks import Walk
 
 EPSILON = 1e-5  # added to the mass of a token, so that an empty one is zero and not NaN
-WHOLE, KEPT = 50_000, 500_000  # patches up to which training keeps all, or the first layer's output
+WHOLE, KEPT = 200_000, 500_000  # patches up to which training keeps all, or the first layer's output
 COLDEST = 1e-3  # a temperature never falls below this
 
 Tokens = Float[Tensor, "B H M K"]
