@@ -125,7 +125,8 @@ def targets(found: Figures) -> list[Target]:
         if not small or not large:
             return {f"{side}, {work}": None}
         low, high = (
-            found.ask(one, side, 200_000, work, "caprmil") or large for one in ("cpu_low", "cpu_high")
+            found.ask(one, side, 200_000, work, "caprmil") or large
+            for one in ("cpu_low", "cpu_high")
         )
         ratio = Ratio(large / (4 * small), low / (4 * small), high / (4 * small))
         return {f"{side}, {work}": ratio}
@@ -323,9 +324,9 @@ def report(results: Sequence["Result"], settings: "Settings", out: Path, command
 ```
 
 One bag of {settings.in_dim:,} features a patch, fp32, torch {torch.__version__},
-{os.cpu_count()} cores without a GPU. Each job had a process of its own. Sides that are compared took turns in {settings.rounds[0]} to
-{settings.rounds[1]} rounds; what stands here are medians. The quartiles of CPU time lie {noise}
-apart (median over all rows). It took {seconds / 60:.0f} minutes.
+{os.cpu_count()} cores without a GPU. Each job had a process of its own. Sides that are compared
+took turns in {settings.rounds[0]} to {settings.rounds[1]} rounds;
+what stands here are medians. The quartiles of CPU time lie {noise} apart (median over all rows). It took {seconds / 60:.0f} minutes.
 {mixed}{peers}
 ### Targets
 
