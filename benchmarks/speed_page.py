@@ -125,7 +125,8 @@ def targets(found: Figures) -> list[Target]:
         if not small or not large:
             return {f"{side}, {work}": None}
         low, high = (
-            found.ask(one, side, 200_000, work, "caprmil") or large for one in ("cpu_low", "cpu_high")
+            found.ask(one, side, 200_000, work, "caprmil") or large
+            for one in ("cpu_low", "cpu_high")
         )
         ratio = Ratio(large / (4 * small), low / (4 * small), high / (4 * small))
         return {f"{side}, {work}": ratio}
@@ -323,9 +324,10 @@ def report(results: Sequence["Result"], settings: "Settings", out: Path, command
 ```
 
 One bag of {settings.in_dim:,} features a patch, fp32, torch {torch.__version__},
-{os.cpu_count()} cores without a GPU. Each job had a process of its own. Sides that are compared took turns in {settings.rounds[0]} to
-{settings.rounds[1]} rounds; what stands here are medians. The quartiles of CPU time lie {noise}
-apart (median over all rows). It took {seconds / 60:.0f} minutes.
+{os.cpu_count()} cores without a GPU. Each job had a process of its own. Sides that are compared
+took turns in {settings.rounds[0]} to {settings.rounds[1]} rounds; what stands here are medians.
+The quartiles of CPU time lie {noise} apart (median over all rows). It took {seconds / 60:.0f}
+minutes.
 {mixed}{peers}
 ### Targets
 
@@ -335,8 +337,7 @@ quartiles; a bound between the quartiles is neither met nor missed.
 {markdown(["target", "measured", ""], [target.row() for target in targets(found)])}
 
 Training has one default, memory by size: up to {caprmil.WHOLE:,} patches all is kept (`whole`),
-beyond that patches are worked out again (`keep`, then `stream`). The targets for speed and for
-memory are for the same training: a setting that meets only one of them does not meet both.
+beyond that patches are worked out again (`keep`, then `stream`).
 torchmil has no DGRMIL, and the fact sheet has no time for it, so it has no target here.
 
 The limit is the time of the two products that no evaluation can do without, into the projection and
