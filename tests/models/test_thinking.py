@@ -146,3 +146,10 @@ def test_in_other_precisions_and_without_learning_autograd_does_it(block: Contex
     assert not thinking.in_pieces(block, torch.randn(2, 5, 12))
     assert not thinking.in_pieces(block.eval(), patches)
     assert not thinking.in_pieces(block.train().bfloat16(), patches)
+
+
+def test_patches_in_context_are_to_be_had_where_gradients_are_on() -> None:
+    model = CAPRMIL(6, 2, dim=12, heads=3, tokens=2).eval()
+    bag = torch.randn(1, 20, 6)
+    wanted, _ = model.context(bag, torch.ones(1, 20, dtype=torch.bool))
+    torch.testing.assert_close(model.in_context(bag), wanted.detach())

@@ -255,8 +255,7 @@ def _context(model: MILModel, features: Tensor) -> tuple[View | None, View | Non
     if not isinstance(model, CAPRMIL) or not len(model.context.blocks):
         return None, None
     features, _ = model.at_the_door(features, None)
-    patches = torch.cat(list(model.in_context(features)), dim=1)
-    return view(model.context.project(features)[0]), view(patches[0])
+    return view(model.context.project(features)[0]), view(model.in_context(features)[0])
 
 
 def view(patches: Float[Tensor, "N D"]) -> View:

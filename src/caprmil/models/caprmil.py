@@ -5,7 +5,7 @@ Representations for Multiple Instance Learning". Section numbers below are the p
 """
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -442,9 +442,10 @@ class CAPRMIL(MILModel):
         )
 
     @torch.no_grad()
-    def in_context(self, features: Float[Tensor, "1 N E"]) -> Iterator[Patches]:
-        """Return the patches of one bag as the pool sees them, piece by piece."""
-        return Walk(self.context, lambda: torch.split(features, PIECE, dim=1), keep=True).patches()
+    def in_context(self, features: Float[Tensor, "1 N E"]) -> Patches:
+        """Return the patches of one bag as the pool sees them."""
+        walk = Walk(self.context, lambda: torch.split(features, PIECE, dim=1), keep=True)
+        return torch.cat(list(walk.patches()), dim=1)
 
     @property
     def streams_evidence(self) -> bool:
@@ -454,7 +455,7 @@ class CAPRMIL(MILModel):
     def evidence_bag(self, features: Features, grid: Cells | None) -> Evidence | None:
         if self.streams_evidence or not isinstance(self.pool, MILModel):
             return super().evidence_bag(features, grid)
-        return self.pool.evidence_bag(torch.cat(list(self.in_context(features)), dim=1), grid)
+        return self.pool.evidence_bag(self.in_context(features), grid)
 
     def stream_evidence_bag(self, chunks: Chunks, *, keep: bool) -> Evidence:
         walk = Walk(self.context, chunks, keep=keep)
