@@ -191,7 +191,7 @@ class ContextAttention(nn.Module):
 
 
 class ContextBlock(nn.Module):
-    """A transformer block whose attention goes through tokens (3.1.2)."""
+    """A transformer block whose attention goes through tokens (3.1.2): `hear`, then `think`."""
 
     def __init__(
         self,
@@ -214,10 +214,6 @@ class ContextBlock(nn.Module):
             raise ValueError(f"The MLP needs a width: {mlp_ratio=}.")
         self.think = nn.Sequential(nn.Linear(dim, hidden), nn.GELU(), nn.Linear(hidden, dim))
         self.dropout = Dropout(dropout)
-
-    def forward(self, patches: Patches, mask: Mask | Sizes) -> tuple[Patches, Assignments]:
-        patches, assignments = self.hear(patches, mask)
-        return think(self, patches), assignments
 
     def hear(self, patches: Patches, mask: Mask | Sizes) -> tuple[Patches, Assignments]:
         """Add to each patch what it heard."""
