@@ -1,6 +1,6 @@
 """Measure how bags reach a model: what a step waits for, and what packing small bags brings.
 
-    python benchmarks/feeding.py --out feeding.md
+    python benchmarks/feeding.py
 
 It makes its own bags in a temporary folder and trains on them as `caprmil train` does. The sides
 take turns, and what counts is the median over the rounds.
@@ -25,9 +25,9 @@ from lightning.pytorch.loggers.logger import DummyLogger
 
 from caprmil import bags, batches
 from caprmil.batches import Batch, Cache, Loader, Sample, collate
-from caprmil.files import write_text
 from caprmil.learner import Row, TrainConfig, fit
 from caprmil.models import create
+from record import Page
 
 WIDTH = 1024
 
@@ -251,19 +251,19 @@ not what is learnt by it.
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Read the command line, measure, print each table as it is made, and write them if asked."""
+    """Read the command line, measure, print each table as it is made, and put all on the page."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--out", type=Path, help="a Markdown file for the tables")
+    parser.add_argument("--out", type=Path, default=Path("docs/performance.md"))
     parser.add_argument("--quick", action="store_true", help="see that it runs; measures nothing")
     args = parser.parse_args(arguments)
     command = "python benchmarks/feeding.py" + " --quick" * args.quick
+    page = Page(args.out, "benchmarks/feeding.py", "Feeding")
     with tempfile.TemporaryDirectory() as folder:
         parts = []
         for part in report(Path(folder), QUICK if args.quick else Sizes(), command):
             print(part, flush=True)
             parts.append(part)
-    if args.out:
-        write_text(args.out, "\n".join(parts), replace=True)
+    page.write("\n".join(parts))
 
 
 if __name__ == "__main__":

@@ -54,7 +54,7 @@ class Record(Generic[Result]):
         return [result for result in found if result.settings == self.settings]
 
     def complete(
-        self, jobs: Sequence[Job], run: Callable[[Job], Result], *, processes: int = 2
+        self, jobs: Sequence[Job], run: Callable[[Job], Result], *, processes: int | None = 2
     ) -> Iterator[Result]:
         """Yield the result of every job: first what is kept, then the rest as it is made."""
         done = {result.job: result for result in self.kept()}
@@ -74,8 +74,23 @@ class Record(Generic[Result]):
                 yield result
 
 
-def work(jobs: Sequence[Job], run: Callable[[Job], Result], processes: int) -> Iterable[Result]:
-    """Yield results as they come, from so many processes of one thread each."""
+def one_by_one(jobs: Sequence[Job], run: Callable[[Job], Result]) -> Iterable[Result]:
+    """Yield results in order, each from a process of its own: none finds what another left."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
+        for job in jobs:
+            yield pool.submit(run, job).result()
+
+
+def work(
+    jobs: Sequence[Job], run: Callable[[Job], Result], processes: int | None
+) -> Iterable[Result]:
+    """Yield results as they come, from so many processes of one thread each.
+
+    None: in order, each in a process of its own.
+    """
+    if processes is None:
+        yield from one_by_one(jobs, run)
+        return
     if processes <= 1:
         yield from map(run, jobs)
         return

@@ -2,8 +2,9 @@
 
     python benchmarks/speed.py
 
-Sides that are compared take turns, to and fro; what counts is the median over the rounds: of CPU
-time on one thread, which is steady on a machine that others use too, and of wall time on two.
+Each job has a process of its own. Sides that are compared take turns, to and fro; what counts is
+the median over the rounds: of CPU time on one thread, which is steady on a machine that others use
+too, and of wall time on two.
 Results are kept in a JSON lines file beside the page, so a run that was stopped goes on; `--again`
 measures anew. `--only page` writes the page from what is kept.
 """
@@ -296,7 +297,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     jobs = plan(groups, sizes, settings)
     if args.again:
         forget(record, jobs)
-    for result in record.complete(jobs, partial(measure, settings=settings), processes=1):
+    each = partial(measure, settings=settings)
+    for result in record.complete(jobs, each, processes=1 if args.quick else None):
         print(told(result), flush=True)
     command = "python benchmarks/speed.py" + " --quick" * args.quick
     page.write(speed_page.report(record.kept(), settings, args.out, command))

@@ -20,7 +20,7 @@ from caprmil.explain import (
     squares,
     top_patches,
 )
-from caprmil.explain.attribution import integrate, take_out
+from caprmil.explain.attribution import Method, integrate, take_out
 from caprmil.explain.explanation import view
 from caprmil.explain.pictures import most_telling
 from caprmil.models import MILModel, create, list_models
@@ -62,7 +62,7 @@ def test_evidence_and_rest_are_the_logit(pool: str) -> None:
 def test_a_bag_that_is_read_in_pieces_is_explained_like_one_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, keepable: int
 ) -> None:
-    monkeypatch.setattr("caprmil.explain.explanation.KEEPABLE", keepable)
+    monkeypatch.setattr("caprmil.runs.KEEPABLE", keepable)
     model, bag = small(name), bag_of(40)
     path = bags.write(tmp_path / "a.h5", bag.features, bag.coords, step=100.0)
     bag = bags.read(path)  # float16 on disk
@@ -71,10 +71,20 @@ def test_a_bag_that_is_read_in_pieces_is_explained_like_one_in_memory(
         found = explain(model, stream, classes=CLASSES)
     for field in ("logits", "probabilities", "evidence", "rest", "attention", "coords", "cells"):
         np.testing.assert_allclose(getattr(found, field), getattr(whole, field), atol=1e-6)
-    assert found.exact
     assert found.gap < 1e-5
-    if keepable and whole.assignments is not None:
+    assert found.before is None
+    assert (found.assignments is None) == (whole.assignments is None or not keepable)
+    if found.assignments is not None:
         np.testing.assert_allclose(found.assignments, whole.assignments, atol=1e-6)
+
+
+@pytest.mark.parametrize(("name", "method"), [("clam", None), ("caprmil", "perturbation")])
+def test_what_needs_all_of_a_bag_is_not_explained_in_pieces(
+    tmp_path: Path, name: str, method: Method | None
+) -> None:
+    path = bags.write(tmp_path / "a.h5", bag_of(40).features)
+    with bags.streaming(path) as stream, pytest.raises(RunError, match="Read it whole"):
+        explain(small(name), stream, classes=CLASSES, method=method)
 
 
 def test_a_large_bag_of_a_run_is_explained_without_reading_it_whole(

@@ -21,7 +21,7 @@ def test_an_answer_tells_what_it_took(tmp_path: Path, work: str) -> None:
     large.write(tmp_path / "a.h5", 300)
     found = large.ask(tmp_path / "a.h5", "caprmil", work)
     assert found["seconds"] > 0
-    assert found["peak"] >= found["before"] > 0
+    assert 0.01 < found["before"] < 20
 
 
 @pytest.mark.slow

@@ -344,10 +344,15 @@ def is_large(info: BagInfo) -> bool:
     return 4 * info.n_patches * info.width > LARGE
 
 
+def may_keep(info: BagInfo) -> bool:
+    """Tell whether a model may keep what it knows of patches while it reads a bag in pieces."""
+    return info.n_patches <= KEEPABLE
+
+
 def ask_stream(model: MILModel, stream: bags.Stream, device: torch.device) -> NDArray[np.float64]:
     """Return the class probabilities of a bag that is read piece by piece."""
-    keep = stream.info.n_patches <= KEEPABLE
-    output = model.eval().to(device).stream(pieces_of(stream, device), keep=keep)
+    pieces = pieces_of(stream, device)
+    output = model.eval().to(device).stream(pieces, keep=may_keep(stream.info))
     return np.asarray(output.logits.cpu().double().softmax(dim=-1).numpy())
 
 

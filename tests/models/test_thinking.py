@@ -90,6 +90,42 @@ def test_a_model_learns_the_same_as_from_a_padded_batch(pool: str, depth: int) -
     )
 
 
+@pytest.mark.parametrize("depth", [1, 2])
+def test_packed_bags_teach_what_padded_ones_do(depth: int) -> None:
+    torch.manual_seed(0)
+    model = CAPRMIL(6, 2, dim=12, heads=3, tokens=2, depth=depth, dropout=0).double()
+    sizes = (9, 1, 20)
+    packed = torch.randn(1, 30, 6).double()
+    mask = torch.arange(20) < torch.tensor(sizes)[:, None]
+    padded = torch.zeros(3, 20, 6).double().masked_scatter(mask[..., None], packed)
+    one, other = model(packed, sizes=sizes), model(padded, mask=mask)
+    torch.testing.assert_close(one.logits, other.logits)
+    torch.testing.assert_close(one.attention, other.attention)
+    for own, wanted in zip(one.assignments, other.assignments, strict=True):
+        torch.testing.assert_close(own, wanted)
+    slopes = (
+        torch.autograd.grad(o.logits.square().sum(), model.parameters()) for o in (one, other)
+    )
+    torch.testing.assert_close(*slopes)
+
+
+def test_a_graph_that_is_retained_gives_its_gradients_again(block: ContextBlock) -> None:
+    patches = torch.randn(1, 20, 12).double().requires_grad_()
+    for result in (thinking.think(block, patches), thinking.think_of_mean(block, patches, (20,))):
+        loss = result.square().sum()
+        inputs = (patches, *thinking.weights(block))
+        first = torch.autograd.grad(loss, inputs, retain_graph=True)
+        torch.testing.assert_close(torch.autograd.grad(loss, inputs), first)
+
+
+def test_what_is_frozen_gets_no_gradient(block: ContextBlock) -> None:
+    patches = torch.randn(1, 20, 12).double().requires_grad_()
+    block.think[0].weight.requires_grad_(False)
+    thinking.think_of_mean(block, patches, (20,)).sum().backward()
+    assert block.think[0].weight.grad is None
+    assert block.think[2].weight.grad is not None
+
+
 def test_a_step_takes_less_than_half_of_the_memory_of_the_equations() -> None:
     bag, plain = torch.randn(1, 3000, 64), PlainCAPRMIL(CAPRMIL(64, 2))
     peaks = []
@@ -110,3 +146,10 @@ def test_in_other_precisions_and_without_learning_autograd_does_it(block: Contex
     assert not thinking.in_pieces(block, torch.randn(2, 5, 12))
     assert not thinking.in_pieces(block.eval(), patches)
     assert not thinking.in_pieces(block.train().bfloat16(), patches)
+
+
+def test_patches_in_context_are_to_be_had_where_gradients_are_on() -> None:
+    model = CAPRMIL(6, 2, dim=12, heads=3, tokens=2).eval()
+    bag = torch.randn(1, 20, 6)
+    wanted, _ = model.context(bag, torch.ones(1, 20, dtype=torch.bool))
+    torch.testing.assert_close(model.in_context(bag), wanted.detach())

@@ -17,7 +17,7 @@ from caprmil.batches import Sample
 from caprmil.cohort import find_bags
 from caprmil.errors import RunError, SlideError, some
 from caprmil.explain.attribution import Method
-from caprmil.explain.explanation import Explanation, explain
+from caprmil.explain.explanation import Explanation, can_stream, explain
 from caprmil.models import MILModel
 from caprmil.progress import Step
 from caprmil.qc import Record
@@ -183,12 +183,12 @@ def ask_run(
     names = unseen or [f.name for f in chosen]
     place, loaded = torch.device(device), models or {}
 
-    def answer(model: MILModel) -> NDArray[np.float64]:
-        if isinstance(bag, Stream):
-            return ask_stream(model, bag, place)[0]
-        return ask(model.to(place), batches.collate([(Sample(subject.name, bag), bag)]), place)[0]
-
-    by_fold = {name: answer(loaded.get(name) or run.model(name)) for name in names}
+    asked = {name: loaded.get(name) or run.model(name) for name in names}
+    if isinstance(bag, Stream):
+        by_fold = {name: ask_stream(model, bag, place)[0] for name, model in asked.items()}
+    else:
+        batch = batches.collate([(Sample(subject.name, bag), bag)])
+        by_fold = {name: ask(model.to(place), batch, place)[0] for name, model in asked.items()}
     return Answer(
         probabilities=np.mean(list(by_fold.values()), axis=0),
         calibrated=_calibrated(run, by_fold),
@@ -231,11 +231,10 @@ def examine(
     place = pick_device(device)
     info = bags.inspect(subject.bag)
     run.check_bag(subject.name, info, force=force)
-    model = run.model(run.answering(fold)[0].name)
-    exact = method in (None, "exact") and model.streams and model.streams_evidence
+    exact = method in (None, "exact")
     with ExitStack() as stack:
         bag: Bag | Stream
-        if exact and is_large(info):
+        if exact and is_large(info) and can_stream(run.model(run.answering(fold)[0].name)):
             bag = stack.enter_context(bags.streaming(subject.bag))
         else:
             bag = bags.read(subject.bag)

@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from caprmil.bags import Bag, BagInfo, Stream
+from caprmil.errors import RunError
 from caprmil.explain.attribution import Method, attribute, lead_of
 from caprmil.models import CAPRMIL, MILModel
 from caprmil.progress import Step
-from caprmil.runs import KEEPABLE, pieces_of
+from caprmil.runs import may_keep, pieces_of
 
 Numbers = NDArray[np.float32]
 TOP = 8  # patches of a gallery, as in the paper
@@ -197,7 +198,11 @@ def explain(
     before, after = None, None
     used: Method = "exact"
     if isinstance(bag, Stream):
-        pieces, keep = pieces_of(bag, torch.device(device)), bag.info.n_patches <= KEEPABLE
+        if method not in (None, "exact") or not can_stream(model):
+            raise RunError(
+                "A bag that is read in pieces has exact evidence, or none. Read it whole."
+            )
+        pieces, keep = pieces_of(bag, torch.device(device)), may_keep(bag.info)
         evidence, output = model.stream_evidence(pieces, keep=keep), model.stream(pieces, keep=keep)
     else:
         features = torch.from_numpy(bag.features)[None].to(device)
@@ -232,6 +237,11 @@ def explain(
     )
 
 
+def can_stream(model: MILModel) -> bool:
+    """Tell whether a model can be explained by a bag that is read in pieces."""
+    return model.streams and model.streams_evidence
+
+
 def describe(model: MILModel) -> str:
     """Return what a model is called in a title, e.g. CAPRMIL + mean."""
     if not isinstance(model, CAPRMIL):
@@ -245,8 +255,7 @@ def _context(model: MILModel, features: Tensor) -> tuple[View | None, View | Non
     if not isinstance(model, CAPRMIL) or not len(model.context.blocks):
         return None, None
     features, _ = model.at_the_door(features, None)
-    patches = torch.cat(list(model.in_context(features)), dim=1)
-    return view(model.context.project(features)[0]), view(patches[0])
+    return view(model.context.project(features)[0]), view(model.in_context(features)[0])
 
 
 def view(patches: Float[Tensor, "N D"]) -> View:

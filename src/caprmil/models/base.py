@@ -169,8 +169,8 @@ class MILModel(nn.Module):
     def stream(self, chunks: Chunks, *, keep: bool = False) -> Output:
         """Classify one bag piece by piece, in memory that does not grow with it. Exact.
 
-        `keep` allows as much memory as the output has: it brings the assignments as well, and
-        spares passes over the bag.
+        `keep` allows memory for what is known of each patch between passes over the bag: it
+        spares work, and brings the assignments as well.
         """
         return self.stream_bag(self._pieces(chunks), keep=keep)
 

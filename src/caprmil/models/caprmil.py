@@ -5,7 +5,7 @@ Representations for Multiple Instance Learning". Section numbers below are the p
 """
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -38,7 +38,8 @@ from caprmil.models.thinking import in_pieces, think, think_of_mean
 from caprmil.models.walks import Walk
 
 EPSILON = 1e-5  # added to the mass of a token, so that an empty one is zero and not NaN
-WHOLE, KEPT = 50_000, 500_000  # patches up to which training keeps all, or the first layer's output
+WHOLE, WHOLE_GPU = 200_000, 50_000  # patches up to which training keeps all of a bag
+KEPT = 500_000  # and up to which it keeps what comes out of the first layer
 COLDEST = 1e-3  # a temperature never falls below this
 
 Tokens = Float[Tensor, "B H M K"]
@@ -190,7 +191,7 @@ class ContextAttention(nn.Module):
 
 
 class ContextBlock(nn.Module):
-    """A transformer block whose attention goes through tokens (3.1.2)."""
+    """A transformer block whose attention goes through tokens (3.1.2): `hear`, then `think`."""
 
     def __init__(
         self,
@@ -213,10 +214,6 @@ class ContextBlock(nn.Module):
             raise ValueError(f"The MLP needs a width: {mlp_ratio=}.")
         self.think = nn.Sequential(nn.Linear(dim, hidden), nn.GELU(), nn.Linear(hidden, dim))
         self.dropout = Dropout(dropout)
-
-    def forward(self, patches: Patches, mask: Mask | Sizes) -> tuple[Patches, Assignments]:
-        patches, assignments = self.hear(patches, mask)
-        return think(self, patches), assignments
 
     def hear(self, patches: Patches, mask: Mask | Sizes) -> tuple[Patches, Assignments]:
         """Add to each patch what it heard."""
@@ -346,7 +343,7 @@ class CAPRMIL(MILModel):
 
     def packs(self, sizes: Sizes) -> bool:
         """Large bags fill a processor alone, and take memory that `forward_pieces` saves."""
-        return self._memory(max(sizes)) == "whole"
+        return self._memory(sum(sizes)) == "whole"
 
     def forward_packed(
         self, features: Float[Tensor, "1 N E"], sizes: Sizes, grid: Grid | None
@@ -371,9 +368,7 @@ class CAPRMIL(MILModel):
 
     def _learns_mean(self, features: Features) -> bool:
         blocks = self.context.blocks
-        return (
-            isinstance(self.pool, MeanPool) and len(blocks) > 0 and in_pieces(blocks[-1], features)
-        )
+        return type(self.pool) is MeanPool and len(blocks) > 0 and in_pieces(blocks[-1], features)
 
     def _learn_mean(self, features: Float[Tensor, "1 N E"], sizes: Sizes) -> Output:
         """Learn from packed bags whose mean patch is all that counts."""
@@ -393,12 +388,17 @@ class CAPRMIL(MILModel):
     def _memory(self, n: int) -> Memory:
         if self.memory != "auto":
             return self.memory
-        return "whole" if n <= WHOLE else "keep" if n <= KEPT else "stream"
+        on_cpu = next(self.parameters()).device.type == "cpu"
+        return (
+            "whole" if n <= (WHOLE if on_cpu else WHOLE_GPU) else "keep" if n <= KEPT else "stream"
+        )
 
     def forward_pieces(self, features: Features) -> Output | None:
         how = self._memory(features.shape[1])
         if how == "whole" and self._learns_mean(features):
-            return self._learn_mean(self.at_the_door(features, None)[0], (features.shape[1],))
+            self.refuse(features)
+            features = features.to(self.context.blocks[-1].norm_think.weight.dtype)
+            return self._learn_mean(features, (features.shape[1],))
         apart = isinstance(self.pool, Pool) and len(self.context.blocks) > 0
         if how == "whole" or not apart or not (self.training and torch.is_grad_enabled()):
             return super().forward_pieces(features)
@@ -426,7 +426,7 @@ class CAPRMIL(MILModel):
             return replace(output, assignments=walk.assignments + output.assignments)
         if not isinstance(self.pool, Pool):
             raise NotImplementedError(f"{type(self.pool).__name__} reads a bag as a whole.")
-        if isinstance(self.pool, MeanPool):
+        if type(self.pool) is MeanPool:
             embedding, attention = walk.mean()
         else:
             embedding, attention = pool_chunks(self.pool, walk.patches())
@@ -437,9 +437,11 @@ class CAPRMIL(MILModel):
             assignments=walk.assignments,
         )
 
-    def in_context(self, features: Float[Tensor, "1 N E"]) -> Iterator[Patches]:
-        """Return the patches of one bag as the pool sees them, piece by piece."""
-        return Walk(self.context, lambda: torch.split(features, PIECE, dim=1), keep=True).patches()
+    @torch.no_grad()
+    def in_context(self, features: Float[Tensor, "1 N E"]) -> Patches:
+        """Return the patches of one bag as the pool sees them."""
+        walk = Walk(self.context, lambda: torch.split(features, PIECE, dim=1), keep=True)
+        return torch.cat(list(walk.patches()), dim=1)
 
     @property
     def streams_evidence(self) -> bool:
@@ -449,7 +451,7 @@ class CAPRMIL(MILModel):
     def evidence_bag(self, features: Features, grid: Cells | None) -> Evidence | None:
         if self.streams_evidence or not isinstance(self.pool, MILModel):
             return super().evidence_bag(features, grid)
-        return self.pool.evidence_bag(torch.cat(list(self.in_context(features)), dim=1), grid)
+        return self.pool.evidence_bag(self.in_context(features), grid)
 
     def stream_evidence_bag(self, chunks: Chunks, *, keep: bool) -> Evidence:
         walk = Walk(self.context, chunks, keep=keep)

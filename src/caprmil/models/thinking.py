@@ -63,20 +63,26 @@ def think_of_mean(
 
 
 def weights(block: "ContextBlock") -> tuple[Tensor, ...]:
+    norm = block.norm_think
     first, _, second = cast("tuple[nn.Linear, nn.GELU, nn.Linear]", block.think)
-    return (*block.norm_think.parameters(), *first.parameters(), *second.parameters())
+    return norm.weight, norm.bias, first.weight, first.bias, second.weight, second.bias
 
 
 class Half:
     """The first half of the MLP, norm, linear layer and GELU: there, and back again."""
 
     def __init__(
-        self, patches: Rows, eps: float, scale: Tensor, shift: Tensor, weight: Tensor, bias: Tensor
+        self,
+        patches: Rows,
+        hidden: Rows,
+        eps: float,
+        scale: Tensor,
+        shift: Tensor,
+        weight: Tensor,
+        bias: Tensor,
     ) -> None:
-        self.patches, self.eps = patches, eps
+        self.patches, self.hidden, self.eps = patches, hidden, eps  # hidden: before GELU
         self.scale, self.shift, self.weight, self.bias = scale, shift, weight, bias
-        self.hidden = patches.new_empty(len(patches), len(weight))  # before GELU
-        self.slopes = [torch.zeros_like(each) for each in (scale, shift, weight, bias)]
 
     def there(self, piece: slice) -> Rows:
         """Return what the second half sees of a piece."""
@@ -84,10 +90,15 @@ class Half:
             self.patches[piece], self.scale.shape, self.scale, self.shift, self.eps
         )
         torch.addmm(self.bias, normed, self.weight.mT, out=self.hidden[piece])
-        return F.gelu(self.hidden[piece])
+        return self.again(piece)
 
     def again(self, piece: slice) -> Rows:
         return F.gelu(self.hidden[piece])
+
+    def turn(self) -> None:
+        """Begin the way back: no gradients are known yet."""
+        parameters = (self.scale, self.shift, self.weight, self.bias)
+        self.slopes = [torch.zeros_like(each) for each in parameters]
 
     def back(self, piece: slice, slope: Rows) -> Rows:
         """Return the gradient of a piece, from that of what the second half saw; add to others."""
@@ -120,18 +131,21 @@ class Thoughts(torch.autograd.Function):
         *parameters: Tensor,
     ) -> Rows:
         *first, weight, bias = parameters
-        half, out = Half(patches, eps, *first), torch.empty_like(patches)
+        hidden, out = patches.new_empty(len(patches), weight.shape[1]), torch.empty_like(patches)
+        half = Half(patches, hidden, eps, *first)
         for piece in pieces(len(patches)):
             thought = torch.addmm(bias, half.there(piece), weight.mT)
             torch.addcmul(patches[piece], thought, stay[piece], value=growth, out=out[piece])
-        ctx.half, ctx.growth = half, growth
-        ctx.save_for_backward(stay, weight)
+        ctx.growth, ctx.eps = growth, eps
+        ctx.save_for_backward(stay, weight, patches, hidden, *first)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, slope: Rows) -> tuple[Tensor | None, ...]:
-        half, (stay, weight) = ctx.half, ctx.saved_tensors
+        stay, weight, patches, hidden, *first = ctx.saved_tensors
+        half = Half(patches, hidden, ctx.eps, *first)
+        half.turn()
         by_patches, by_weight = torch.empty_like(slope), torch.zeros_like(weight)
         by_bias = slope.new_zeros(len(weight))
         for piece in pieces(len(slope)):
@@ -140,7 +154,6 @@ class Thoughts(torch.autograd.Function):
             add_product(by_weight, thought.mT, half.again(piece))
             back = half.back(piece, thought @ weight)
             torch.add(slope[piece], back, out=by_patches[piece])
-        del ctx.half  # as torch frees what it saved, once it was used
         return by_patches, None, None, None, *half.slopes, by_weight, by_bias
 
 
@@ -158,7 +171,8 @@ class MeanThoughts(torch.autograd.Function):
         *parameters: Tensor,
     ) -> Embedding:
         *first, weight, bias = parameters
-        half, means = Half(patches, eps, *first), list[Tensor]()
+        hidden = patches.new_empty(len(patches), weight.shape[1])
+        half, means = Half(patches, hidden, eps, *first), list[Tensor]()
         products, factors = list[Tensor](), list[Tensor]()
         for bag in bags(sizes):
             product = torch.zeros_like(weight)
@@ -169,15 +183,18 @@ class MeanThoughts(torch.autograd.Function):
             factors.append(stay[bag].sum(dim=0, dtype=weight.dtype).mul_(growth / n))
             mean = patches[bag].mean(dim=0) + (weight * product).sum(dim=1)
             means.append(mean + bias * factors[-1])
-        ctx.half, ctx.growth, ctx.sizes = half, growth, sizes
-        ctx.save_for_backward(stay, weight, torch.stack(products), torch.stack(factors))
+        ctx.growth, ctx.eps, ctx.sizes = growth, eps, sizes
+        known = (torch.stack(products), torch.stack(factors))
+        ctx.save_for_backward(stay, weight, *known, patches, hidden, *first)
         return torch.stack(means)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, slope: Embedding) -> tuple[Tensor | None, ...]:
-        half, (stay, weight, products, factors) = ctx.half, ctx.saved_tensors
-        by_patches = torch.empty_like(half.patches)
+        stay, weight, products, factors, patches, hidden, *first = ctx.saved_tensors
+        half = Half(patches, hidden, ctx.eps, *first)
+        half.turn()
+        by_patches = torch.empty_like(patches)
         for bag, own in zip(bags(ctx.sizes), slope, strict=True):
             n = bag.stop - bag.start
             back = weight * (own * (ctx.growth / n)).unsqueeze(-1)
@@ -186,7 +203,6 @@ class MeanThoughts(torch.autograd.Function):
                 torch.add(found, own / n, out=by_patches[piece])
         by_weight = torch.einsum("bd,bdf->df", slope, products)
         by_bias = (slope * factors).sum(dim=0)
-        del ctx.half  # as torch frees what it saved, once it was used
         return by_patches, None, None, None, None, *half.slopes, by_weight, by_bias
 
 

@@ -29,7 +29,7 @@ class Piece(NamedTuple):
     weights: Rows | None = None
 
 
-class Half(NamedTuple):
+class Midway(NamedTuple):
     """Some patches in the middle of an MLP: `heard` and the second layer of `hidden` sum up."""
 
     heard: Rows
@@ -41,7 +41,7 @@ Stage: TypeAlias = Callable[[], Iterable[Piece]]
 
 
 class Walk:
-    """A bag on its way through a context stack.
+    """A bag on its way through a context stack, in evaluation and without gradients.
 
     With `keep`, patches (N x D) and weights (N x MH) stay in memory, and nothing is worked out
     twice. Without it, each pass begins at the features again.
@@ -133,20 +133,22 @@ class Meeting:
         self.tokens = self.attend.mix(sums, mass)
         self.messages = None if self.clusters is None else self.attend.messages(self.tokens)[0]
 
-    def half(self, piece: Piece) -> Half:
+    def half(self, piece: Piece) -> Midway:
         """Go on with some patches, up to the hidden layer."""
         weights = piece.weights
         if weights is None:
             weights = self.weigh(self.block.norm_attend(piece.patches))
         heard = self.hear(piece.patches, weights)
-        return Half(heard, self.bend(self.block.norm_think(heard)))
+        return Midway(heard, self.bend(self.block.norm_think(heard)))
 
     def hear(self, patches: Rows, weights: Rows) -> Rows:
         """Add to each patch what it heard."""
         if self.messages is None:
             return patches + self.attend.broadcast(self.tokens, self.assignments(weights))[0]
-        dtype = self.messages.dtype
-        return torch.addmm(patches.to(dtype), weights.to(dtype), self.messages)
+        weights = weights.to(self.messages.dtype)
+        if torch.is_autocast_enabled(patches.device.type):  # which would round the patches
+            return patches + weights @ self.messages
+        return torch.addmm(patches, weights, self.messages)
 
     def bend(self, normed: Rows) -> Rows:
         """Return the hidden layer, until the next piece comes.
