@@ -52,6 +52,21 @@ class Foresighted(Diligent):
         return ",".join(self.heard)
 
 
+class Mortal(Diligent):
+    """Wants to hear what comes next, and may not live to see it."""
+
+    ahead = True
+
+
+class Equipped(Worker):
+    """Says which GPUs it has."""
+
+    def work(self, unit: Unit, tell: Bar) -> str:
+        import ray
+
+        return f"gpu {','.join(map(str, ray.get_gpu_ids()))}"
+
+
 class Blind(Worker):
     """Cannot be hired."""
 

@@ -18,7 +18,7 @@ from caprmil.cli import app
 from caprmil.crew import Done, Failed, Here, OnRay, Unit, cluster, notes, read_notes
 from caprmil.crew.notes import attended, place
 from caprmil.errors import CaprmilError, RunError
-from crews import Blind, Diligent, Foresighted, count
+from crews import Blind, Diligent, Equipped, Foresighted, Mortal, count
 
 
 def units(folder: Path, **tasks: str) -> list[Unit]:
@@ -175,7 +175,8 @@ def crew() -> Iterator[OnRay]:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         found = OnRay()
         options: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False}
-        found.ray.init(num_cpus=2, object_store_memory=100 * 2**20, logging_level=40, **options)
+        options |= {"num_cpus": 2, "num_gpus": 1}  # Ray takes our word for it
+        found.ray.init(object_store_memory=100 * 2**20, logging_level=40, **options)
         try:
             yield found
         finally:
@@ -212,6 +213,38 @@ def test_a_worker_that_cannot_be_hired_is_an_error_that_says_why(
 ) -> None:
     with pytest.raises(CaprmilError, match=r"No worker can start\. There is no encoder here"):
         list(crew.do(units(tmp_path, a=""), Blind, silent))
+
+
+def test_on_ray_a_worker_hears_what_comes_next_but_for_the_last(
+    crew: OnRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(crew, "workers", 1)
+    found = crew.do(units(tmp_path, a="", b="", c=""), Foresighted, silent)
+    assert [each.result for each in found if isinstance(each, Done)] == ["b", "b,c", "b,c"]
+
+
+def test_what_a_dead_worker_had_coming_is_done_by_another(crew: OnRay, tmp_path: Path) -> None:
+    tasks = {"a": "die", **dict.fromkeys("bcdef", "")}
+    found = list(crew.do(units(tmp_path, **tasks), Mortal, silent))
+    assert {each.unit.name for each in found if isinstance(each, Done)} == set("bcdef")
+    assert [each.unit.name for each in found if isinstance(each, Failed)] == ["a"]
+
+
+def test_workers_share_a_gpu_and_have_cores_beside_it(
+    crew: OnRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(crew, "gpus", 0.5)
+    found = crew.do(units(tmp_path, a="", b=""), Equipped, silent)
+    assert {each.result for each in found if isinstance(each, Done)} == {"gpu 0"}
+    assert crew.room() == 2
+    monkeypatch.setattr(crew, "gpus", 0.1)
+    assert crew.room() == 2, "there are two cores"
+    monkeypatch.setattr(crew, "cpus", lambda: 0.1)
+    assert crew.room() == 10
+    monkeypatch.undo()
+    monkeypatch.setattr(crew, "gpus", 1.0)
+    monkeypatch.setattr(crew, "readers", 2)
+    assert (crew.cpus(), crew.room()) == (2, 1)
 
 
 def test_a_worker_larger_than_any_node_is_refused(

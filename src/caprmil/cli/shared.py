@@ -90,8 +90,13 @@ class RayCommand(TyperCommand):
         return super().parse_args(ctx, args)
 
 
-def find_crew(ray: str, device: str, gpus: float) -> "AbstractContextManager[Crew]":
-    """Return who does the work: this process, or Ray at an address."""
+def find_crew(
+    ray: str, device: str, gpus: float, readers: int = 1
+) -> "AbstractContextManager[Crew]":
+    """Return who does the work: this process, or Ray at an address.
+
+    There a worker has a share of a GPU, with cores for its readers; or as many as it has threads.
+    """
     from caprmil.crew import Here, OnRay
     from caprmil.errors import CaprmilError
 
@@ -99,7 +104,8 @@ def find_crew(ray: str, device: str, gpus: float) -> "AbstractContextManager[Cre
         return nullcontext(Here())
     if ":" in device:
         raise CaprmilError(f"Ray says which GPU a worker has. Use --device cuda, not {device}.")
-    return OnRay(ray, gpus=0.0 if device == "cpu" else gpus, needed=device != "auto")
+    share = 0.0 if device == "cpu" else gpus
+    return OnRay(ray, gpus=share, readers=readers, needed=device != "auto")
 
 
 def show_table(header: "Sequence[str]", rows: "Iterable[Sequence[str]]") -> None:

@@ -98,7 +98,7 @@ def encode(
         workers=workers,
         load=partial(load, device=device),
     )
-    with find_crew(ray, device, gpus_per_worker) as crew:
+    with find_crew(ray, device, gpus_per_worker, readers=workers) as crew:
         _extract(job, slides, table, part, crew)
     typer.echo(f"Train on them with: caprmil train LABELS.csv --features {out} --out runs/first")
 

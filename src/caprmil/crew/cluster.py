@@ -47,8 +47,11 @@ class Terms:
 class Post:
     """A process of the cluster, with a worker in it."""
 
-    def start(self, hire: bytes, terms: Terms) -> None:
-        """Hire the worker; raise if it could not do its work here, or would do it otherwise."""
+    def start(self, hire: bytes, terms: Terms) -> bool:
+        """Hire the worker, and tell whether it wants to hear of the unit after the present one.
+
+        Raise if it could not do its work here, or would do it otherwise.
+        """
         import ray.cloudpickle
 
         if not Path(terms.folder).is_dir():
@@ -70,10 +73,13 @@ class Post:
 
             torch.set_num_threads(terms.threads)
         self.worker = hired()
+        return self.worker.ahead
 
-    def work(self, unit: Unit, attempt: int) -> tuple[str, Any]:
+    def work(self, unit: Unit, attempt: int, then: Unit | None) -> tuple[str, Any]:
         """Do a unit, and return the result, or whether it refused or failed, and why."""
         try:
+            if then is not None:
+                self.worker.expect(then)
             with notes.attended(unit.note, attempt=attempt) as tell:
                 return "done", self.worker.work(unit, tell)
         except CaprmilError as problem:
@@ -86,8 +92,10 @@ class Shift:
     """Who is there, who does what, and what is still to do."""
 
     def __init__(self, units: Iterator[Unit], most: int) -> None:
-        self.units, self.most, self.exhausted = units, most, False
+        self.units, self.most, self.left, self.exhausted = units, most, most, False
         self.again: deque[Unit] = deque()
+        self.ahead = False
+        self.coming: dict[Any, Unit] = {}  # post: what it gets ready for, beside its work
         self.attempts: Counter[str] = Counter()
         self.posts: set[Any] = set()
         self.idle: deque[Any] = deque()
@@ -100,8 +108,12 @@ class Shift:
         if self.again:
             return self.again.popleft()
         unit = next(self.units, None)
-        self.exhausted = unit is None
+        self.left, self.exhausted = self.left - 1, unit is None
         return unit
+
+    def after(self) -> Unit | None:
+        """Return what a worker may get ready for: nothing in the end, when others may be free."""
+        return self.next() if self.ahead and self.left >= len(self.posts) else None
 
     def wanted(self) -> int:
         """Return how many workers there is work for, as far as this is known."""
@@ -115,9 +127,9 @@ class Shift:
 class OnRay:
     """The workers of a Ray cluster. With `address` "local", one of its own on this machine.
 
-    `gpus` is the share of a GPU that a worker has; 0 is for work on CPUs. Unless they are `needed`,
-    a cluster without GPUs will do too. `workers` is how many there are at most; by default as many
-    as the cluster has room for, now and later.
+    `gpus` is the share of a GPU that a worker has, and `readers` the cores beside it; 0 is for work
+    on CPUs. Unless they are `needed`, a cluster without GPUs will do too. `workers` is how many
+    there are at most; by default as many as the cluster has room for, now and later.
     """
 
     elsewhere = True
@@ -127,10 +139,12 @@ class OnRay:
         address: str = LOCAL,
         *,
         gpus: float = 0.0,
+        readers: int = 1,
         needed: bool = True,
         workers: int | None = None,
     ) -> None:
-        self.address, self.gpus, self.needed, self.workers = address, gpus, needed, workers
+        self.address, self.gpus, self.readers = address, gpus, readers
+        self.needed, self.workers = needed, workers
         self.ours = False
         self.ray = import_ray()
 
@@ -193,9 +207,9 @@ class OnRay:
             self._dismiss(shift)
 
     def cpus(self) -> int:
-        """Return the cores of a worker: the threads of this process; beside a GPU, one."""
+        """Return the cores of a worker: the threads of this process, or those beside a GPU."""
         if self.gpus:
-            return 1
+            return self.readers
         if "torch" in sys.modules:
             import torch
 
@@ -208,16 +222,19 @@ class OnRay:
         for node in self.ray.nodes():
             if node["Alive"]:
                 has = node["Resources"]
-                fits = has.get("CPU", 0) // self.cpus()
-                total += int(min(fits, has.get("GPU", 0) // self.gpus) if self.gpus else fits)
+                fits = int(has.get("CPU", 0) / self.cpus())
+                # not //, by which a whole GPU has nine tenths
+                total += min(fits, int(has.get("GPU", 0) / self.gpus)) if self.gpus else fits
         return total if self.workers is None else min(total, self.workers)
 
     def _assign(self, shift: Shift) -> bool:
         """Give units to who is free; tell whether there is anything left to wait for."""
-        while shift.idle and (unit := shift.next()):
+        while shift.idle and (unit := shift.coming.pop(shift.idle[0], None) or shift.next()):
             post = shift.idle.popleft()
             shift.attempts[unit.name] += 1
-            promise = post.work.remote(unit, shift.attempts[unit.name])
+            if then := shift.after():
+                shift.coming[post] = then
+            promise = post.work.remote(unit, shift.attempts[unit.name], then)
             shift.working[promise] = post, unit
         return bool(shift.working or shift.again) or not shift.exhausted
 
@@ -261,7 +278,7 @@ class OnRay:
     def _welcome(self, shift: Shift, post: Any, promise: Any) -> None:
         """Let a worker begin that has started; give up if none can."""
         try:
-            self.ray.get(promise)
+            shift.ahead = self.ray.get(promise)
         except self.ray.exceptions.RayTaskError as problem:
             cause = problem.cause or problem
             raise CaprmilError(f"No worker can start. {notes.said(cause)}") from None
@@ -280,6 +297,8 @@ class OnRay:
     def _lose(self, shift: Shift, post: Any) -> None:
         """Forget a worker; it is replaced where there is room."""
         shift.posts.discard(post)
+        if unit := shift.coming.pop(post, None):
+            shift.again.append(unit)
         self.ray.kill(post)  # it may only have been out of reach
 
     def _dismiss(self, shift: Shift) -> None:
