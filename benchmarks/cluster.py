@@ -28,12 +28,14 @@ from caprmil.crew import Crew, Here, OnRay, Unit, Worker
 from caprmil.crew.notes import place
 from caprmil.extraction import Extraction
 from caprmil.files import write_text
+from caprmil.learner import TrainConfig
 from caprmil.patches import PatchConfig
 from caprmil.progress import Bar
+from caprmil.recipe import Recipe
 from caprmil.settings import ExtractionConfig
 from caprmil.slides import find_slides
 from caprmil.synthetic import RareSignal
-from caprmil.training import Recipe, TrainConfig, cross_validate
+from caprmil.training import cross_validate
 
 Work = Callable[[Crew, Path], bytes]
 

@@ -34,11 +34,12 @@ from caprmil.explain.attribution import integrate, lead_of, take_out
 from caprmil.extraction import Extraction
 from caprmil.models import MILModel
 from caprmil.progress import bar
+from caprmil.recipe import Recipe
 from caprmil.runs import Run, pick_device
 from caprmil.settings import configure
 from caprmil.slides import find_slides
 from caprmil.synthetic import KINDS, TRUTH_UM, SlideCohort
-from caprmil.training import Recipe, complete
+from caprmil.training import complete
 from evidence_page import CLASS, RANDOM, TOKEN, Job, Result, picture, report, table
 from record import Page, Record
 

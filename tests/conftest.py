@@ -13,8 +13,8 @@ from jaxtyping import install_import_hook
 install_import_hook("caprmil.models", "beartype.beartype")
 
 if TYPE_CHECKING:  # Lightning takes its time, and most tests have no need of it
+    from caprmil.recipe import Recipe
     from caprmil.runs import Run
-    from caprmil.training import Recipe
     from caprmil.viewer import Library
 
 
@@ -30,7 +30,9 @@ def tiny_cohort(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tiny_recipe(tiny_cohort: Path) -> "Recipe":
     """Three folds of a tiny model, trained in a second or two."""
-    from caprmil.training import ModelConfig, Recipe, SplitConfig, TrainConfig
+    from caprmil.cohort import SplitConfig
+    from caprmil.learner import TrainConfig
+    from caprmil.recipe import ModelConfig, Recipe
 
     return Recipe(
         cohort=str(tiny_cohort),

@@ -11,15 +11,18 @@ from typer.testing import CliRunner
 
 from caprmil import bags
 from caprmil.cli import app
+from caprmil.cohort import SplitConfig
 from caprmil.encoders import load
 from caprmil.errors import BagError, CaprmilError, RunError, SlideError, UnknownName
 from caprmil.explain import folder
 from caprmil.extraction import Extraction
+from caprmil.learner import TrainConfig
+from caprmil.recipe import ModelConfig, Recipe
 from caprmil.runs import Run
 from caprmil.settings import configure
 from caprmil.slides import find_slides
 from caprmil.synthetic import Section
-from caprmil.training import ModelConfig, Recipe, SplitConfig, TrainConfig, cross_validate
+from caprmil.training import cross_validate
 
 EXPORTS = {"explanation.json", "patches.csv", "scores.h5"}
 DRAWN = {"evidence.png", "evidence.pdf"}

@@ -23,12 +23,13 @@ from caprmil import bags, config, status, training
 from caprmil.crew import Crew, OnRay
 from caprmil.extraction import Encoding, Extraction
 from caprmil.patches import PatchConfig
+from caprmil.recipe import Recipe
 from caprmil.runs import Run
 from caprmil.settings import ExtractionConfig
 from caprmil.slides import find_slides
 from caprmil.sweep import Plan, sweep
 from caprmil.synthetic import Section
-from caprmil.training import Recipe, cross_validate
+from caprmil.training import cross_validate
 from crews import Colour, Logged
 
 QUIET = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}

@@ -15,15 +15,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from caprmil import bags, config, devices, training
+from caprmil import bags, config, devices
 from caprmil.batches import EpochSampler, Sample, Steps
 from caprmil.devices import Team
 from caprmil.errors import RunError
 from caprmil.learner import Row, TrainConfig, fit
 from caprmil.models import MILModel, create, list_models
+from caprmil.recipe import ModelConfig, Recipe
 from caprmil.runs import Run
 from caprmil.synthetic import RareSignal
-from caprmil.training import ModelConfig, Recipe, cross_validate, share_out
+from caprmil.training import cross_validate, cross_validate_all, share_out
 
 STUDY = RareSignal(slides=20, width=16, patches=(10, 30), signal=0.3, stain=0.5)
 SLIDES = [Sample(f"s{n}", bags.from_arrays(STUDY.bag(n)[0]), n % 2) for n in range(20)]
@@ -271,7 +272,8 @@ def test_a_run_on_two_devices_is_that_of_one(
         still(tiny_recipe, batch_size=2), tmp_path / "one", device="cpu", progress=False
     )
     shared = share_out(still(tiny_recipe), two)
-    other = training._cross_validate(shared, tmp_path / "two", "cpu", two, progress=False)
+    out = tmp_path / "two"
+    other = cross_validate_all({out: shared}, device="cpu", progress=False, team=two)[out]
     assert other.predictions.probabilities == scores(one)
     assert other.facts.digest == one.facts.digest
 
@@ -438,7 +440,7 @@ def test_a_script_needs_no_guard(tmp_path: Path, tiny_recipe: Recipe) -> None:
     (tmp_path / "recipe.toml").write_text(config.dump(tiny_recipe))
     script = tmp_path / "script.py"
     script.write_text(
-        "from caprmil.training import cross_validate, read_recipe\n"
+        "from caprmil import cross_validate, read_recipe\n"
         f"recipe = read_recipe({str(tmp_path / 'recipe.toml')!r})\n"
         f"run = cross_validate(recipe, {str(tmp_path / 'run')!r}, device='cpu', devices=2)\n"
         "print(run.finished)\n"

@@ -23,9 +23,10 @@ from PIL import Image
 from caprmil import bags, extraction
 from caprmil.encoders import Card
 from caprmil.errors import CohortError, RecipeError, RunError, SlideError
-from caprmil.extraction import Extraction, listed, read_shard, share
+from caprmil.extraction import Extraction
 from caprmil.patches import PatchConfig
 from caprmil.qc import Record
+from caprmil.selection import listed, read_shard, share
 from caprmil.settings import ExtractionConfig, configure
 from caprmil.slides import find_slides
 

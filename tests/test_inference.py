@@ -10,14 +10,17 @@ from typer.testing import CliRunner
 
 from caprmil import bags, encoders, runs
 from caprmil.cli import app
+from caprmil.cohort import SplitConfig
 from caprmil.errors import BagError, EncoderError, RunError, SlideError
 from caprmil.extraction import Extraction
 from caprmil.inference import bags_of, for_run
+from caprmil.learner import TrainConfig
+from caprmil.recipe import ModelConfig, Recipe
 from caprmil.runs import Run
 from caprmil.settings import configure
 from caprmil.slides import find_slides
 from caprmil.synthetic import Section
-from caprmil.training import ModelConfig, Recipe, SplitConfig, TrainConfig, cross_validate
+from caprmil.training import cross_validate
 
 
 @pytest.fixture(scope="module")

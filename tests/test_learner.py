@@ -20,6 +20,7 @@ from caprmil.errors import BagError, RecipeError, RunError
 from caprmil.learner import Learner, Row, TrainConfig, fit, kept_epoch, learning_rate
 from caprmil.models import MILModel, create
 from caprmil.synthetic import RareSignal
+from caprmil.trainer import usable_precision
 
 STUDY = RareSignal(slides=20, width=16, patches=(10, 30), signal=0.3, stain=0.5)
 SLIDES = [Sample(f"s{n}", bags.from_arrays(STUDY.bag(n)[0]), n % 2) for n in range(20)]
@@ -312,10 +313,10 @@ def test_half_precision_on_a_cpu_without_it_warns_and_trains_in_full(tmp_path: P
 def test_bfloat_is_used_where_the_cpu_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu = torch.device("cpu")
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True}, raising=False)
-    assert learner.usable_precision("bf16", cpu) == "bf16-mixed"
+    assert usable_precision("bf16", cpu) == "bf16-mixed"
     monkeypatch.setattr(torch.cpu, "get_capabilities", dict, raising=False)
     with pytest.warns(UserWarning, match="bf16"):
-        assert learner.usable_precision("bf16", cpu) == "32-true"
+        assert usable_precision("bf16", cpu) == "32-true"
 
 
 @pytest.mark.parametrize("part", ["train", "validation"])

@@ -9,10 +9,10 @@ import optuna
 import pytest
 
 from caprmil import training
+from caprmil.recipe import Recipe
 from caprmil.runs import Run
 from caprmil.sweep import Plan, Point, Pruned, sweep
 from caprmil.sweep.pruning import GivenUp, Judge
-from caprmil.training import Recipe
 
 EPOCHS = 6
 

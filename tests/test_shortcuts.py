@@ -11,8 +11,10 @@ from sklearn.metrics import log_loss, roc_auc_score
 
 from caprmil import bags, shortcuts
 from caprmil.cohort import Cohort, Fold, SplitConfig, load
+from caprmil.learner import TrainConfig
+from caprmil.recipe import ModelConfig, Recipe
 from caprmil.runs import Run
-from caprmil.training import ModelConfig, Recipe, TrainConfig, cross_validate
+from caprmil.training import cross_validate
 
 SLIDES = 48
 Loaded = tuple[Cohort, list[Fold]]

@@ -11,9 +11,9 @@ import pytest
 
 from caprmil import bags, config
 from caprmil.devices import find_free_network_port
+from caprmil.recipe import Recipe
 from caprmil.runs import Run
 from caprmil.synthetic import Section
-from caprmil.training import Recipe
 
 PAGE = Path(__file__).parents[1] / "docs" / "slurm.md"
 SCRIPTS = dict(

@@ -24,11 +24,12 @@ from caprmil.errors import BagError, CaprmilError, CohortError, RunError, SlideE
 from caprmil.extraction import Extraction
 from caprmil.patches import PatchConfig
 from caprmil.predictions import Predictions
+from caprmil.recipe import Recipe, read_recipe
 from caprmil.runs import Run
 from caprmil.settings import ExtractionConfig, stamp
 from caprmil.slides import Slide, find_slides
 from caprmil.storage import Remote, place
-from caprmil.training import Recipe, complete, cross_validate, read_recipe
+from caprmil.training import complete, cross_validate
 from test_extraction import Colour, save, section
 
 SLOWLY = pytest.param("s3", marks=pytest.mark.slow)
@@ -425,7 +426,7 @@ def _noting(fitted: list[int]) -> Any:
 def half(memory: Remote, recipe: Recipe) -> Remote:
     """A run elsewhere with its start, and a fold that was uploaded in part."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("caprmil.training._train_fold", _interrupt)
+        patch.setattr("caprmil.study._train_fold", _interrupt)
         with pytest.raises(KeyboardInterrupt):
             train(recipe, memory / "run")
     storage.write_small(memory / "run/folds/fold-0/model/model.safetensors", b"half")

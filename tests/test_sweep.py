@@ -20,12 +20,12 @@ from caprmil import config, paper, training
 from caprmil.errors import CaprmilError, CohortError, RecipeError, RunError, UnknownName
 from caprmil.models import create
 from caprmil.predictions import Predictions
+from caprmil.recipe import Recipe
 from caprmil.runs import Run
 from caprmil.sweep import Plan, Point, Result, Sweep, read_plan, sweep
 from caprmil.sweep.plan import Range, Values, read_axis
 from caprmil.sweep.results import papers_row
 from caprmil.sweep.search import led_by_optuna
-from caprmil.training import Recipe
 
 
 def plan(*changes: str, **options: Any) -> Plan:

@@ -21,8 +21,9 @@ from caprmil.batches import Sample
 from caprmil.cohort import SplitConfig
 from caprmil.errors import CohortError, RecipeError, RunError, UnknownName
 from caprmil.predictions import Predictions
+from caprmil.recipe import ModelConfig, Recipe, read_recipe
 from caprmil.runs import Run
-from caprmil.training import ModelConfig, Recipe, cross_validate, read_recipe
+from caprmil.training import cross_validate
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -294,11 +295,11 @@ def at_call(number: int, monkeypatch: pytest.MonkeyPatch, target: str) -> None:
         ("training._open", 1),
         ("runs.as_json", 2),  # recipe and splits are written, run.json is not
         ("learner.History.as_csv", 4),  # in the middle of the second fold
-        ("training.MILModel.save_pretrained", 2),  # trained, and nothing saved
-        ("training._table", 4),  # validation is answered, test is not
-        ("training.Path.rename", 2),  # all of the fold is there but its name
-        ("training._train_fold", 2),  # between folds
-        ("training.Predictions.concatenate", 1),
+        ("models.MILModel.save_pretrained", 2),  # trained, and nothing saved
+        ("study._table", 4),  # validation is answered, test is not
+        ("study.Path.rename", 2),  # all of the fold is there but its name
+        ("study._train_fold", 2),  # between folds
+        ("predictions.Predictions.concatenate", 1),
         ("figures.roc_curves", 1),
         ("predictions.summary", 1),
     ],
@@ -321,7 +322,7 @@ def test_a_broken_run_goes_on_and_ends_with_the_same_numbers(
 @pytest.fixture
 def broken(tiny_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A run that was interrupted between its folds."""
-    at_call(2, monkeypatch, "training._train_fold")
+    at_call(2, monkeypatch, "study._train_fold")
     with pytest.raises(KeyboardInterrupt):
         run_recipe(quick(tiny_recipe), tmp_path / "broken")
     monkeypatch.undo()
@@ -368,7 +369,7 @@ def test_a_cohort_that_has_changed_meanwhile_is_refused(
     write()
     fixed = SplitConfig(kind="fixed")
     recipe = quick(tiny_recipe, cohort=str(table), splits=fixed)
-    at_call(1, monkeypatch, "training._train_fold")
+    at_call(1, monkeypatch, "study._train_fold")
     with pytest.raises(KeyboardInterrupt):
         run_recipe(recipe, tmp_path / "run")
     if change == "bag":
@@ -386,7 +387,7 @@ def test_a_process_that_is_killed_loses_nothing(
     tiny_recipe: Recipe, tiny_run: Run, tmp_path: Path, how: signal.Signals
 ) -> None:
     (tmp_path / "recipe.toml").write_text(config.dump(tiny_recipe))
-    program = "import sys; from caprmil.training import *; r, out = sys.argv[1:]; "
+    program = "import sys; from caprmil import *; r, out = sys.argv[1:]; "
     program += "cross_validate(read_recipe(r), out, device='cpu', progress=False)"
     command = [sys.executable, "-c", program, str(tmp_path / "recipe.toml"), str(tmp_path / "run")]
     for seen in (".fold-0.part/last.ckpt", ".fold-1.part/last.ckpt"):

@@ -15,9 +15,10 @@ if TYPE_CHECKING:
     from caprmil.estimator import MILClassifier
     from caprmil.models import CAPRMIL, MILModel, Output, create, list_models
     from caprmil.predictions import Predictions
+    from caprmil.recipe import Recipe, read_recipe
     from caprmil.runs import Run
     from caprmil.slides import Slide
-    from caprmil.training import Recipe, cross_validate, read_recipe
+    from caprmil.training import cross_validate
 
 _HOMES = {
     "Bag": "bags",
@@ -28,13 +29,13 @@ _HOMES = {
     "MILModel": "models",
     "Output": "models",
     "Predictions": "predictions",
-    "Recipe": "training",
+    "Recipe": "recipe",
     "Run": "runs",
     "Slide": "slides",
     "create": "models",
     "cross_validate": "training",
     "list_models": "models",
-    "read_recipe": "training",
+    "read_recipe": "recipe",
 }
 
 __all__ = [

@@ -13,11 +13,12 @@ from caprmil.extraction import Extraction
 from caprmil.inference import bags_of
 from caprmil.predictions import Predictions
 from caprmil.progress import bar
+from caprmil.recipe import Recipe
 from caprmil.runs import Run, pick_device
 from caprmil.settings import configure
 from caprmil.slides import find_slides
 from caprmil.synthetic import SlideCohort
-from caprmil.training import Recipe, complete
+from caprmil.training import complete
 
 MODELS = {"Mean": "mean", "ABMIL": "abmil", "CAPRMIL + Mean": "caprmil"}
 

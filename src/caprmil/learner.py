@@ -1,12 +1,7 @@
 """Learner: one model learns from some bags. Lightning does the loop; what is in it is here."""
 
 import csv
-import logging
-import signal
-import threading
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from io import StringIO
@@ -20,8 +15,6 @@ import numpy as np
 import torch
 from lightning.pytorch.callbacks import Callback, Checkpoint, EarlyStopping
 from lightning.pytorch.loggers import Logger
-from lightning.pytorch.strategies import DDPStrategy
-from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor
 
 from caprmil import batches, metrics
@@ -32,10 +25,10 @@ from caprmil.files import beside, write_text
 from caprmil.models import MILModel
 from caprmil.models.base import Memory
 from caprmil.models.compiling import compiled
+from caprmil.trainer import interruptible, make_trainer, quiet
 
 Row = dict[str, float]
 Answer = tuple[Tensor, Tensor, dict[str, float]]  # logits, labels and the terms of the loss
-PRECISIONS = {"fp32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -281,21 +274,6 @@ class Keeper(Checkpoint):
             trainer.save_checkpoint(passing)
 
 
-class Leaving(Callback):
-    """Ends one process of several at once when it is terminated.
-
-    Lightning tells the others first, from inside the signal handler, while they are busy with
-    gradients: all would wait for each other from then on.
-    """
-
-    def on_train_start(self, *_: Any) -> None:
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, self.leave)
-
-    def leave(self, *_: Any) -> None:
-        raise SIGTERMException
-
-
 def fit(
     model: MILModel,
     train: Sequence[Sample],
@@ -353,7 +331,6 @@ def _learn(
     listen: Callable[[Row], None] | None = None,
 ) -> list[Row]:
     """Do one device's part: with every other bag, if there are two, and the history of all."""
-    place = team.device
     cache = team.cache = cache or team.cache or Cache(settings.cache_gb)
     reading: dict[str, Any] = {"cache": cache, "workers": settings.workers}
     sampler = EpochSampler(train, seed=seed, balanced=settings.sampling == "balanced")
@@ -364,23 +341,14 @@ def _learn(
     keeper = Keeper(folder, history, settings)
     early = EarlyStopping("val_loss", settings.min_delta, settings.patience)
     callbacks: list[Callback] = [history, *([early] if validation else []), keeper]
-    callbacks += [Leaving()] if team.world > 1 else []
     with quiet(), interruptible():
-        trainer = pl.Trainer(
-            max_epochs=settings.epochs,
-            accelerator="gpu" if place.type == "cuda" else place.type,
-            devices=team.devices if place.index is None or team.seat else [place.index],
-            num_nodes=team.nodes,
-            strategy=strategy(team),
-            precision=usable_precision(settings.precision, place),
-            gradient_clip_val=settings.clip or None,
+        trainer = make_trainer(
+            team,
+            epochs=settings.epochs,
+            precision=settings.precision,
+            clip=settings.clip,
             callbacks=callbacks,
-            logger=list(loggers),
-            deterministic="warn" if place.type == "cuda" else None,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            num_sanity_val_steps=0,
-            use_distributed_sampler=False,
+            loggers=loggers,
         )
         trainer.fit(
             Learner(
@@ -403,17 +371,6 @@ def _learn(
             weights_only=True,
         )
     return history.rows
-
-
-def strategy(team: Team) -> DDPStrategy | str:
-    """Return how Lightning is to train: as ever, or with the gradients of all devices averaged.
-
-    Buffers stay as they are: class weights are the same everywhere, and bags in validation are not
-    as many everywhere.
-    """
-    if team.seat is None:
-        return "auto"
-    return DDPStrategy(cluster_environment=team.seat, broadcast_buffers=False)
 
 
 def refuse_sharing(model: MILModel, settings: TrainConfig, team: Team) -> None:
@@ -449,54 +406,3 @@ def weigh_classes(model: MILModel, train: Sequence[Sample], settings: TrainConfi
 def load_weights(model: MILModel, checkpoint: Path) -> None:
     state = torch.load(checkpoint, map_location="cpu", weights_only=True)["state_dict"]
     model.load_state_dict({name.removeprefix("model."): value for name, value in state.items()})
-
-
-def has_half_precision() -> bool:
-    """Tell whether this CPU multiplies in bfloat16; where it does not, that is far slower."""
-    capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
-    return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
-
-
-def usable_precision(name: str, device: torch.device) -> Any:
-    """Return Lightning's word for a precision, or that of fp32 where half is no help."""
-    fast = name == "fp32" or (name == "bf16" and has_half_precision())
-    slow = device.type == "cpu" and not fast
-    if slow:
-        warnings.warn(f"This CPU has no {name} arithmetic: training in fp32 instead.", stacklevel=3)
-    return PRECISIONS["fp32" if slow else name]
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Keep Lightning's advice and announcements off the screen; its errors stay."""
-    loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", module="lightning")
-            warnings.filterwarnings("ignore", message=".*(num_workers|LeafSpec|Grad strides).*")
-            yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
-
-
-@contextmanager
-def interruptible() -> Iterator[None]:
-    """Let signals do what they do elsewhere.
-
-    On Ctrl-C Lightning exits, and ignores the next ones; when it is terminated, as a cluster does
-    with a job that runs too long, it leaves with 0 as if all were done.
-    """
-    handler = signal.getsignal(signal.SIGINT)
-    try:
-        yield
-    except SIGTERMException:
-        raise SystemExit(128 + signal.SIGTERM) from None
-    except SystemExit as leaving:
-        if not isinstance(leaving.__context__, KeyboardInterrupt):
-            raise
-        signal.signal(signal.SIGINT, handler)
-        raise KeyboardInterrupt from None

@@ -1,22 +1,17 @@
 """Training: a recipe and a cohort become a run, fold by fold."""
 
-import importlib
-import inspect
 import logging
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
-import torch
 from filelock import FileLock, Timeout
-from lightning.pytorch import loggers as lightning_loggers
-from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 
 from caprmil import (
     calibration,
@@ -29,80 +24,20 @@ from caprmil import (
     shortcuts,
     storage,
 )
-from caprmil.batches import Cache, Sample
-from caprmil.cohort import Cohort, CohortConfig, Fold, SplitConfig
+from caprmil.cohort import Cohort, Fold
 from caprmil.cohort import load as load_cohort
 from caprmil.comparison import Comparison
-from caprmil.crew import Crew, Done, Here, Unit, Worker
-from caprmil.crew.notes import place
+from caprmil.crew import Crew, Done, Here
 from caprmil.devices import Team
-from caprmil.errors import CaprmilError, CohortError, RecipeError, RunError, some
+from caprmil.errors import CohortError, RunError, some
 from caprmil.files import refuse_unwritable, write_text
-from caprmil.learner import Row, TrainConfig, fit, kept_epoch, refuse_sharing
-from caprmil.models import MILModel, create
+from caprmil.learner import refuse_sharing
 from caprmil.models.compiling import find_compiler
 from caprmil.predictions import Predictions
-from caprmil.progress import Bar, Step, bar
+from caprmil.progress import Step, bar
+from caprmil.recipe import Recipe, make_loggers
 from caprmil.runs import Facts, Run
-
-__all__ = [
-    "ModelConfig",
-    "Recipe",
-    "TrainConfig",
-    "complete",
-    "complete_all",
-    "cross_validate",
-    "cross_validate_all",
-    "read_recipe",
-]
-
-Watch: TypeAlias = Callable[[str, Row], None]
-"""Hears the name of a fold and its numbers, after each epoch."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelConfig:
-    """The [model] table of a recipe: a name, and any settings of that model."""
-
-    name: str = "caprmil"
-    settings: dict[str, Any] = field(default_factory=dict, metadata=config.REST)
-
-    def build(self, in_dim: int, n_classes: int) -> MILModel:
-        """Make the model; a value that it cannot take is an error of the recipe."""
-        try:
-            return create(self.name, in_dim, n_classes, **self.settings)
-        except CaprmilError:
-            raise
-        except (TypeError, ValueError, RuntimeError) as problem:
-            raise RecipeError(f"[model] {self.name} cannot be built: {problem}") from problem
-
-
-@dataclass(frozen=True, kw_only=True)
-class Recipe:
-    """All that makes a run. Paths are as seen from the working directory."""
-
-    cohort: str
-    """A table of slides, patients and labels."""
-    features: str | None = None
-    """The folder with the bags, if the table has no column for their paths."""
-    model: ModelConfig = field(default_factory=ModelConfig)
-    data: CohortConfig = field(default_factory=CohortConfig)
-    splits: SplitConfig = field(default_factory=SplitConfig)
-    train: TrainConfig = field(default_factory=TrainConfig)
-    loggers: dict[str, Any] = field(default_factory=lambda: {"TensorBoardLogger": {}})
-    """Lightning's loggers by name, each with its settings; history.csv is always written."""
-
-
-def read_recipe(
-    source: str | Path, *, features: str | Path | None = None, changes: Sequence[str] = ()
-) -> Recipe:
-    """Return the recipe of a TOML file, or the paper's recipe for a table of slides."""
-    if Path(source).suffix.lower() == ".toml":
-        recipe = config.load(source, into=Recipe, changes=changes)
-    else:
-        table = {"cohort": str(storage.place(source))}
-        recipe = config.parse(table, into=Recipe, changes=changes)
-    return recipe if features is None else replace(recipe, features=str(storage.place(features)))
+from caprmil.study import Far, Folds, Study, Watch
 
 
 def cross_validate(
@@ -201,7 +136,7 @@ def _check(out: Path, recipe: Recipe, team: Team | None, *, device: str | None) 
         refuse_sharing(model, recipe.train, team)
 
 
-def _study(out: Path, recipe: Recipe, progress: bool) -> "Study":
+def _study(out: Path, recipe: Recipe, progress: bool) -> Study:
     """Read the cohort of a recipe, and open its run."""
     with bar("Checking bags", shown=progress) as step:
         cohort, folds = load_cohort(
@@ -214,7 +149,7 @@ def _study(out: Path, recipe: Recipe, progress: bool) -> "Study":
 
 
 def _train(
-    studies: Mapping[Path, "Study"],
+    studies: Mapping[Path, Study],
     crew: Crew,
     team: Team | None,
     *,
@@ -280,94 +215,6 @@ def complete_all(recipes: Mapping[Path, Recipe], **options: Any) -> dict[Path, R
     missing = {out: recipe for out, recipe in recipes.items() if out not in finished}
     trained = cross_validate_all(missing, **options) if missing else {}
     return {out: (finished | trained)[out] for out in recipes}
-
-
-@dataclass(frozen=True)
-class FoldTask:
-    """Which fold of which run there is to train."""
-
-    out: Path
-    fold: Fold
-
-
-@dataclass(frozen=True)
-class Study:
-    """A run that is open, with all that is needed to train its folds."""
-
-    run: Run
-    recipe: Recipe
-    cohort: Cohort
-    folds: tuple[Fold, ...]
-
-    def units(self, out: Path) -> list[Unit]:
-        """Return the folds that are not there yet."""
-        return [
-            Unit(f"{out.name}/{fold.name}", place(out, fold.name), FoldTask(out, fold))
-            for fold in self.folds
-            if not self.run.fold_folder(fold.name).exists()
-        ]
-
-    def tidy(self) -> None:
-        """Remove the checkpoints of folds that are done: they will not have to go on."""
-        for fold in self.folds:
-            for checkpoint in self.run.fold_folder(fold.name).glob("*.ckpt"):
-                checkpoint.unlink(missing_ok=True)  # another worker may be tidying too
-
-
-class Folds(Worker):
-    """Trains fold after fold, and keeps bags in memory from one to the next."""
-
-    def __init__(
-        self,
-        studies: Mapping[Path, Study],
-        device: str,
-        watch: Watch | None,
-        team: Team | None = None,
-    ) -> None:
-        self.studies, self.device, self.watch, self.team = studies, device, watch, team
-        runs.pick_device(device)
-        self.out, self.cache = Path(), Cache(0)
-
-    def work(self, unit: Unit, tell: Bar) -> None:
-        out, fold = unit.task.out, unit.task.fold
-        study = self.studies[out]
-        if out != self.out:
-            self.out, self.cache = out, Cache(study.recipe.train.cache_gb)
-
-        def listen(row: Row) -> None:
-            shown = [f"{name} {row[name]:.3f}" for name in ("val_loss", "val_auc") if name in row]
-            tell(row["epoch"] + 1, study.recipe.train.epochs, " ".join([fold.name, *shown]))
-            if self.watch:
-                self.watch(fold.name, row)
-
-        # A worker whose cluster has lost its head may still be at it: it ends, or is done with it.
-        with FileLock(out / "folds" / f".{fold.name}.lock"):
-            if not study.run.fold_folder(fold.name).exists():
-                options: dict[str, Any] = {"cache": self.cache, "device": self.device}
-                options["team"] = self.team
-                _train_fold(study.run, study.recipe, study.cohort, fold, **options, listen=listen)
-        study.tidy()  # only now: a fold has its name, or all it needs to go on
-
-
-class Far:
-    """How far the folds are, in epochs, with those that were there before."""
-
-    def __init__(self, step: Bar, studies: Mapping[Path, Study], units: Sequence[Unit]) -> None:
-        self.step = step
-        self.epochs = {out: study.recipe.train.epochs for out, study in studies.items()}
-        self.total = sum(self.epochs[out] * len(study.folds) for out, study in studies.items())
-        self.done = self.total - sum(self.epochs[unit.task.out] for unit in units)
-        self.parts: dict[str, float] = {}
-
-    def hear(self, unit: Unit, done: float, _: float, remark: str) -> None:
-        self.parts[unit.name] = done
-        self.step(self.done + sum(self.parts.values()), self.total, remark)
-
-    def tick(self, unit: Unit) -> None:
-        """Note that a fold is done: all of its epochs, if it was stopped early too."""
-        self.parts.pop(unit.name, None)
-        self.done += self.epochs[unit.task.out]
-        self.step(self.done + sum(self.parts.values()), self.total, unit.task.fold.name)
 
 
 @contextmanager
@@ -443,67 +290,6 @@ def _open(out: Path, recipe: Recipe, cohort: Cohort, folds: Sequence[Fold]) -> R
     return Run(out)
 
 
-def _samples(cohort: Cohort, slides: Sequence[str]) -> list[Sample]:
-    return [
-        Sample(e.name, e.path, -1 if e.label is None else e.label) for e in cohort.subset(slides)
-    ]
-
-
-def _train_fold(
-    run: Run,
-    recipe: Recipe,
-    cohort: Cohort,
-    fold: Fold,
-    *,
-    cache: Cache,
-    device: str,
-    listen: Callable[[Row], None],
-    team: Team | None = None,
-) -> None:
-    """Train on a fold in a folder of its own, which gets its name when all is in it."""
-    work = run.folder / "folds" / f".{fold.name}.part"
-    work.mkdir(parents=True, exist_ok=True)
-    torch.manual_seed(fold.seed)
-    model = recipe.model.build(cohort.in_dim, len(cohort.classes))
-    history = fit(
-        model,
-        _samples(cohort, fold.train),
-        _samples(cohort, fold.validation),
-        settings=recipe.train,
-        seed=fold.seed,
-        cache=cache,
-        folder=work,
-        device=device,
-        team=team,
-        loggers=make_loggers(recipe.loggers, work),
-        listen=listen,
-    )
-    model.save_pretrained(work / "model")
-    place = runs.pick_device(device)
-    for part, slides in (("validation", fold.validation), ("test", fold.test)):
-        path = work / f"{part}.csv"
-        path.unlink(missing_ok=True)  # ours, from a fold that was stopped at this very point
-        if slides:
-            answers = runs.answer(model, _samples(cohort, slides), cache=cache, device=place)
-            _table(cohort, fold, slides, answers).write(path)
-    kept = {"kept_epoch": kept_epoch(history, recipe.train), "epochs": len(history)}
-    write_text(work / "fold.json", runs.as_json(kept), replace=True)
-    work.rename(run.fold_folder(fold.name))
-
-
-def _table(
-    cohort: Cohort, fold: Fold, slides: Sequence[str], answers: np.ndarray[Any, Any]
-) -> Predictions:
-    return Predictions(
-        slides=tuple(slides),
-        classes=cohort.classes,
-        probabilities=answers,
-        labels=np.array([cohort.labels[slide] for slide in slides]),
-        patients=tuple(cohort.patients[slide] for slide in slides),
-        folds=(fold.name,) * len(slides),
-    )
-
-
 def _finish(run: Run, cohort: Cohort, progress: bool) -> None:
     """Put the folds together: predictions, what stands beside them and, last of all, the scores."""
     folders = {fold.name: run.fold_folder(fold.name) for fold in run.splits}
@@ -565,33 +351,3 @@ def read_history(path: Path) -> dict[str, list[float]]:
     """Return the columns of a history."""
     names, *rows = [line.split(",") for line in path.read_text().splitlines()]
     return {name: [float(row[at]) for row in rows] for at, name in enumerate(names)}
-
-
-def make_loggers(settings: Mapping[str, Any], folder: Path) -> list[Logger]:
-    """Return Lightning's loggers of these names: its own, or package.module.Class."""
-    made = []
-    for name, keywords in settings.items():
-        kind = _find_logger(name)
-        if not isinstance(keywords, Mapping):
-            raise RecipeError(f"loggers: {name} takes a table of settings, not {keywords!r}.")
-        ours = {"save_dir": str(folder)} if "save_dir" in inspect.signature(kind).parameters else {}
-        if issubclass(kind, (CSVLogger, TensorBoardLogger)):  # to others these are no folders
-            ours |= {"name": "", "version": "log"}
-        try:
-            made.append(kind(**ours | dict(keywords)))
-        except (ImportError, TypeError, ValueError) as problem:
-            raise RecipeError(f"loggers: {name} cannot be made: {problem}") from problem
-    return made
-
-
-def _find_logger(name: str) -> type[Logger]:
-    module, _, word = name.rpartition(".")
-    try:
-        place = importlib.import_module(module) if module else lightning_loggers
-        kind = getattr(place, word)
-        if issubclass(kind, Logger):
-            return kind
-    except (ImportError, AttributeError, TypeError):
-        pass
-    known = ", ".join(lightning_loggers.__all__)
-    raise RecipeError(f"loggers: there is no logger '{name}'. Lightning has: {known}.")

@@ -77,11 +77,11 @@ def encode(
     """Turn slides into bags of features, with pictures of what was taken as tissue."""
     from functools import partial
 
-    from caprmil import encoders, extraction, settings
+    from caprmil import encoders, extraction, selection, settings
     from caprmil.runs import pick_device
 
     place = pick_device("cpu" if ray else device)  # workers of Ray load it on their own device
-    part = extraction.read_shard(shard)
+    part = selection.read_shard(shard)
     load = partial(encoders.load, encoder, weights=weights, trust_remote_code=trust_remote_code)
     loaded = load(device=place)
     config = settings.configure(
@@ -139,8 +139,8 @@ def _extract(
     part: tuple[int, int] = (1, 1),
     crew: "Crew | None" = None,
 ) -> None:
-    from caprmil.extraction import listed, share
     from caprmil.progress import bar
+    from caprmil.selection import listed, share
     from caprmil.slides import find_slides
 
     found = find_slides(slides, outside=job.out)

@@ -48,8 +48,9 @@ def train(
     """Train a model on every fold of a cohort, and score each on its own test part."""
     from caprmil import training
     from caprmil.devices import Team
+    from caprmil.recipe import read_recipe
 
-    settings = training.read_recipe(recipe, features=features, changes=change or [])
+    settings = read_recipe(recipe, features=features, changes=change or [])
     with find_crew(ray, device, gpus_per_worker) as crew:
         words: dict[str, Any] = {"device": device, "devices": devices, "nodes": nodes}
         run = training.cross_validate(settings, out, **words, crew=crew)

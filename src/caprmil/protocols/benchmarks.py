@@ -10,7 +10,7 @@ from typing import Any
 from caprmil import bags, config, paper, tables
 from caprmil.errors import CohortError, RecipeError, UnknownName, some
 from caprmil.folds import PARTS
-from caprmil.training import Recipe
+from caprmil.recipe import Recipe
 
 Row = dict[str, str]
 

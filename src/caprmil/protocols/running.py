@@ -12,8 +12,9 @@ from caprmil.errors import CohortError, some
 from caprmil.files import write_text
 from caprmil.protocols.benchmarks import Protocol, Row, find, prepare, recipe
 from caprmil.protocols.result import Line, Reproduction
+from caprmil.recipe import Recipe
 from caprmil.runs import Run
-from caprmil.training import Recipe, complete_all
+from caprmil.training import complete_all
 
 
 def reproduce(

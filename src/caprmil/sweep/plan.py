@@ -20,7 +20,7 @@ import numpy as np
 from caprmil import config
 from caprmil.errors import RecipeError, UnknownName
 from caprmil.metrics import METRICS
-from caprmil.training import Recipe, read_recipe
+from caprmil.recipe import Recipe, read_recipe
 
 MOST = 500  # points of a grid that nobody has capped
 TRIALS = 20  # points of a search, unless said otherwise
