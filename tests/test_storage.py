@@ -405,7 +405,7 @@ def test_a_killed_run_goes_on_elsewhere_with_the_folds_that_were_finished(
     before = (out / "folds/fold-0/fold.json").read_bytes()
     shutil.rmtree(shared[0])  # another machine has none
     fitted = []
-    monkeypatch.setattr("caprmil.training.fit", _noting(fitted))
+    monkeypatch.setattr("caprmil.study.fit", _noting(fitted))
     run = train(recipe, out)
     assert len(fitted) == 1
     assert run.scores == local.scores
