@@ -21,6 +21,7 @@ import pytest
 
 from caprmil import bags, config, status, training
 from caprmil.crew import Crew, OnRay
+from caprmil.crew.notes import read
 from caprmil.extraction import Encoding, Extraction
 from caprmil.patches import PatchConfig
 from caprmil.recipe import Recipe
@@ -242,8 +243,8 @@ def test_a_driver_that_is_killed_or_stopped_goes_on(
         assert process.returncode == 130
         assert "The same command goes on from here." in said
         assert "running" not in status.look(out).count()
-    for note in (out / ".units").glob("*.json"):
-        os.utime(note, (0, 0))  # as if a minute had passed
+    for path in (out / ".units").glob("*.json"):
+        replace(read(path), signed=0.0).write(path)  # as if a minute had passed
     assert not {"running", "failed"} & set(status.look(out).count())
     with start() as process:
         assert process.wait(timeout=240) == 0

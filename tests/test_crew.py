@@ -4,6 +4,7 @@ The last part needs Ray, on this machine alone. tests/test_cluster.py has two no
 """
 
 import os
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -72,14 +73,14 @@ def test_what_fails_is_told_with_its_reason_and_the_rest_goes_on(tmp_path: Path)
 # Notes
 
 
-def test_a_note_is_touched_as_long_as_somebody_works(
+def test_a_note_is_signed_as_long_as_somebody_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(notes, "BEAT", 0.02)
     path = place(tmp_path, "a")
     with attended(path) as tell:
-        os.utime(path, (0, 0))
-        await_(lambda: path.stat().st_mtime > 1)
+        before = read_notes(tmp_path)["a"][0].signed
+        await_(lambda: read_notes(tmp_path)["a"][0].signed > before)
         tell(3, 7, "epochs")
         await_(lambda: read_notes(tmp_path)["a"][0].done == 3)
     assert read_notes(tmp_path) == {}
@@ -106,7 +107,7 @@ def test_a_note_of_a_process_that_is_gone_is_not_told_as_running(tmp_path: Path)
         (unit,) = status.look(tmp_path).units
         assert unit.state == "running"
         assert f"process {os.getpid()}" in unit.remark
-        os.utime(place(tmp_path, "slide"), (0, 0))
+        notes.Note(state="running", signed=1.0).write(place(tmp_path, "slide"))
         (unit,) = status.look(tmp_path).units
         assert unit.state == "stopped"
         assert "no sign of life" in unit.remark
@@ -165,6 +166,14 @@ def test_without_ray_it_is_said_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(CaprmilError, match=r'pip install "caprmil\[cluster\]"'):
         OnRay()
+
+
+def test_an_address_where_nobody_listens_is_an_error_at_once() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(CaprmilError, match=rf"no Ray cluster to be had at {address}"):
+            OnRay(address).__enter__()
 
 
 @pytest.fixture(scope="module")

@@ -18,8 +18,21 @@ import h5py
 import numpy as np
 import pytest
 
-from caprmil import bags, cohort, config, figures, files, mirror, predictions, storage, tables
+from caprmil import (
+    bags,
+    cohort,
+    config,
+    figures,
+    files,
+    mirror,
+    predictions,
+    status,
+    storage,
+    tables,
+)
 from caprmil.cli import app
+from caprmil.crew.notes import Note, attended
+from caprmil.crew.notes import place as unit_place
 from caprmil.errors import BagError, CaprmilError, CohortError, RunError, SlideError, StorageError
 from caprmil.extraction import Extraction
 from caprmil.patches import PatchConfig
@@ -184,6 +197,22 @@ def test_a_folder_elsewhere_lists_like_a_local_one(lab: Remote, tiny_cohort: Pat
     assert not (lab / "features").is_file()
     assert (lab / "labels.csv").is_file()
     assert not (lab / "nothing").exists()
+
+
+def test_a_unit_in_work_elsewhere_is_told_and_so_is_one_that_was_left(memory: Remote) -> None:
+    with attended(unit_place(memory, "slide")):
+        assert status.look(str(memory)).count() == {"running": 1}
+        Note(state="running", signed=1.0).write(unit_place(memory, "slide"))
+        assert status.look(memory).count() == {"stopped": 1}
+    files.write_text(memory / "qc.csv", "")
+    assert status.look(memory).count() == {}
+
+
+def test_a_pattern_may_name_folders_elsewhere_too(memory: Remote) -> None:
+    for name in ("a/x.toml", "b/x.toml", "x.toml", "a/b/x.toml", "a/y.csv"):
+        files.write_text(memory / name, "")
+    assert sorted(memory.glob("*/x.toml")) == [memory / "a/x.toml", memory / "b/x.toml"]
+    assert len(list(memory.rglob("x.toml"))) == 4
 
 
 def test_a_text_is_written_once_and_never_over_another(lab: Remote) -> None:
@@ -592,6 +621,8 @@ def test_the_commands_take_urls(
     storage.upload(found[1], folder / "new" / "a.h5")
     shell("predict", f"{folder}/run", f"{folder}/new", "--out", f"{folder}/answers.csv")
     assert Predictions.read(folder / "answers.csv").slides == ("a",)
+    shell("status", f"{folder}/run")
+    assert f"{folder}/run holds a run: 3 done." in capsys.readouterr().out
     shell("evaluate", f"{folder}/run")
     shell("calibrate", f"{folder}/run")
     shell("compare", f"{folder}/run", f"{folder}/run/predictions.csv", "--out", f"{folder}/versus")

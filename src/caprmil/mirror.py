@@ -106,9 +106,14 @@ def mirrored(remote: Remote) -> Iterator[Mirror]:
     """Hold a run elsewhere for this process, and yield its mirror, which goes at a good end."""
     mirror = Mirror(remote)
     with _held(remote / LOCK, mirror.owner):
-        mirror.fetch()
-        yield mirror
-        mirror.finish()
+        try:
+            mirror.fetch()
+            yield mirror
+            mirror.finish()
+        except BaseException:
+            with suppress(OSError):
+                mirror.folder.rmdir()  # if there is nothing in it
+            raise
     shutil.rmtree(mirror.folder, ignore_errors=True)
 
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from caprmil import config, runs
+from caprmil import config, runs, storage
 from caprmil.crew.notes import LOST, Note, read_notes
 from caprmil.errors import RecipeError, RunError
 from caprmil.qc import Record
@@ -50,7 +50,7 @@ class Status:
 
 def look(folder: str | Path) -> Status:
     """Return the status of a folder of bags, a run, a sweep or a reproduction."""
-    folder = Path(folder)
+    folder = storage.place(folder)
     if not folder.is_dir():
         raise RunError(f"There is no folder {folder}.")
     if (folder / PLAN).exists():
@@ -60,7 +60,7 @@ def look(folder: str | Path) -> Status:
     if models := sorted(path.parent for path in folder.glob(f"*/{runs.RECIPE}")):
         units = [unit for model in models for unit in _folds(model, f"{model.name}/")]
         return Status("a reproduction", tuple(units))
-    if units := list(_slides(folder)):
+    if (units := list(_slides(folder))) or (folder / "qc.csv").exists():
         return Status("bags", tuple(units))
     raise RunError(
         f"{folder} holds no bags, run, sweep or reproduction. Name the folder that was --out."

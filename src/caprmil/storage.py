@@ -12,7 +12,6 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from errno import ENOENT
-from fnmatch import fnmatch
 from io import BytesIO, RawIOBase, TextIOWrapper
 from pathlib import Path, PosixPath
 from tempfile import TemporaryDirectory, mkdtemp
@@ -120,7 +119,7 @@ class Remote(PosixPath):
         return iter([self / Path(name).name for name in found])
 
     def glob(self, pattern: str, **_: Any) -> Iterator["Remote"]:  # type: ignore[override]
-        return self._find(pattern, maxdepth=1)
+        return self._find(pattern, maxdepth=pattern.count("/") + 1)
 
     def rglob(self, pattern: str, **_: Any) -> Iterator["Remote"]:  # type: ignore[override]
         return self._find(pattern)
@@ -132,7 +131,7 @@ class Remote(PosixPath):
             names = self._system.find(str(self), **depth)
         for name in names:
             path = self / name.removeprefix(base).lstrip("/")
-            if fnmatch(path.name, pattern):
+            if path.relative_to(self).match(pattern):
                 path.listed = True
                 yield path
 

@@ -25,6 +25,6 @@ def status(
     if len(units) > MOST:
         typer.echo(f"And {len(units) - MOST} more.")
     counted = ", ".join(f"{count} {state}" for state, count in found.count().items())
-    typer.echo(f"{out} holds {found.kind}: {counted}.")
+    typer.echo(f"{out} holds {found.kind}: {counted or 'nothing is done yet'}.")
     if any(unit.state in ("failed", "stopped", "to do") for unit in units):
         typer.echo("The command that began it goes on with what is not done.")

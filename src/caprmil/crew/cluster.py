@@ -13,6 +13,7 @@ OMP_NUM_THREADS=1. Nodes with other processors may round otherwise, whatever is 
 
 import logging
 import os
+import socket
 import sys
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sized
@@ -157,12 +158,14 @@ class OnRay:
         if self.address == LOCAL:
             options["include_dashboard"] = False
         try:
+            _knock(self.address)
             self.ray.init(address=self.address, **options)
         except (ConnectionError, RuntimeError, ValueError, OSError) as problem:
             reason = str(problem).partition("\n")[0]
             raise CaprmilError(
                 f"There is no Ray cluster to be had at {self.address} ({reason}). Start one with "
-                "`ray start --head`, or use --ray alone for this machine."
+                "`ray start --head`, or use --ray alone for this machine. If it asks for a token, "
+                "set RAY_AUTH_MODE=token: docs/scale.md"
             ) from problem
         self.ours = True
         return self
@@ -315,6 +318,13 @@ def _look(shift: Shift, listen: Listen) -> None:
     for _, unit in shift.working.values():
         if (note := notes.read(unit.note)) and note.state == "running" and note.total:
             listen(unit, note.done, note.total, note.remark)
+
+
+def _knock(address: str) -> None:
+    """Raise at once if nobody listens at an address: Ray would wait for minutes."""
+    host, _, port = address.rpartition(":")
+    if host:
+        socket.create_connection((host, int(port)), timeout=10).close()
 
 
 def import_ray() -> Any:

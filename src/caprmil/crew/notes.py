@@ -3,9 +3,9 @@
 FOLDER/.units/NAME.json    running, waiting for another try, or failed; which try, where, why
 
 That a unit is done is said by its result alone, and its note is removed. Whoever works on a unit
-touches its note every few seconds: a note that says "running" and was not touched for a minute is
-of a process that is gone. This needs a common folder, and clocks that agree to within that minute,
-but no locks, which not every network folder has, and no word from a process that was killed.
+signs its note every few seconds: a note that says "running" and was not signed for a minute is of
+a process that is gone. This needs a common folder, and clocks that agree to within that minute, but
+no locks, which not every storage has, and no word from a process that was killed.
 """
 
 import json
@@ -37,6 +37,7 @@ class Note:
     attempt: int = 1
     where: str = ""
     since: float = 0.0
+    signed: float = 0.0
     reason: str = ""
     trace: str = ""
     done: float = 0.0
@@ -64,10 +65,8 @@ def read_notes(folder: Path) -> dict[str, tuple[Note, float]]:
     """Return the notes in a folder by unit, each with the seconds since its last sign of life."""
     found = {}
     for path in sorted((folder / FOLDER).glob("*.json")):
-        with suppress(OSError):
-            age = time.time() - path.stat().st_mtime
-            if not path.name.startswith(".") and (note := read(path)):
-                found[path.stem] = note, age
+        if not path.name.startswith(".") and (note := read(path)):
+            found[path.stem] = note, time.time() - note.signed
     return found
 
 
@@ -91,7 +90,8 @@ def attended(path: Path, *, attempt: int = 1, listen: Bar | None = None) -> Iter
     If it is done, or is interrupted, the note goes. If it fails, the note says why.
     """
     sweep(path)
-    note = Note(state="running", attempt=attempt, where=here(), since=time.time())
+    now = time.time()
+    note = Note(state="running", attempt=attempt, where=here(), since=now, signed=now)
     note.write(path)
     news, ended = [note], Event()
 
@@ -101,14 +101,10 @@ def attended(path: Path, *, attempt: int = 1, listen: Bar | None = None) -> Iter
             listen(done, total, remark)
 
     def beat() -> None:
-        told = note
-        while not ended.wait(BEAT) and path.exists():
+        while not ended.wait(BEAT):
             with suppress(OSError, CaprmilError):  # a sign of life is not worth a night's work
-                if news[0] is told:
-                    os.utime(path)
-                else:
-                    told = news[0]
-                    told.write(path)
+                if path.exists():
+                    replace(news[0], signed=time.time()).write(path)
 
     heart = Thread(target=beat, name="beat", daemon=True)
     heart.start()
