@@ -1,6 +1,6 @@
 """Measure what Ray costs on one machine, and what a second worker gains.
 
-    OMP_NUM_THREADS=1 python benchmarks/cluster.py --out scale-measured.md
+    OMP_NUM_THREADS=1 python benchmarks/cluster.py --page docs/cluster.md
 
 200 small generated slides are encoded with lite0, and a run of 10 folds is trained: in a plain
 loop, by one worker of Ray, and by two. The sides take turns, and what counts is the median. The
@@ -27,7 +27,6 @@ from caprmil.cohort import SplitConfig
 from caprmil.crew import Crew, Here, OnRay, Unit, Worker
 from caprmil.crew.notes import place
 from caprmil.extraction import Extraction
-from caprmil.files import write_text
 from caprmil.learner import TrainConfig
 from caprmil.patches import PatchConfig
 from caprmil.progress import Bar
@@ -36,6 +35,7 @@ from caprmil.settings import ExtractionConfig
 from caprmil.slides import find_slides
 from caprmil.synthetic import RareSignal
 from caprmil.training import cross_validate
+from record import Page
 
 Work = Callable[[Crew, Path], bytes]
 
@@ -134,12 +134,13 @@ def section(sizes: Sizes, found: dict[str, dict[str, float]], init: float, start
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, help="Markdown file to write; default: only print.")
+    parser.add_argument("--page", type=Path, help="a page with markers to put the table into")
     parser.add_argument("--quick", action="store_true", help="Only see whether it runs.")
     given = parser.parse_args()
     if os.environ.get("OMP_NUM_THREADS") != "1":
         raise SystemExit("Set OMP_NUM_THREADS=1: two workers need a core each.")
     sizes = QUICK if given.quick else Sizes()
+    page = Page(given.page, "benchmarks/cluster.py", "What Ray costs") if given.page else None
     with tempfile.TemporaryDirectory() as passing:
         folder = Path(passing)
         (folder / "slides").mkdir()
@@ -168,8 +169,8 @@ def main() -> None:
             }
     text = section(sizes, found, init, start)
     print(text)
-    if given.out:
-        write_text(given.out, text, replace=True)
+    if page:
+        page.write(text)
 
 
 if __name__ == "__main__":

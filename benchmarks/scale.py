@@ -11,6 +11,7 @@ Nothing is measured here but with --measure: the first table says where each fig
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
+from math import ceil
 from pathlib import Path
 from statistics import median
 from time import process_time
@@ -44,12 +45,12 @@ class Assumptions:
     cpu_rate: float = known(
         32, "measured with --measure: patches per CPU s of lite0, one thread, busy machine"
     )
-    gpu_rate: float = known(500, "NOT measured, not published to us: patches per GPU s. A variable")
+    gpu_rate: float = known(500, "a variable: patches per GPU s. Nobody measured it for this page")
     bag_read_ms: float = known(
         12.0, "measured: CPU ms to read 10,000 x 1,024, from the page cache (docs/slides.md)"
     )
     cpu_step_ms: float = known(
-        287, "measured: CAPRMIL's training step, 10,000 patches, one thread (docs/export.md)"
+        223, "measured: CAPRMIL's training step, 10,000 patches, one thread (docs/performance.md)"
     )
     gpu_step_ms: float = known(
         23.3, "published: CAPRMIL's paper, A100: 6.3 s an epoch; over 270 slides of CAMELYON16"
@@ -58,6 +59,7 @@ class Assumptions:
     node_gpus: float = known(8, "assumed: GPUs in a machine")
     node_cores: float = known(96, "assumed: cores in a machine")
     node_gbit: float = known(25, "assumed: Gbit/s into a machine")
+    in_use: float = known(0.5, "assumed: share of the month in which machines really work")
 
 
 @dataclass(frozen=True)
@@ -113,6 +115,19 @@ class Cost:
             "GPUs": a.node_gpus * a.gpu_rate / a.patches,
         }
 
+    @property
+    def purchase(self) -> dict[str, tuple[float, str]]:
+        """Return what to have, so that all slides are encoded in time and one model is trained."""
+        a, rates = self.given, self.rates
+        machines = ceil(rates["slides"][0] / min(self.node().values()) / a.in_use)
+        gpus = ceil(self.totals["training on GPUs"][0] / 24 / a.in_use)
+        return {
+            "machines that encode": (machines, f"of {a.node_gpus:g} GPUs, {a.node_cores:g} cores"),
+            "out of the archive": (rates["network in"][0] / a.in_use, "Gbit/s"),
+            "storage for bags": (self.totals["bags to keep"][0], "TB"),
+            "to train a model in a day": (gpus, "GPUs"),
+        }
+
     def training(self, gpus: int) -> dict[str, float]:
         """Return hours of an epoch on so many GPUs, GB/s that they read, and bags in a step."""
         a = self.given
@@ -152,7 +167,7 @@ def bottlenecks(given: Assumptions) -> str:
                 number(rate),
                 number(rate / one.read_rate),
                 number(rate / one.patches * one.slide_gb * 8),
-                number(-(-one.slides // (parts[least] * one.days * DAY))),
+                number(ceil(one.slides / (parts[least] * one.days * DAY))),
                 least,
                 min(slow, key=lambda name: slow[name]),
             ]
@@ -174,6 +189,7 @@ def report(given: Assumptions) -> str:
         f"What must be there at once, to encode in {number(given.days)} days": amounts(cost.rates),
         "Where the bottleneck moves": bottlenecks(given),
         "Training": table([["GPUs", *cost.training(1)], *training]),
+        "What one would buy": amounts(cost.purchase),
     }
     return "\n\n".join(f"### {title}\n\n{text}" for title, text in sections.items())
 

@@ -24,6 +24,13 @@ def test_twice_the_time_needs_half_the_machines() -> None:
     assert two.totals == one.totals
 
 
+def test_machines_that_stand_still_half_the_time_must_be_twice_as_many() -> None:
+    always, half = Cost(Assumptions(in_use=1.0, days=1)), Cost(Assumptions(in_use=0.5, days=1))
+    one, two = (cost.purchase["machines that encode"][0] for cost in (always, half))
+    assert one > 10
+    assert 2 * one - 1 <= two <= 2 * one
+
+
 def test_a_bag_is_patches_times_width_times_two_bytes() -> None:
     cost = Cost(Assumptions(slides=1, patches=10_000, width=1024))
     assert cost.totals["bags to keep"] == (pytest.approx(20.48e-6), "TB")

@@ -33,17 +33,25 @@ for ((rank = 0; rank < SLURM_NTASKS; rank++)); do
 done
 for process in "${started[@]}"; do wait "$process" || exit 1; done
 """
+# Starts one process, whatever it is told about nodes.
+SRUN_ONE = """#!/bin/bash
+while [[ $1 == --* ]]; do shift; done
+exec "$@"
+"""
+HOSTS = "#!/bin/bash\necho localhost\n"
 
 
-def run(script: str, home: Path, **variables: object) -> subprocess.CompletedProcess[str]:
-    """Run a script where `caprmil` and `srun` are ours."""
-    for name, text in {"caprmil": CAPRMIL, "srun": SRUN}.items():
+def run(
+    script: str, home: Path, *, srun: str = SRUN, **variables: object
+) -> subprocess.CompletedProcess[str]:
+    """Run a script where `caprmil`, `srun` and `scontrol` are ours."""
+    for name, text in {"caprmil": CAPRMIL, "srun": srun, "scontrol": HOSTS}.items():
         program = home / "bin" / name
         program.parent.mkdir(exist_ok=True)
         program.write_text(text)
         program.chmod(0o755)
     environment = os.environ | {
-        "PATH": f"{home / 'bin'}:{os.environ['PATH']}",
+        "PATH": f"{home / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}",
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
         **{name: str(value) for name, value in variables.items()},
     }
@@ -109,3 +117,34 @@ def test_one_training_on_two_nodes(tmp_path: Path, tiny_recipe: Recipe) -> None:
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.count("Written to runs/large") == 1
     assert Run(tmp_path / "runs" / "large").finished
+
+
+@pytest.mark.slow
+def test_ray_on_two_nodes_encodes_and_trains(tmp_path: Path, tiny_recipe: Recipe) -> None:
+    for seed in range(3):
+        Section(seed=seed, width=600, height=600).write(tmp_path / "slides" / f"s{seed}.tiff")
+    (tmp_path / "recipe.toml").write_text(config.dump(tiny_recipe))
+    changes = {
+        "--encoder uni ": "--mpp 1 ",
+        "--features features ": "",
+        "6379": str(find_free_network_port()),
+    }
+    script = SCRIPTS["ray"]
+    for old, new in changes.items():
+        assert old in script
+        script = script.replace(old, new)
+    ended = run(
+        script,
+        tmp_path,
+        srun=SRUN_ONE,
+        HOME=tmp_path,
+        SLIDES=tmp_path / "slides",
+        RECIPE="recipe.toml",
+        SLURM_NNODES=2,
+        SLURM_JOB_NODELIST="localhost",
+        SLURM_CPUS_PER_TASK=1,
+        OMP_NUM_THREADS=1,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert {path.stem for path in (tmp_path / "features").glob("*.h5")} == {"s0", "s1", "s2"}
+    assert Run(tmp_path / "runs" / "first").finished

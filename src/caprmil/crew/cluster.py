@@ -165,7 +165,7 @@ class OnRay:
             raise CaprmilError(
                 f"There is no Ray cluster to be had at {self.address} ({reason}). Start one with "
                 "`ray start --head`, or use --ray alone for this machine. If it asks for a token, "
-                "set RAY_AUTH_MODE=token: docs/scale.md"
+                "set RAY_AUTH_MODE=token: docs/cluster.md"
             ) from problem
         self.ours = True
         return self
