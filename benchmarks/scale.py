@@ -53,7 +53,7 @@ class Assumptions:
         223, "measured: CAPRMIL's training step, 10,000 patches, one thread (docs/performance.md)"
     )
     gpu_step_ms: float = known(
-        23.3, "published: CAPRMIL's paper, A100: 6.3 s an epoch; over 270 slides of CAMELYON16"
+        23.3, "published: 6.3 s an epoch on an A100, if over CAMELYON16's 270 slides; a lower bound"
     )
     epochs: float = known(30, "the paper's recipe")
     node_gpus: float = known(8, "assumed: GPUs in a machine")
@@ -156,8 +156,9 @@ def amounts(found: dict[str, tuple[float, str]]) -> str:
 
 def bottlenecks(given: Assumptions) -> str:
     """Tell what a machine waits for, by the rate of its GPUs."""
-    head = ["patches per GPU s", "cores to feed a GPU", "Gbit/s to feed a GPU", "machines in time"]
-    rows = [[*head, "the machine waits for", "and without a level of the scale"]]
+    head = ["patches per GPU s", "cores to feed a GPU", "Gbit/s to feed a GPU"]
+    head += ["machines, never idle", "the machine waits for", "and without a level of the scale"]
+    rows = [head]
     for rate in GPU_RATES:
         one = replace(given, gpu_rate=rate)
         parts, slow = Cost(one).node(), Cost(replace(one, read_rate=one.slow_read_rate)).node()

@@ -58,6 +58,23 @@ class Mortal(Diligent):
     ahead = True
 
 
+class Slow(Mortal):
+    """Takes its time where the task says so."""
+
+    def work(self, unit: Unit, tell: Bar) -> str:
+        time.sleep(float(unit.task or 0))
+        return super().work(unit, tell)
+
+
+class Secretive(Worker):
+    """Is done, but cannot say what came of it."""
+
+    def work(self, unit: Unit, tell: Bar) -> object:
+        import threading
+
+        return threading.Lock()
+
+
 class Equipped(Worker):
     """Says which GPUs it has."""
 

@@ -19,7 +19,7 @@ from caprmil.cli import app
 from caprmil.crew import Done, Failed, Here, OnRay, Unit, cluster, notes, read_notes
 from caprmil.crew.notes import attended, place
 from caprmil.errors import CaprmilError, RunError
-from crews import Blind, Diligent, Equipped, Foresighted, Mortal, count
+from crews import Blind, Diligent, Equipped, Foresighted, Mortal, Secretive, Slow, count
 
 
 def units(folder: Path, **tasks: str) -> list[Unit]:
@@ -143,7 +143,6 @@ def test_the_command_says_what_failed_and_why(tmp_path: Path) -> None:
         (["--ray", "--device", "cpu"], "local"),
         (["--ray", "auto"], "auto"),
         (["--ray", "10.0.0.7:6379"], "10.0.0.7:6379"),
-        (["--ray", "ray://head:10001"], "ray://head:10001"),
     ],
 )
 def test_ray_stands_alone_or_before_an_address(
@@ -239,6 +238,25 @@ def test_what_a_dead_worker_had_coming_is_done_by_another(crew: OnRay, tmp_path:
     assert [each.unit.name for each in found if isinstance(each, Failed)] == ["a"]
 
 
+def test_what_comes_after_a_long_unit_is_done_by_whoever_is_free(
+    crew: OnRay, tmp_path: Path
+) -> None:
+    tasks = {"long": "3", **dict.fromkeys("bcdefg", "")}
+    found = list(crew.do(units(tmp_path, **tasks), Slow, silent))
+    assert [each.unit.name for each in found][-1] == "long"
+    assert sorted(each.unit.name for each in found if isinstance(each, Done)) == sorted(tasks)
+    assert all(count(tmp_path, name) == 1 for name in tasks)
+
+
+def test_a_result_that_cannot_be_sent_is_a_failure_after_three_tries(
+    crew: OnRay, tmp_path: Path
+) -> None:
+    (found,) = crew.do(units(tmp_path, a=""), Secretive, silent)
+    assert isinstance(found, Failed)
+    assert found.attempts == 3
+    assert status.look(tmp_path).count() == {"failed": 1}
+
+
 def test_workers_share_a_gpu_and_have_cores_beside_it(
     crew: OnRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -250,6 +268,8 @@ def test_workers_share_a_gpu_and_have_cores_beside_it(
     assert crew.room() == 2, "there are two cores"
     monkeypatch.setattr(crew, "cpus", lambda: 0.1)
     assert crew.room() == 10
+    monkeypatch.setattr(crew, "gpus", 0.6)
+    assert crew.room() == 1, "a share of one GPU is not of two"
     monkeypatch.undo()
     monkeypatch.setattr(crew, "gpus", 1.0)
     monkeypatch.setattr(crew, "readers", 2)

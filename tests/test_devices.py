@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from caprmil import bags, config, devices
 from caprmil.batches import EpochSampler, Sample, Steps
 from caprmil.devices import Team
 from caprmil.errors import RunError
-from caprmil.learner import Row, TrainConfig, fit
+from caprmil.learner import Learner, Row, TrainConfig, fit
 from caprmil.models import MILModel, create, list_models
 from caprmil.recipe import ModelConfig, Recipe
 from caprmil.runs import Run
@@ -134,8 +135,8 @@ def test_two_processes_with_a_bag_each_learn_what_one_learns_with_two(
 
 def test_bags_that_cannot_be_shared_evenly_count_alike(tmp_path: Path, two: Team) -> None:
     options: dict[str, Any] = {"batch_size": 3, "class_weights": "balanced", "clip": 0.1}
-    _, alone = learn(tmp_path / "one", n=8, **options)
-    _, together = learn(tmp_path / "two", two, n=8, **options)
+    _, alone = learn(tmp_path / "one", n=11, **options)  # six of one class, five of the other
+    _, together = learn(tmp_path / "two", two, n=11, **options)
     assert same(alone, together)
 
 
@@ -146,6 +147,20 @@ def test_a_single_validation_bag_is_counted_once(tmp_path: Path, two: Team) -> N
         [{"val_loss": row["val_loss"]} for row in alone],
         [{"val_loss": row["val_loss"]} for row in together],
     )
+
+
+def test_a_bag_that_a_device_has_only_to_take_part_is_not_scored() -> None:
+    right, wrong = torch.tensor([[0.0, 9.0]]), torch.tensor([[9.0, 0.0]])
+    one, two, extra = (
+        (logits, torch.tensor([1]), {"bag": loss})
+        for logits, loss in ((right, 1.0), (right, 3.0), (wrong, 100.0))
+    )
+    team = SimpleNamespace(rank=0, gather=lambda _: [[one], [two], [extra]])
+    model = create("mean", 16, 2)
+    learner = Learner(model, TrainConfig(), 0, n_validation=2, team=team)  # type: ignore[arg-type]
+    learner.log = lambda *_, **__: None  # type: ignore[method-assign]
+    learner.on_validation_epoch_end()
+    assert learner.validated["val_loss"] == 2.0
 
 
 def test_both_stop_early_and_keep_the_same_epoch(tmp_path: Path, two: Team) -> None:

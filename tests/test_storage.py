@@ -42,7 +42,7 @@ from caprmil.runs import Run
 from caprmil.settings import ExtractionConfig, stamp
 from caprmil.slides import Slide, find_slides
 from caprmil.storage import Remote, place
-from caprmil.training import complete, cross_validate
+from caprmil.training import cross_validate
 from test_extraction import Colour, save, section
 
 SLOWLY = pytest.param("s3", marks=pytest.mark.slow)
@@ -167,6 +167,21 @@ def test_a_url_that_was_a_path_in_between_is_itself_again() -> None:
 def test_a_plain_path_stays_plain(word: str) -> None:
     assert type(place(word)) is type(Path())
     assert place(word) == Path(word)
+
+
+def test_capitals_are_understood_and_chains_are_refused() -> None:
+    assert str(place("S3://lab/a")) == "s3://lab/a"
+    with pytest.raises(StorageError, match="chain of storages"):
+        place("simplecache::s3://lab/a")
+
+
+def test_a_folder_that_lists_itself_is_empty(
+    memory: Remote, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    system = fsspec.get_filesystem_class("memory")
+    base = system._strip_protocol(str(memory))
+    monkeypatch.setattr(system, "ls", lambda *_, **__: [f"{base}/", f"{base}/a"])
+    assert list(memory.iterdir()) == [memory / "a"]
 
 
 def test_a_file_url_is_a_local_path(tmp_path: Path) -> None:
@@ -400,7 +415,6 @@ def test_a_run_elsewhere_ends_with_the_numbers_of_one_here(
     assert not any((mirror.cache() / "runs").iterdir())
     with pytest.raises(RunError, match=f"{lab}/runs/a holds a finished run"):
         train(recipe, lab / "runs" / "a")
-    assert complete(recipe, lab / "runs" / "a", progress=False).finished
 
     bag = {"slide_000": lab / "features" / "slide_000.h5"}
     answer = Run(f"{lab}/runs/a").predict(bag, device="cpu")
@@ -473,6 +487,60 @@ def test_a_fold_that_was_uploaded_in_part_counts_for_nothing(half: Remote, recip
     run = train(recipe, half)
     assert len(run.done) == 2
     assert run.model("fold-0")
+
+
+def test_the_status_of_half_a_run_does_not_call_it_done(half: Remote) -> None:
+    assert status.look(half).count() == {"to do": 3}
+
+
+def test_scores_that_were_not_uploaded_are_when_the_command_is_given_again(
+    memory: Remote, recipe: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    upload = storage.upload
+
+    def fail(file: Path, to: Path) -> None:
+        if to.name == "scores.json":
+            raise StorageError("the network is gone")
+        upload(file, to)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(storage, "upload", fail)
+        with pytest.raises(StorageError, match="the network is gone"):
+            train(recipe, memory / "run")
+    assert not Run(memory / "run").finished
+    fitted: list[int] = []
+    monkeypatch.setattr("caprmil.study.fit", _noting(fitted))
+    assert train(recipe, memory / "run").finished
+    assert fitted == []
+
+
+def test_folds_that_never_reached_the_other_side_are_not_thrown_away(
+    memory: Remote, recipe: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise StorageError("the network is gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(storage, "upload", fail)
+        with pytest.raises(StorageError):
+            train(recipe, memory / "run")
+    fitted: list[int] = []
+    monkeypatch.setattr("caprmil.study.fit", _noting(fitted))
+    assert train(recipe, memory / "run").finished
+    assert fitted == []
+
+
+def test_a_mirror_of_another_cohort_is_put_aside(
+    half: Remote, recipe: Recipe, caplog: pytest.LogCaptureFixture
+) -> None:
+    mirrors = mirror.cache() / "runs"
+    (folder,) = mirrors.glob("run-*")
+    (folder / "splits.json").write_text("of another")
+    assert train(recipe, half).finished
+    assert "what was made here is in" in caplog.text
+    (aside,) = mirrors.glob("run-*.*")
+    assert (aside / "splits.json").read_text() == "of another"
+    shutil.rmtree(aside)
 
 
 def test_another_recipe_or_something_else_is_refused_as_it_is_here(

@@ -108,11 +108,15 @@ class Team:
     def __init__(
         self, device: str = "auto", devices: int = 1, nodes: int = 1, *, seat: Seat | None = None
     ) -> None:
-        self.name, self.device = device, pick_device(device)
-        self.devices, self.nodes, self.world = devices, nodes, devices * nodes
-        self.refuse()
+        self.name, self.devices, self.nodes, self.world = device, devices, nodes, devices * nodes
+        if devices < 1 or nodes < 1:
+            raise RunError(f"devices and nodes are 1 or more: {devices=}, {nodes=}.")
         self.starts = seat is None and self.world > 1 and not _launcher()
         self.seat = (seat or _sit(devices, nodes)) if self.world > 1 else None
+        if self.seat and device != "cpu" and self.seat.local < torch.cuda.device_count():
+            torch.cuda.set_device(self.seat.local)  # before anything is put on the first by default
+        self.device = pick_device(device)
+        self.refuse()
         self.rank = self.seat.global_rank() if self.seat else 0
         self.cache: Cache | None = None
         self.followers: list[Follower] = []
@@ -124,8 +128,6 @@ class Team:
 
     def refuse(self) -> None:
         """Raise at devices that are not there."""
-        if self.devices < 1 or self.nodes < 1:
-            raise RunError(f"devices and nodes are 1 or more: {self.devices=}, {self.nodes=}.")
         if self.world > 1 and ":" in self.name:
             raise RunError(f"{self.name} is one device. For several, name its kind: --device cuda.")
         there = {"cpu": os.cpu_count() or 1, "cuda": torch.cuda.device_count()}
@@ -192,7 +194,6 @@ class Team:
     def _meet(self, seat: Seat) -> None:
         options: dict[str, Any] = {}
         if self.device.type == "cuda":
-            torch.cuda.set_device(seat.local)
             options = {"device_id": torch.device("cuda", seat.local)}
         distributed.init_process_group(
             "nccl" if self.device.type == "cuda" else "gloo",
@@ -232,9 +233,9 @@ class Team:
         if self.world == 1:
             yield
             return
-        self._tell(job)
-        self.busy = True
         try:
+            self._tell(job)
+            self.busy = True
             yield
         except RuntimeError as problem:  # what the other end of a broken connection sees
             if words := next(filter(None, (each.last_words() for each in self.followers)), ""):
@@ -285,6 +286,9 @@ def serve() -> None:
         team = Team(device, seat.devices, seat.nodes, seat=seat)
         sys.stdout.write("ready\n")
         sys.stdout.flush()
+        os.dup2(
+            2, 1
+        )  # nobody reads on: what is said from here on, as by NCCL, goes with the errors
         with team:
             team.follow()
     except CaprmilError as problem:

@@ -133,10 +133,8 @@ class Extraction:
             return record
         name, path = outcome.unit.name, outcome.unit.task.path
         _log.error("while encoding %s: %s", name, outcome.reason, exc_info=outcome.error)
-        digest = config.digest(self.settings(name, path))
-        return self._failed(
-            Record(slide=name, state="failed", path=str(path), digest=digest), outcome.reason
-        )
+        # Without the digest of its settings: the slide may be what cannot be read any more.
+        return self._failed(Record(slide=name, state="failed", path=str(path)), outcome.reason)
 
     def _failed(self, record: Record, reason: str) -> Record:
         """Note that a slide failed, and why."""
@@ -286,6 +284,8 @@ class Extraction:
                     raise ready
                 record = self._encode(record, ready, wanted, tell)
             except CaprmilError as problem:
+                if done := self._made_meanwhile(name, wanted):
+                    return done
                 return self._failed(record, str(problem))
             record.write(self._qc)
             return record
@@ -298,6 +298,13 @@ class Extraction:
             if self.replace:
                 return None
             raise
+
+    def _made_meanwhile(self, name: str, wanted: Settings) -> Record | None:
+        """Return the record of a bag elsewhere: without locks, another may have been quicker."""
+        if isinstance(self.out, storage.Remote):
+            with suppress(CaprmilError):
+                return self._done(name, wanted)
+        return None
 
     def _encode(self, record: Record, ready: Prepared, wanted: Settings, tell: Bar) -> Record:
         start, slide, grid = monotonic(), ready.slide, ready.patches
@@ -368,7 +375,7 @@ class Extraction:
     def _lock(self, name: str, *, wait: bool = True) -> Iterator[None]:
         """Hold the lock of a slide. It goes with the process that holds it, however that ends.
 
-        Elsewhere are no locks: two processes may make the same bag, and the later one stays.
+        Elsewhere are no locks: two processes may make the same bag, and the first one stays.
         """
         if isinstance(self.out, storage.Remote):
             yield

@@ -23,26 +23,32 @@ from caprmil.errors import RunError, StorageError
 from caprmil.storage import Remote
 
 FOLDS, FOLD = "folds", "fold.json"
-START = ("run.json", "recipe.toml", "splits.json")  # what must be one and the same on both sides
+START = ("recipe.toml", "splits.json", "run.json")  # the same on both sides; the recipe is first
 LAST = "scores.json"
 LOCK = ".lock"
+_log = logging.getLogger("caprmil")
+
 BEAT, STALE = 30.0, 180.0  # seconds between two signs of life, and after which a run is given up
 
 
 class Mirror:
     """The local folder of a run elsewhere; `share` uploads what is finished and not there yet."""
 
-    def __init__(self, remote: Remote) -> None:
+    def __init__(self, remote: Remote, recipe: str) -> None:
         self.remote = remote
-        named = hashlib.sha256(str(remote).encode()).hexdigest()[:12]
+        named = hashlib.sha256(f"{remote} {recipe}".encode()).hexdigest()[:12]
         self.folder = cache() / "runs" / f"{remote.name}-{named}"
         self.owner = f"{socket.gethostname()}, process {os.getpid()}, {uuid4().hex[:8]}"
         self._there: dict[Path, tuple[int, int]] = {}  # size and time of what was uploaded
 
     def fetch(self) -> None:
-        """Bring over what is finished. A mirror of something else is cleared away before."""
+        """Bring over what is finished. A mirror of something else is put aside before."""
         if not self._agrees():
-            shutil.rmtree(self.folder, ignore_errors=True)
+            aside = self.folder.with_name(f"{self.folder.name}.{uuid4().hex[:8]}")
+            self.folder.rename(aside)
+            _log.warning(
+                "what is at %s has changed; what was made here is in %s", self.remote, aside
+            )
         self.folder.mkdir(parents=True, exist_ok=True)
         files = [file for file in self.remote.glob("*") if file.name in START]
         storage.fetch_all(files, self.remote, self.folder)
@@ -56,22 +62,17 @@ class Mirror:
             self._note(self._files(fold))
 
     def _agrees(self) -> bool:
-        try:
-            return all(
-                (self.folder / name).read_bytes() == (self.remote / name).read_bytes()
-                for name in START
-            )
-        except FileNotFoundError:
-            return False
+        """Tell whether both are of one run. What is missing on a side was not copied yet."""
+        sides = [(self.folder / name, self.remote / name) for name in START]
+        both = [pair for pair in sides if all(file.exists() for file in pair)]
+        return all(here.read_bytes() == there.read_bytes() for here, there in both)
 
     def share(self) -> None:
         """Upload what is finished. If that fails it is said, and tried again with the next fold."""
         try:
             self.finish()
         except StorageError as problem:
-            logging.getLogger("caprmil").warning(
-                "not uploaded yet, and kept in %s: %s", self.folder, problem
-            )
+            _log.warning("not uploaded yet, and kept in %s: %s", self.folder, problem)
 
     def finish(self) -> None:
         """Upload what is not there yet: what makes it count comes last."""
@@ -81,30 +82,37 @@ class Mirror:
                 f"What was made here is in {self.folder}."
             )
         new = [file for file in self._files(self.folder) if self._there.get(file) != _state(file)]
-        marks = [file for file in new if file.name in (FOLD, LAST)]
-        storage.upload_all([f for f in new if f not in marks], self.folder, self.remote)
-        for file in sorted(marks, key=lambda file: file.name == LAST):
-            storage.upload(file, self.remote / file.relative_to(self.folder))
+        first = [self.folder / name for name in START]
+        marks = sorted((f for f in new if f.name in (FOLD, LAST)), key=lambda f: f.name == LAST)
+        self._send([file for file in first if file in new])
+        storage.upload_all([f for f in new if f not in [*first, *marks]], self.folder, self.remote)
+        self._send(marks)
         self._note(new)
+
+    def _send(self, files: Iterable[Path]) -> None:
+        """Upload one file after the other."""
+        for file in files:
+            storage.upload(file, self.remote / file.relative_to(self.folder))
 
     def _files(self, folder: Path) -> list[Path]:
         """Return what is meant for others: nothing hidden, and no states of training."""
-        files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
-        return [
-            path
-            for path in files
-            if path.suffix != ".ckpt"
-            and not any(part.startswith(".") for part in path.relative_to(self.folder).parts)
-        ]
+        found: list[Path] = []
+        for place, folders, names in os.walk(folder):
+            folders[:] = [name for name in folders if not name.startswith(".")]
+            found += [Path(place) / name for name in names if not name.startswith(".")]
+        return sorted(file for file in found if file.suffix != ".ckpt")
 
     def _note(self, files: Iterable[Path]) -> None:
         self._there |= {file: _state(file) for file in files}
 
 
 @contextmanager
-def mirrored(remote: Remote) -> Iterator[Mirror]:
-    """Hold a run elsewhere for this process, and yield its mirror, which goes at a good end."""
-    mirror = Mirror(remote)
+def mirrored(remote: Remote, recipe: str) -> Iterator[Mirror]:
+    """Hold a run elsewhere for this process, and yield its mirror, which goes at a good end.
+
+    `recipe` is the digest of what is trained: another has another mirror.
+    """
+    mirror = Mirror(remote, recipe)
     with _held(remote / LOCK, mirror.owner):
         try:
             mirror.fetch()

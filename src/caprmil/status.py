@@ -16,7 +16,7 @@ from caprmil.qc import Record
 from caprmil.runs import Run
 from caprmil.sweep.plan import Plan
 from caprmil.sweep.pruning import PRUNED
-from caprmil.sweep.running import PLAN
+from caprmil.sweep.running import PICTURE, PLAN
 
 STATES = ("done", "no tissue", "pruned", "running", "waiting", "stopped", "failed", "to do")
 """waiting: for another try, after one that failed. stopped: begun, but nobody is at it any more."""
@@ -92,10 +92,10 @@ def _folds(folder: Path, prefix: str = "") -> Iterator[Standing]:
     except RunError:  # stopped before all of it was written
         yield Standing(f"{prefix}folds", "to do", "the run has only just been opened")
         return
-    notes = read_notes(folder)
+    notes, done = read_notes(folder), {fold.name for fold in run.done}
     for fold in run.splits:
         name = prefix + fold.name
-        if run.fold_folder(fold.name).is_dir():
+        if fold.name in done:
             yield Standing(name, "done")
         elif told := _told(fold.name, notes):
             yield Standing(name, told.state, told.remark)
@@ -110,9 +110,12 @@ def _points(folder: Path) -> Iterator[Standing]:
     notes = read_notes(folder)
     names = {path.name: None for path in sorted((folder / "points").glob("*")) if path.is_dir()}
     names |= dict.fromkeys(notes)
-    with suppress(RecipeError):  # a grid too large to be trained whole; of a search nobody knows
+    # With --trials not all of a grid is asked for: once a sweep has its picture, none is to do.
+    # A grid too large to be trained whole is an error here; of a search nobody knows.
+    with suppress(RecipeError):
         plan = config.load(folder / PLAN, into=Plan)
-        names |= {p.name: None for p in plan.listed()} if plan.search == "grid" else {}
+        asked = plan.search == "grid" and not (folder / PICTURE).exists()
+        names |= {p.name: None for p in plan.listed()} if asked else {}
     for name in names:
         point, told = folder / "points" / name, _told(name, notes)
         if (point / runs.SCORES).exists():

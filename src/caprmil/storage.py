@@ -27,7 +27,7 @@ ATOMIC = ("s3", "s3a", "gs", "gcs", "az", "abfs")  # here a file appears when al
 PACKAGES = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs"}
 
 # pathlib takes one slash of two away, so one is enough; a single letter is a drive of Windows.
-_URL = re.compile(r"([a-z][a-z0-9+]+):/+(.*)", re.DOTALL)
+_URL = re.compile(r"([a-z][a-z0-9+]+):/+(.*)", re.DOTALL | re.IGNORECASE)
 
 
 def place(path: str | os.PathLike[str]) -> Path:
@@ -36,10 +36,11 @@ def place(path: str | os.PathLike[str]) -> Path:
         return path
     match = _URL.match(str(path))
     if match is None:
+        if "::" in str(path) and ":/" in str(path):
+            raise StorageError(f"{path} is a chain of storages, which is not understood here.")
         return Path(path)
-    return (
-        Path("/" + match[2]) if match[1] in ("file", "local") else Remote(f"{match[1]}:/{match[2]}")
-    )
+    protocol, rest = match[1].lower(), match[2]
+    return Path("/" + rest) if protocol in ("file", "local") else Remote(f"{protocol}:/{rest}")
 
 
 def is_remote(path: str | os.PathLike[str]) -> bool:
@@ -115,8 +116,10 @@ class Remote(PosixPath):
 
     def iterdir(self) -> Iterator["Remote"]:  # type: ignore[override]
         with _telling(self):
+            base = self._system._strip_protocol(str(self))
             found = self._system.ls(str(self), detail=False)
-        return iter([self / Path(name).name for name in found])
+        # S3's own page makes a folder as an empty file of that name, which is listed in itself
+        return iter([self / Path(name).name for name in found if name.rstrip("/") != base])
 
     def glob(self, pattern: str, **_: Any) -> Iterator["Remote"]:  # type: ignore[override]
         return self._find(pattern, maxdepth=pattern.count("/") + 1)
@@ -235,7 +238,8 @@ def scratch() -> Path:
 
 def refuse_unwritable(path: Path) -> None:
     """Raise if nothing can be written beside a path: a small file is put there, and removed."""
-    probe = path / f".caprmil-{uuid4().hex[:8]}"
+    name = f".caprmil-{uuid4().hex[:8]}"
+    probe = path.with_name(name) if len(path.parts) > 2 else path / name  # parts: s3:, bucket, ...
     with _writing(path):
         probe._system.pipe_file(str(probe), b"")  # type: ignore[attr-defined]
     probe.unlink(missing_ok=True)

@@ -60,19 +60,18 @@ def cross_validate(
 
     On several devices, a step's bags are shared out. A recipe with fewer is changed to one each.
     """
-    out, team = storage.place(out), Team(device, devices, nodes)
-    if crew is not None and crew.elsewhere and team.world > 1:
-        raise RunError("Ray has a fold for each worker: leave out --devices and --nodes, or --ray.")
-    with team:
+    out = storage.place(out)
+    options: dict[str, Any] = {"device": device, "progress": progress, "watch": watch}
+    if crew is not None and crew.elsewhere:  # devices are there, and not looked for here
+        if devices * nodes > 1:
+            raise RunError("Ray has a fold for each worker: leave out --devices and --nodes.")
+        return _train_at(recipe, out, **options, crew=crew)
+    with Team(device, devices, nodes) as team:
         if not team.leads:
             team.follow()
             return Run(out)
-        recipe = share_out(recipe, team)
-        options: dict[str, Any] = {"device": device, "progress": progress, "watch": watch}
-        options |= {"team": team} if team.world > 1 else {"crew": crew}
-        if isinstance(out, storage.Remote):
-            return _train_away(recipe, out, **options)
-        return cross_validate_all({out: recipe}, **options)[out]
+        options |= {"team": team if team.world > 1 else None}
+        return _train_at(share_out(recipe, team), out, **options)
 
 
 def share_out(recipe: Recipe, team: Team) -> Recipe:
@@ -95,10 +94,12 @@ def cross_validate_all(
     team: Team | None = None,
     watch: Watch | None = None,
     share: Callable[[], None] = lambda: None,
+    wait: float = 0.0,
 ) -> dict[Path, Run]:
     """Train and score several recipes, each in its folder. A crew has the folds of all at once.
 
-    `share` is called when something of a run is whole.
+    `share` is called when something of a run is whole. A process that holds one of the folders is
+    waited for, for so many seconds.
     """
     crew = crew or Here()
     for out, recipe in recipes.items():
@@ -106,13 +107,17 @@ def cross_validate_all(
     studies = {out: _study(out, recipe, progress) for out, recipe in recipes.items()}
     with ExitStack() as held:
         for out in studies:
-            held.enter_context(alone(out))
+            held.enter_context(alone(out, wait=wait))
         share()
-        options: dict[str, Any] = {"device": device, "progress": progress}
-        failures = _train(studies, crew, team, watch=watch, share=share, **options)
-        for study in studies.values():
-            if len(study.run.done) == len(study.folds):
-                _finish(study.run, study.cohort, progress)
+        options: dict[str, Any] = {"device": device, "progress": progress, "watch": watch}
+        # Here each run is scored before the next begins; elsewhere nobody waits for that.
+        groups = [studies] if crew.elsewhere else [{out: each} for out, each in studies.items()]
+        failures = []
+        for group in groups:
+            failures += _train(group, crew, team, share=share, **options)
+            for study in group.values():
+                if len(study.run.done) == len(study.folds):
+                    _finish(study.run, study.cohort, progress)
     if failures:
         raise RunError(
             f"{len(failures)} of {sum(len(study.folds) for study in studies.values())} folds could "
@@ -177,12 +182,15 @@ def _train(
     return failures
 
 
-def _train_away(recipe: Recipe, out: storage.Remote, **options: Any) -> Run:
-    """Train in a local mirror of a folder elsewhere, which gets every fold that is finished."""
+def _train_at(recipe: Recipe, out: Path, **options: Any) -> Run:
+    """Train in a folder, or in a local mirror of one elsewhere, which gets every finished fold."""
+    if not isinstance(out, storage.Remote):
+        return cross_validate_all({out: recipe}, **options)[out]
     _check_folder(out, recipe)
-    with mirror.mirrored(out) as copy:
+    with mirror.mirrored(out, config.digest(recipe)) as copy:
         try:
-            cross_validate_all({copy.folder: recipe}, **options, share=copy.share)
+            if not (copy.folder / runs.SCORES).exists():  # else it was only not uploaded
+                cross_validate_all({copy.folder: recipe}, **options, share=copy.share)
         except RunError as problem:  # which names the mirror, and that is nobody's place
             raise RunError(str(problem).replace(str(copy.folder), str(out))) from problem
     return Run(out)
@@ -195,10 +203,12 @@ def complete(
     device: str = "auto",
     progress: bool = True,
     watch: Watch | None = None,
+    wait: float = 0.0,
 ) -> Run:
     """Return the finished run of a recipe in a folder; train what of it is not there yet."""
+    out = storage.here(out)
     options: dict[str, Any] = {"device": device, "progress": progress, "watch": watch}
-    return complete_all({Path(out): recipe}, **options)[Path(out)]
+    return complete_all({out: recipe}, **options, wait=wait)[out]
 
 
 def complete_all(recipes: Mapping[Path, Recipe], **options: Any) -> dict[Path, Run]:
@@ -218,11 +228,11 @@ def complete_all(recipes: Mapping[Path, Recipe], **options: Any) -> dict[Path, R
 
 
 @contextmanager
-def alone(out: Path) -> Iterator[None]:
+def alone(out: Path, *, wait: float = 0.0) -> Iterator[None]:
     """Hold a run for this process: a second one in the same folder would mix their folds."""
     (out / "folds").mkdir(exist_ok=True)
     try:
-        with FileLock(out / "folds" / ".lock", timeout=0):
+        with FileLock(out / "folds" / ".lock", timeout=wait):
             yield
     except Timeout:
         raise RunError(f"Another process is training in {out}. Wait for it, or stop it.") from None
@@ -230,11 +240,11 @@ def alone(out: Path) -> Iterator[None]:
 
 def _check_folder(out: Path, recipe: Recipe) -> None:
     """Refuse a folder that holds anything but an unfinished run of this recipe."""
+    advice = "Choose another folder for the new run."
     if not out.exists() or (
         out.is_dir() and all(path.name == mirror.LOCK for path in out.iterdir())
     ):
         return
-    advice = "Choose another folder for the new run."
     if not (out / runs.RECIPE).exists():
         raise RunError(f"{out} exists and is not a run. {advice}")
     if (out / runs.SCORES).exists():

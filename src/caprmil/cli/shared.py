@@ -76,7 +76,7 @@ Ray = Annotated[
 Gpus = Annotated[
     float, typer.Option(help="With --ray: how much of a GPU each worker has.", min=0.01)
 ]
-ADDRESS = re.compile(r"auto|local|ray://.+|[^\s/=]+:\d+")
+ADDRESS = re.compile(r"auto|local|[^\s/=]+:\d+")
 
 
 class RayCommand(TyperCommand):
@@ -104,6 +104,8 @@ def find_crew(
         return nullcontext(Here())
     if ":" in device:
         raise CaprmilError(f"Ray says which GPU a worker has. Use --device cuda, not {device}.")
+    if gpus > 1 and gpus != int(gpus):
+        raise CaprmilError(f"A worker has a share of one GPU, or whole ones, not {gpus:g}.")
     share = 0.0 if device == "cpu" else gpus
     return OnRay(ray, gpus=share, readers=readers, needed=device != "auto")
 

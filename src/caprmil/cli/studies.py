@@ -54,7 +54,7 @@ def train(
     with find_crew(ray, device, gpus_per_worker) as crew:
         words: dict[str, Any] = {"device": device, "devices": devices, "nodes": nodes}
         run = training.cross_validate(settings, out, **words, crew=crew)
-    if not Team(device, devices, nodes).leads:
+    if not ray and not Team(device, devices, nodes).leads:
         return  # this process has only taken part in learning
     typer.echo((run.folder / "scores.md").read_text())
     typer.echo(f"Written to {out}: scores.md, predictions.csv, curves.png, roc.png, folds/.")

@@ -31,6 +31,7 @@ from caprmil.errors import CaprmilError
 LOCAL = "local"
 TRIES = 3
 LOOK = 1.0  # seconds between two looks at how far the workers are
+RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")
 
 _log = logging.getLogger("caprmil")
 
@@ -68,6 +69,8 @@ class Post:
                 "Results of both would be mixed: install the same on all nodes."
             )
         os.environ["OMP_NUM_THREADS"] = str(terms.threads)  # before it imports torch
+        for name in RANKS:  # of `ray start`; Lightning would take this process for a follower
+            os.environ.pop(name, None)
         hired: Hire = ray.cloudpickle.loads(hire)
         if "torch" in sys.modules:
             import torch
@@ -88,6 +91,9 @@ class Post:
         except Exception as problem:
             return "failed", notes.said(problem)
 
+    def close(self) -> None:
+        self.worker.close()
+
 
 class Shift:
     """Who is there, who does what, and what is still to do."""
@@ -98,14 +104,23 @@ class Shift:
         self.ahead = False
         self.coming: dict[Any, Unit] = {}  # post: what it gets ready for, beside its work
         self.attempts: Counter[str] = Counter()
+        self.unbegun: Counter[str] = Counter()  # how often a worker was lost before it began
         self.posts: set[Any] = set()
         self.idle: deque[Any] = deque()
         self.starting: dict[Any, Any] = {}  # promise: post
         self.working: dict[Any, tuple[Any, Unit]] = {}  # promise: post and unit
-        self.stillborn = 0  # workers that died before they could start, since one last did
+        self.stillborn, self.why = 0, ""  # workers that could not start, since one last did
+        self.proven = False  # whether any worker has ever started
+        self.waiting = False  # for nodes
 
-    def next(self) -> Unit | None:
-        """Return the next unit: one to try again, or a new one."""
+    def next(self, post: Any) -> Unit | None:
+        """Return the next unit for a worker: what it is ready for, or another before it idles."""
+        if unit := self.coming.pop(post, None) or self.fresh():
+            return unit
+        return self.coming.popitem()[1] if self.coming else None
+
+    def fresh(self) -> Unit | None:
+        """Return a unit to try again, or a new one."""
         if self.again:
             return self.again.popleft()
         unit = next(self.units, None)
@@ -114,11 +129,12 @@ class Shift:
 
     def after(self) -> Unit | None:
         """Return what a worker may get ready for: nothing in the end, when others may be free."""
-        return self.next() if self.ahead and self.left >= len(self.posts) else None
+        return self.fresh() if self.ahead and self.left >= len(self.posts) else None
 
     def wanted(self) -> int:
         """Return how many workers there is work for, as far as this is known."""
-        return len(self.working) + len(self.again) if self.exhausted else self.most
+        open_ = len(self.working) + len(self.again) + len(self.coming)
+        return open_ if self.exhausted else self.most
 
     @property
     def promises(self) -> list[Any]:
@@ -160,7 +176,7 @@ class OnRay:
         try:
             _knock(self.address)
             self.ray.init(address=self.address, **options)
-        except (ConnectionError, RuntimeError, ValueError, OSError) as problem:
+        except (RuntimeError, ValueError, OSError, self.ray.exceptions.RayError) as problem:
             reason = str(problem).partition("\n")[0]
             raise CaprmilError(
                 f"There is no Ray cluster to be had at {self.address} ({reason}). Start one with "
@@ -196,16 +212,21 @@ class OnRay:
         room, looked = self.room(), monotonic()
         try:
             while self._assign(shift):
-                for _ in range(min(room, shift.wanted()) - len(shift.posts)):
+                hiring = shift.stillborn < TRIES * max(1, room)
+                if not hiring and not shift.posts:
+                    raise CaprmilError(f"No worker can start. {shift.why}")
+                for _ in range(min(room, shift.wanted()) - len(shift.posts) if hiring else 0):
                     post = make.remote()
                     shift.posts.add(post)
                     shift.starting[post.start.remote(job, terms)] = post
-                for promise in self._wait(shift.promises):
+                for promise in self._wait(shift):
                     if outcome := self._hear(shift, promise):
                         yield outcome
                 if monotonic() - looked > LOOK:
                     room, looked = self.room(), monotonic()
                     _look(shift, listen)
+            closing = [post.close.remote() for post in shift.idle]
+            self.ray.wait(closing, num_returns=len(closing), timeout=10) if closing else None
         finally:
             self._dismiss(shift)
 
@@ -226,13 +247,18 @@ class OnRay:
             if node["Alive"]:
                 has = node["Resources"]
                 fits = int(has.get("CPU", 0) / self.cpus())
-                # not //, by which a whole GPU has nine tenths
-                total += min(fits, int(has.get("GPU", 0) / self.gpus)) if self.gpus else fits
+                total += min(fits, self._shares(has.get("GPU", 0))) if self.gpus else fits
         return total if self.workers is None else min(total, self.workers)
+
+    def _shares(self, gpus: float) -> int:
+        """Return for how many workers a node has GPUs. A share of one is not of two."""
+        if self.gpus < 1:
+            return int(gpus) * int(1 / self.gpus)  # not //: a whole has ten tenths
+        return int(gpus / self.gpus)
 
     def _assign(self, shift: Shift) -> bool:
         """Give units to who is free; tell whether there is anything left to wait for."""
-        while shift.idle and (unit := shift.coming.pop(shift.idle[0], None) or shift.next()):
+        while shift.idle and (unit := shift.next(shift.idle[0])):
             post = shift.idle.popleft()
             shift.attempts[unit.name] += 1
             if then := shift.after():
@@ -241,11 +267,16 @@ class OnRay:
             shift.working[promise] = post, unit
         return bool(shift.working or shift.again) or not shift.exhausted
 
-    def _wait(self, promises: list[Any]) -> list[Any]:
-        if not promises:  # all nodes are gone: others may come
-            sleep(LOOK)
-            return []
-        return self.ray.wait(promises, num_returns=1, timeout=LOOK)[0]
+    def _wait(self, shift: Shift) -> list[Any]:
+        """Return the promises that are kept by now; wait a moment if there are none."""
+        if promises := shift.promises:
+            shift.waiting = False
+            return self.ray.wait(promises, num_returns=1, timeout=LOOK)[0]
+        if not shift.waiting:
+            _log.warning("No node is left for a worker. Waiting for one to join.")
+        shift.waiting = True
+        sleep(LOOK)
+        return []
 
     def _hear(self, shift: Shift, promise: Any) -> Done | Failed | None:
         """Take what a worker has to say, or that it is gone."""
@@ -253,6 +284,7 @@ class OnRay:
             self._welcome(shift, shift.starting.pop(promise), promise)
             return None
         post, unit = shift.working.pop(promise)
+        lost = False
         try:
             how, result = self.ray.get(promise)
             shift.idle.append(post)
@@ -261,15 +293,18 @@ class OnRay:
             shift.idle.append(post)
         except self.ray.exceptions.RayError as problem:
             self._lose(shift, post)
-            how, result = "failed", f"Its worker was lost: {_cause(problem)}."
+            lost, how, result = True, "failed", f"Its worker was lost: {_cause(problem)}."
         if how == "done":
             return Done(unit, result)
         attempt = shift.attempts[unit.name]
         before = notes.read(unit.note)
-        if before is None or before.attempt != attempt:  # the worker was gone before it began
+        begun = before is not None and before.attempt == attempt
+        if lost and not begun and shift.unbegun[unit.name] < TRIES:  # this was no try
+            shift.unbegun[unit.name] += 1
             shift.attempts[unit.name] -= 1
             shift.again.append(unit)
             return None
+        before = before or notes.Note(state="failed")
         if how == "refused" or attempt == TRIES:
             replace(before, state="failed", attempt=attempt, reason=result).write(unit.note)
             return Failed(unit, result, attempts=attempt)
@@ -279,22 +314,23 @@ class OnRay:
         return None
 
     def _welcome(self, shift: Shift, post: Any, promise: Any) -> None:
-        """Let a worker begin that has started; give up if none can."""
+        """Let a worker begin that has started. If one cannot, others may; the first must."""
         try:
             shift.ahead = self.ray.get(promise)
         except self.ray.exceptions.RayTaskError as problem:
-            cause = problem.cause or problem
-            raise CaprmilError(f"No worker can start. {notes.said(cause)}") from None
+            self._lose(shift, post)
+            shift.stillborn, shift.why = shift.stillborn + 1, notes.said(problem.cause or problem)
+            if not shift.proven:
+                raise CaprmilError(f"No worker can start. {shift.why}") from None
+            _log.warning("A worker cannot start. %s", shift.why)
         except self.ray.exceptions.RayError as problem:
             self._lose(shift, post)
             shift.stillborn += 1
-            if shift.stillborn > TRIES * max(1, self.room()):
-                raise CaprmilError(
-                    f"Workers die before they can start ({_cause(problem)}). Look at the memory of "
-                    "the nodes, and at Ray's logs."
-                ) from None
+            shift.why = (
+                f"They die ({_cause(problem)}): look at the memory of nodes, and Ray's logs."
+            )
         else:
-            shift.stillborn = 0
+            shift.stillborn, shift.proven = 0, True
             shift.idle.append(post)
 
     def _lose(self, shift: Shift, post: Any) -> None:

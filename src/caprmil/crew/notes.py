@@ -21,7 +21,7 @@ from threading import Event, Thread
 from typing import Literal
 
 from caprmil.errors import CaprmilError
-from caprmil.files import sweep, write_text
+from caprmil.files import write_text
 from caprmil.progress import Bar
 
 FOLDER = ".units"
@@ -87,9 +87,9 @@ def said(problem: BaseException) -> str:
 def attended(path: Path, *, attempt: int = 1, listen: Bar | None = None) -> Iterator[Bar]:
     """Keep a note on a unit while it is in work; yield what is called with how far it is.
 
-    If it is done, or is interrupted, the note goes. If it fails, the note says why.
+    If it is done, or is interrupted, the note goes. If it fails, the note says why. Of two who have
+    the same unit, one only waits for the other: their notes are one, for as long as both are there.
     """
-    sweep(path)
     now = time.time()
     note = Note(state="running", attempt=attempt, where=here(), since=now, signed=now)
     note.write(path)
@@ -103,8 +103,7 @@ def attended(path: Path, *, attempt: int = 1, listen: Bar | None = None) -> Iter
     def beat() -> None:
         while not ended.wait(BEAT):
             with suppress(OSError, CaprmilError):  # a sign of life is not worth a night's work
-                if path.exists():
-                    replace(news[0], signed=time.time()).write(path)
+                replace(news[0], signed=time.time()).write(path)
 
     heart = Thread(target=beat, name="beat", daemon=True)
     heart.start()

@@ -15,7 +15,7 @@ from filelock import FileLock, Timeout
 from caprmil import config, figures, runs, storage, training
 from caprmil.cohort import load as load_cohort
 from caprmil.crew import Crew, Done, Failed, Here, Unit, Worker
-from caprmil.crew.notes import place
+from caprmil.crew.notes import LOST, place
 from caprmil.errors import CaprmilError, RecipeError, RunError
 from caprmil.files import refuse_unwritable, write_text
 from caprmil.learner import Row
@@ -26,6 +26,7 @@ from caprmil.sweep.results import Result, Sweep
 from caprmil.sweep.search import Scores, import_optuna, led_by_optuna
 
 PLAN, SECONDS, TRIALS_LOG = "sweep.toml", "seconds.json", "trials.json"
+PICTURE = "sweep.png"
 
 Outcome: TypeAlias = Result | Pruned | CaprmilError
 Listener: TypeAlias = Callable[[int, int, Point, Outcome | None], None]
@@ -69,7 +70,7 @@ def sweep(
             say(number, total, point, outcome)
         whole = found.sweep(asked.numbers)
         if whole.results:
-            figures.save(whole.figure(), out / "sweep.png", replace=True)
+            figures.save(whole.figure(), out / PICTURE, replace=True)
     return whole
 
 
@@ -128,7 +129,7 @@ class Points(Worker):
         options: dict[str, Any] = {"device": self.device, "progress": self.progress}
         try:
             with _clock(self.out / SECONDS, point.name) as clock:
-                run = training.complete(recipe, folder, **options, watch=watch)
+                run = training.complete(recipe, folder, **options, watch=watch, wait=3 * LOST)
         except GivenUp as end:
             end.verdict.write(folder)
             place(folder, end.verdict.fold).unlink(missing_ok=True)  # it has not failed
