@@ -46,7 +46,7 @@ class Sizes:
 
     slides: int = 200
     folds: int = 10
-    epochs: int = 15
+    epochs: int = 6
     patches: tuple[int, int] = (1000, 2000)
     rounds: int = 3
 
@@ -90,9 +90,12 @@ def train(recipe: Recipe, crew: Crew, out: Path) -> bytes:
     return (run.folder / "predictions.csv").read_bytes()
 
 
-def measure(work: Work, crews: dict[str, Crew], folder: Path, rounds: int) -> dict[str, float]:
-    """Return the median seconds of each crew; all must come to the same answer."""
-    seconds: dict[str, list[float]] = {name: [] for name in crews}
+Seconds = dict[str, list[float]]  # of each side, round by round
+
+
+def measure(work: Work, crews: dict[str, Crew], folder: Path, rounds: int) -> Seconds:
+    """Return the seconds of each crew; all must come to the same answer."""
+    seconds: Seconds = {name: [] for name in crews}
     answers = set()
     for number in range(rounds):
         order = list(crews) if number % 2 else list(reversed(crews))
@@ -103,7 +106,7 @@ def measure(work: Work, crews: dict[str, Crew], folder: Path, rounds: int) -> di
             print(f"round {number + 1}: {name}, {seconds[name][-1]:.1f} s", file=sys.stderr)
     if len(answers) > 1:
         raise SystemExit("The sides do not agree: there is nothing to compare.")
-    return {name: median(values) for name, values in seconds.items()}
+    return seconds
 
 
 def starting(crew: OnRay, folder: Path) -> float:
@@ -114,20 +117,26 @@ def starting(crew: OnRay, folder: Path) -> float:
     return perf_counter() - began
 
 
-def section(sizes: Sizes, found: dict[str, dict[str, float]], init: float, start: float) -> str:
+def ratio(one: list[float], other: list[float], form: str) -> str:
+    """Return the median of what one side took for each second of the other, and its range."""
+    shares = sorted(a / b for a, b in zip(one, other, strict=True))
+    return f"{median(shares):{form}} [{shares[0]:{form}} to {shares[-1]:{form}}]"
+
+
+def section(sizes: Sizes, found: dict[str, Seconds], init: float, start: float) -> str:
     head = ["work", "plain loop", "Ray, 1 worker", "Ray, 2 workers"]
-    head += ["cost of Ray", "beyond start-up", "1 to 2 workers"]
-    rows = [f"| {' | '.join(head)} |", f"| --- {'| --: ' * 6}|"]
+    head += ["1 worker / plain loop", "1 worker / 2 workers"]
+    rows = [f"| {' | '.join(head)} |", f"| --- {'| --: ' * 5}|"]
     for title, side in found.items():
         plain, one, two = side.values()
-        cells = [f"{plain:.1f} s", f"{one:.1f} s", f"{two:.1f} s"]
-        cells += [f"{one / plain - 1:+.1%}", f"{(one - start) / plain - 1:+.1%}"]
-        rows.append(f"| {title} | {' | '.join(cells)} | {one / two:.2f}x |")
+        cells = [f"{median(seconds):.1f} s" for seconds in (plain, one, two)]
+        cells += [ratio(one, plain, ".2f"), ratio(one, two, ".2f")]
+        rows.append(f"| {title} | {' | '.join(cells)} |")
     about = (
         f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}, one "
-        f"thread a worker. Medians of {sizes.rounds} rounds, sides in turn, answers equal to the "
-        f"last bit. Start-up is that of a worker, which is in each figure of Ray ({start:.1f} s: a "
-        f"process, torch, the first unit); Ray itself starts once a command ({init:.1f} s)."
+        f"thread a worker. Medians of {sizes.rounds} rounds, sides in turn, ratios within a round; "
+        f"answers equal to the last bit. The start of workers is in all figures of Ray (one alone: "
+        f"{start:.1f} s), that of Ray itself is not ({init:.1f} s, once a command)."
     )
     return "\n".join(rows) + f"\n\n{about}"
 

@@ -42,9 +42,7 @@ class Assumptions:
     slow_read_rate: float = known(
         239, "measured: the same where level 0 must be averaged down (docs/slides.md)"
     )
-    cpu_rate: float = known(
-        32, "measured with --measure: patches per CPU s of lite0, one thread, busy machine"
-    )
+    cpu_rate: float = known(36, "measured with --measure: patches per CPU s of lite0, one thread")
     gpu_rate: float = known(500, "a variable: patches per GPU s. Nobody measured it for this page")
     bag_read_ms: float = known(
         12.0, "measured: CPU ms to read 10,000 x 1,024, from the page cache (docs/slides.md)"
