@@ -533,12 +533,11 @@ def test_folds_that_never_reached_the_other_side_are_not_thrown_away(
 def test_a_mirror_of_another_cohort_is_put_aside(
     half: Remote, recipe: Recipe, caplog: pytest.LogCaptureFixture
 ) -> None:
-    mirrors = mirror.cache() / "runs"
-    (folder,) = mirrors.glob("run-*")
+    folder = mirror.Mirror(half, config.digest(recipe)).folder
     (folder / "splits.json").write_text("of another")
     assert train(recipe, half).finished
     assert "what was made here is in" in caplog.text
-    (aside,) = mirrors.glob("run-*.*")
+    (aside,) = folder.parent.glob(f"{folder.name}.*")
     assert (aside / "splits.json").read_text() == "of another"
     shutil.rmtree(aside)
 
@@ -563,13 +562,13 @@ def test_two_processes_do_not_train_one_run(
         train(recipe, half)
     assert (half / mirror.LOCK).exists()
     monkeypatch.setattr(mirror, "STALE", 0.0)  # and if the other was not heard of for long
-    with mirror.mirrored(half):
+    with mirror.mirrored(half, "recipe"):
         assert (half / mirror.LOCK).exists()
     assert not (half / mirror.LOCK).exists()
 
 
 def test_whoever_lost_a_run_to_another_uploads_nothing_more(half: Remote) -> None:
-    lost = mirror.Mirror(half)
+    lost = mirror.Mirror(half, "recipe")
     lost.fetch()
     (lost.folder / "scores.json").write_text("{}")
     mirror._sign(half / mirror.LOCK, "another host")
@@ -597,7 +596,7 @@ def test_signs_of_life_are_given_while_a_run_is_held(
 def test_a_fold_that_cannot_be_uploaded_is_kept_and_sent_with_the_next(
     memory: Remote, local: Run, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with mirror.mirrored(memory / "run") as copy, pytest.MonkeyPatch.context() as patch:
+    with mirror.mirrored(memory / "run", "recipe") as copy, pytest.MonkeyPatch.context() as patch:
         shutil.copytree(local.folder, copy.folder, dirs_exist_ok=True)
         fail_after(patch, 5)
         copy.share()

@@ -27,7 +27,7 @@ from caprmil import (
 from caprmil.cohort import Cohort, Fold
 from caprmil.cohort import load as load_cohort
 from caprmil.comparison import Comparison
-from caprmil.crew import Crew, Done, Here
+from caprmil.crew import Crew, Done, Here, notes
 from caprmil.devices import Team
 from caprmil.errors import CohortError, RunError, some
 from caprmil.files import refuse_unwritable, write_text
@@ -324,6 +324,8 @@ def _finish(run: Run, cohort: Cohort, progress: bool) -> None:
         "shortcuts": beside.as_dict(),
         "calibration": calibrated.as_dict(),
     }
+    with suppress(OSError):
+        (run.folder / notes.FOLDER).rmdir()  # it is empty: nothing is in work any more
     write_text(run.folder / runs.SCORES, runs.as_json(scores))
 
 
