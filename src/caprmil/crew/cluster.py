@@ -225,8 +225,8 @@ class OnRay:
                 if monotonic() - looked > LOOK:
                     room, looked = self.room(), monotonic()
                     _look(shift, listen)
-            closing = [post.close.remote() for post in shift.idle]
-            self.ray.wait(closing, num_returns=len(closing), timeout=10) if closing else None
+            if closing := [post.close.remote() for post in shift.idle]:
+                self.ray.wait(closing, num_returns=len(closing), timeout=10)
         finally:
             self._dismiss(shift)
 
