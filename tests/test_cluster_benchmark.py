@@ -1,0 +1,39 @@
+"""What the benchmark of Ray promises: it runs to its end, and compares sides within a round."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cluster import Sizes, ratio, section
+
+SCRIPT = Path(__file__).parents[1] / "benchmarks" / "cluster.py"
+
+
+def test_sides_are_compared_within_a_round() -> None:
+    assert ratio([2.0, 9.0, 4.0], [1.0, 3.0, 4.0], ".1f") == "2.0 [1.0 to 3.0]"
+
+
+def test_the_table_has_a_row_for_each_work() -> None:
+    sides = {"plain": [10.0, 12.0, 11.0], "one": [11.0, 13.2, 12.1], "two": [5.5, 6.6, 6.05]}
+    text = section(Sizes(), {"slides": sides, "folds": sides}, 5.0, 2.0)
+    assert (
+        text.count("| 11.0 s | 12.1 s | 6.0 s | 1.10 [1.10 to 1.10] | 2.00 [2.00 to 2.00] |") == 2
+    )
+
+
+@pytest.mark.slow
+def test_the_benchmark_runs_and_puts_its_table_on_a_page(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    ended = subprocess.run(
+        [sys.executable, str(SCRIPT), "--quick", "--page", str(page)],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=400,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "| 4 slides encoded |" in page.read_text()
+    assert "| 2 folds trained |" in page.read_text()
