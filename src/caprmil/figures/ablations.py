@@ -115,7 +115,9 @@ def _places(axes: "Axes", trials: Sequence[Trial], name: str) -> list[float]:
     values = _values(trials, name)
     if len(values) <= MANY or not all(map(_is_number, values)):
         _name_ticks(axes, values)
-        aside = np.linspace(-0.15, 0.15, len(trials))  # equal values stand beside each other
+        axes.set_xlim(-0.5, len(values) - 0.5)  # or the name at an end may be cut off
+        room = 0.15 if len(values) < len(trials) else 0.0  # equal values stand beside each other
+        aside = np.linspace(-room, room, len(trials))
         return [
             values.index(trial.settings[name]) + shift
             for trial, shift in zip(trials, aside.tolist(), strict=True)
