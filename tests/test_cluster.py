@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from caprmil import bags, config, status, training
 from caprmil.crew import Crew, OnRay
@@ -35,6 +36,16 @@ from crews import Colour, Logged
 
 QUIET = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
 NODE: dict[str, Any] = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
+
+
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A worker has as many cores as this process has threads, and a node here has one core."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 class Two:
@@ -225,7 +236,7 @@ def test_a_cross_validation_that_loses_a_worker_and_a_node_loses_nothing(
 def test_a_driver_that_is_killed_or_stopped_goes_on(
     tiny_recipe: Recipe, tmp_path: Path, how: signal.Signals
 ) -> None:
-    recipe = replace(tiny_recipe, train=replace(tiny_recipe.train, epochs=40))
+    recipe = replace(tiny_recipe, train=replace(tiny_recipe.train, epochs=20))
     plain = cross_validate(recipe, tmp_path / "plain" / "run", device="cpu", progress=False)
     (tmp_path / "recipe.toml").write_text(config.dump(recipe))
     out = tmp_path / "ray" / "run"
