@@ -88,6 +88,28 @@ def weights(model: MILModel) -> Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
 
+# First, as a process is in one team at a time, and the others share theirs
+
+
+@pytest.mark.slow
+def test_what_goes_wrong_with_a_follower_is_said_by_the_leader(
+    tmp_path: Path, monkeypatch_module: pytest.MonkeyPatch
+) -> None:
+    order = list(EpochSampler(SLIDES[:8], seed=0, balanced=False))
+    slides = list(SLIDES[:8])
+    lost = slides[order[1]]  # the second of a step is the follower's
+    slides[order[1]] = Sample(lost.slide, tmp_path / "lost.h5", lost.label)
+    with pytest.raises(RunError, match="lost"), Team("cpu", 2) as team:
+        fit(
+            create("mean", 16, 2),
+            slides,
+            folder=tmp_path,
+            settings=TrainConfig(**QUICK | {"batch_size": 2}),
+            team=team,
+        )
+    assert not torch.distributed.is_initialized()
+
+
 # Who takes which bag
 
 
@@ -429,25 +451,6 @@ def test_all_processes_end_with_the_leader_and_the_run_goes_on(
         [sys.executable, *command(recipe, tmp_path)], env=environment(), timeout=300
     )
     assert again.returncode == 0
-
-
-@pytest.mark.slow
-def test_what_goes_wrong_with_a_follower_is_said_by_the_leader(
-    tmp_path: Path, monkeypatch_module: pytest.MonkeyPatch
-) -> None:
-    order = list(EpochSampler(SLIDES[:8], seed=0, balanced=False))
-    slides = list(SLIDES[:8])
-    lost = slides[order[1]]  # the second of a step is the follower's
-    slides[order[1]] = Sample(lost.slide, tmp_path / "lost.h5", lost.label)
-    with pytest.raises(RunError, match="lost"), Team("cpu", 2) as team:
-        fit(
-            create("mean", 16, 2),
-            slides,
-            folder=tmp_path,
-            settings=TrainConfig(**QUICK | {"batch_size": 2}),
-            team=team,
-        )
-    assert not torch.distributed.is_initialized()
 
 
 @pytest.mark.slow
