@@ -89,7 +89,11 @@ def one(monkeypatch: pytest.MonkeyPatch) -> Iterator[OnRay]:
     for name, value in QUIET.items():
         monkeypatch.setenv(name, value)
     crew = OnRay()
-    options: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False}
+    options: dict[str, Any] = {
+        "address": "local",
+        "include_dashboard": False,
+        "log_to_driver": False,
+    }
     crew.ray.init(num_cpus=2, object_store_memory=100 * 2**20, logging_level=40, **options)
     try:
         yield crew

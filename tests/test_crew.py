@@ -182,7 +182,11 @@ def crew() -> Iterator[OnRay]:
         patch.setenv("RAY_AUTH_MODE", "disabled")
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         found = OnRay()
-        options: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False}
+        options: dict[str, Any] = {
+            "address": "local",
+            "include_dashboard": False,
+            "log_to_driver": False,
+        }
         options |= {"num_cpus": 2, "num_gpus": 1}  # Ray takes our word for it
         found.ray.init(object_store_memory=100 * 2**20, logging_level=40, **options)
         try:
