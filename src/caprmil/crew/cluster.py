@@ -200,11 +200,11 @@ class OnRay:
         if not self.needed and not self.ray.cluster_resources().get("GPU"):
             self.gpus = 0.0
         if not self.room():
-            what = f"{self.cpus()} cores" + (f" and {self.gpus:g} GPU" if self.gpus else "")
-            raise CaprmilError(
-                f"No node of the cluster has {what} for a worker. Set OMP_NUM_THREADS to fewer "
-                "cores, or see to it that nodes with GPUs join."
-            )
+            what, remedy = f"{self.cpus()} cores", "Set OMP_NUM_THREADS to fewer."
+            if self.gpus:
+                what += f" and {self.gpus:g} GPU"
+                remedy = "Ask for fewer, or --device cpu, or see to it that nodes with GPUs join."
+            raise CaprmilError(f"No node of the cluster has {what} for a worker. {remedy}")
         shift = Shift(iter(units), most)
         make = self.ray.remote(num_cpus=self.cpus(), num_gpus=self.gpus, max_restarts=0)(Post)
         job = self.ray.put(self.ray.cloudpickle.dumps(hire))
