@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 import torch
 
-from caprmil import bags, config, status, training
+from caprmil import bags, config, protocols, status, training
 from caprmil.crew import Crew, OnRay
 from caprmil.crew.notes import read
 from caprmil.extraction import Encoding, Extraction
@@ -30,7 +30,7 @@ from caprmil.runs import Run
 from caprmil.settings import ExtractionConfig
 from caprmil.slides import find_slides
 from caprmil.sweep import Plan, sweep
-from caprmil.synthetic import Section
+from caprmil.synthetic import Section, StandIn
 from caprmil.training import cross_validate
 from crews import Colour, Logged
 
@@ -285,3 +285,23 @@ def test_a_sweep_on_ray_is_the_same_and_a_search_has_as_many_trials(
     more = sweep(search, tmp_path / "search", trials=5, **options, crew=one)
     assert [r.point for r in more.results][:3] == [r.point for r in first.results]
     assert len(more.results) + len(more.pruned) == 5
+
+
+@pytest.mark.slow
+def test_a_reproduction_on_ray_has_the_same_table(one: OnRay, tmp_path: Path) -> None:
+    labels = StandIn(protocol="camelyon16").write(tmp_path / "stand-in")
+    options: dict[str, Any] = {"changes": protocols.REHEARSAL, "device": "cpu", "progress": False}
+    plain, on_ray = (
+        protocols.reproduce(
+            "camelyon16",
+            labels,
+            labels.parent / "features",
+            ["mean", "abmil"],
+            tmp_path / name,
+            **options,
+            crew=crew,
+        )
+        for name, crew in (("plain", None), ("ray", one))
+    )
+    assert on_ray.rows() == plain.rows()
+    assert "to do" not in status.look(tmp_path / "ray").count()
