@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from sklearn.metrics import roc_auc_score
 
-from caprmil import figures, metrics
+from caprmil import figures
 from caprmil.errors import CaprmilError, UnknownName
 from caprmil.estimator import MILClassifier
+from caprmil.evaluation import metrics
 from caprmil.figures.style import COLOURS, GREY, new_figure, tidy
 from caprmil.synthetic.tasks import TASKS
 from record import Page, Record

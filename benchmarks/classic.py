@@ -19,10 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.model_selection import StratifiedKFold
 
-from caprmil import metrics
 from caprmil.config import digest
 from caprmil.errors import BagError, CaprmilError, UnknownName
 from caprmil.estimator import MILClassifier
+from caprmil.evaluation import metrics
 from caprmil.models import list_models
 from record import Page, Record
 

@@ -22,19 +22,20 @@ from time import perf_counter
 import numpy as np
 import pyvips
 
-from caprmil import bags, encoders
-from caprmil.cohort import SplitConfig
-from caprmil.crew import Crew, Here, OnRay, Unit, Worker
-from caprmil.crew.notes import place
-from caprmil.extraction import Extraction
-from caprmil.learner import TrainConfig
-from caprmil.patches import PatchConfig
-from caprmil.progress import Bar
-from caprmil.recipe import Recipe
-from caprmil.settings import ExtractionConfig
-from caprmil.slides import find_slides
+from caprmil import encoders
+from caprmil.cohort.folds import SplitConfig
+from caprmil.executors import Crew, Here, OnRay, Unit, Worker
+from caprmil.executors.job_status import place
+from caprmil.features import bags
+from caprmil.features.extract import Extraction
+from caprmil.features.settings import ExtractionConfig
+from caprmil.io.progress import Bar
+from caprmil.slides.patches import PatchConfig
+from caprmil.slides.slide import find_slides
 from caprmil.synthetic import RareSignal
-from caprmil.training import cross_validate
+from caprmil.training.cross_validation import cross_validate
+from caprmil.training.module import TrainConfig
+from caprmil.training.recipe import Recipe
 from record import Page
 
 Work = Callable[[Crew, Path], bytes]

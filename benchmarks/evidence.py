@@ -27,19 +27,21 @@ from PIL import Image
 from sklearn.metrics import roc_auc_score
 
 from bags import MODELS
-from caprmil import bags, config, encoders, explain, figures
-from caprmil.bags import Bag
+from caprmil import config, encoders, explain, figures
 from caprmil.errors import CaprmilError, UnknownName
 from caprmil.explain.attribution import integrate, lead_of, take_out
-from caprmil.extraction import Extraction
+from caprmil.features import bags
+from caprmil.features.bags import Bag
+from caprmil.features.extract import Extraction
+from caprmil.features.settings import configure
+from caprmil.io.progress import bar
 from caprmil.models import MILModel
-from caprmil.progress import bar
-from caprmil.recipe import Recipe
-from caprmil.runs import Run, pick_device
-from caprmil.settings import configure
-from caprmil.slides import find_slides
+from caprmil.models.device import pick_device
+from caprmil.runs.run import Run
+from caprmil.slides.slide import find_slides
 from caprmil.synthetic import KINDS, TRUTH_UM, SlideCohort
-from caprmil.training import complete
+from caprmil.training.cross_validation import complete
+from caprmil.training.recipe import Recipe
 from evidence_page import CLASS, RANDOM, TOKEN, Job, Result, picture, report, table
 from record import Page, Record
 

@@ -23,10 +23,10 @@ import numpy as np
 import torch
 from lightning.pytorch.loggers.logger import DummyLogger
 
-from caprmil import bags, batches
-from caprmil.batches import Batch, Cache, Loader, Sample, collate
-from caprmil.learner import Row, TrainConfig, fit
+from caprmil.features import bags, batches
+from caprmil.features.batches import Batch, Cache, Loader, Sample, collate
 from caprmil.models import create
+from caprmil.training.module import Row, TrainConfig, fit
 from record import Page
 
 WIDTH = 1024

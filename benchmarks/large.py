@@ -22,11 +22,11 @@ from time import perf_counter
 import numpy as np
 import torch
 
-from caprmil import bags
-from caprmil.bags import BagInfo
 from caprmil.explain.explanation import explain
+from caprmil.features import bags
+from caprmil.features.bags import BagInfo
 from caprmil.models import create
-from caprmil.runs import ask_file
+from caprmil.runs.inference import predict_file
 from record import Page
 
 WIDTH = 1024
@@ -53,7 +53,7 @@ def ask(path: Path, name: str, work: str) -> dict[str, float]:
     model = create(name, WIDTH, 2).eval()
     before, start = resident(), perf_counter()
     if work == "predict":
-        ask_file([model], path, torch.device("cpu"))
+        predict_file([model], path, torch.device("cpu"))
     else:
         with bags.streaming(path) as stream:
             explain(model, stream, classes=("no", "yes"))

@@ -29,10 +29,10 @@ from numpy.typing import NDArray
 from PIL import Image
 from scipy.ndimage import gaussian_filter
 
-from caprmil import bags
-from caprmil.files import write_text
-from caprmil.readers import Pixels
-from caprmil.slides import Slide
+from caprmil.features import bags
+from caprmil.io.atomic import write_text
+from caprmil.slides.readers import Pixels
+from caprmil.slides.slide import Slide
 
 PX = 224
 OPENSLIDE_CACHE = 256 * 2**20  # bytes; its default cannot hold two rows of tiles of our slide

@@ -11,9 +11,9 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import torch
 
-from caprmil import progress
 from caprmil.errors import RunError
-from caprmil.files import write_text
+from caprmil.io import progress
+from caprmil.io.atomic import write_text
 
 
 class Outcome(Protocol):

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from caprmil import bags
+from caprmil.features import bags
 from caprmil.models import CAPRMIL, MILModel, create
 from caprmil.models.base import Memory
 from plain import PlainCAPRMIL

@@ -27,8 +27,8 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from caprmil import models
-from caprmil.cost import LiveTensors
 from caprmil.errors import CaprmilError, UnknownName
+from caprmil.experiments.cost import LiveTensors
 from record import Page, Record
 from sides import GROUPS, PLAIN, SIDES, WHOLE, Absent, Side
 

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFilter
 from scipy import ndimage
 
-from caprmil import progress
-from caprmil.files import beside, write_text
+from caprmil.io import progress
+from caprmil.io.atomic import atomic_write, write_text
+from caprmil.slides.tissue import find
 from caprmil.synthetic.thumbnails import CASES, MPP, Thumbnail, thumbnail
-from caprmil.tissue import find
 
 Picture = NDArray[np.uint8]
 Mask = NDArray[np.bool_]
@@ -184,7 +184,7 @@ def contact_sheet(seed: int, path: Path, columns: int = 6) -> None:
     sheet = Image.new("RGB", (columns * width, -(-len(cells) // columns) * height), "white")
     for number, cell in enumerate(cells):
         sheet.paste(cell, (number % columns * width, number // columns * height))
-    with beside(path, replace=True) as passing:
+    with atomic_write(path, replace=True) as passing:
         sheet.quantize(256, Image.Quantize.FASTOCTREE).save(passing, optimize=True)
 
 

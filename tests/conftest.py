@@ -13,8 +13,8 @@ from jaxtyping import install_import_hook
 install_import_hook("caprmil.models", "beartype.beartype")
 
 if TYPE_CHECKING:  # Lightning takes its time, and most tests have no need of it
-    from caprmil.recipe import Recipe
-    from caprmil.runs import Run
+    from caprmil.runs.run import Run
+    from caprmil.training.recipe import Recipe
     from caprmil.viewer import Library
 
 
@@ -30,9 +30,9 @@ def tiny_cohort(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tiny_recipe(tiny_cohort: Path) -> "Recipe":
     """Three folds of a tiny model, trained in a second or two."""
-    from caprmil.cohort import SplitConfig
-    from caprmil.learner import TrainConfig
-    from caprmil.recipe import ModelConfig, Recipe
+    from caprmil.cohort.folds import SplitConfig
+    from caprmil.training.module import TrainConfig
+    from caprmil.training.recipe import ModelConfig, Recipe
 
     return Recipe(
         cohort=str(tiny_cohort),
@@ -46,7 +46,7 @@ def tiny_recipe(tiny_cohort: Path) -> "Recipe":
 @pytest.fixture(scope="session")
 def tiny_run(tiny_recipe: "Recipe", tmp_path_factory: pytest.TempPathFactory) -> "Run":
     """A finished run of that recipe. It is shared: copy its folder before changing anything."""
-    from caprmil.training import cross_validate
+    from caprmil.training.cross_validation import cross_validate
 
     folder = tmp_path_factory.mktemp("tiny_run") / "run"
     return cross_validate(tiny_recipe, folder, device="cpu", progress=False)

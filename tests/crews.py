@@ -6,9 +6,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from caprmil.crew import Unit, Worker
 from caprmil.errors import CaprmilError, SlideError
-from caprmil.progress import Bar
+from caprmil.executors import Unit, Worker
+from caprmil.io.progress import Bar
 
 if TYPE_CHECKING:
     import numpy as np

@@ -16,8 +16,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from caprmil import bags
 from caprmil.errors import BagError, CaprmilError
+from caprmil.features import bags
 
 N, E = 5, 8
 FEATURES = np.random.default_rng(0).normal(size=(N, E)).astype(np.float32)
@@ -164,7 +164,7 @@ def test_a_killed_write_leaves_no_file_of_that_name(path: Path) -> None:
     assert subprocess.run([sys.executable, "-c", script, path], check=False).returncode == 9
     assert not path.exists()
     assert [left.name[0] for left in path.parent.iterdir()] == ["."]
-    assert bags.shelve(path.parent.iterdir()) == {}
+    assert bags.group_by_slide(path.parent.iterdir()) == {}
 
 
 def test_a_folder_is_made_for_a_file(tmp_path: Path) -> None:

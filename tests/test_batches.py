@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 import torch
 
-from caprmil import bags
-from caprmil.bags import Bag
-from caprmil.batches import BagDataset, Batch, Cache, EpochSampler, Sample, collate, load
 from caprmil.errors import BagError
+from caprmil.features import bags
+from caprmil.features.bags import Bag
+from caprmil.features.batches import BagDataset, Batch, Cache, Sample, collate, load
+from caprmil.training.data import EpochSampler
 
 
 def bag(length: int, *, placed: bool = True, dtype: str = "float32") -> Bag:

@@ -15,8 +15,8 @@ import pytest
 import uvicorn
 from PIL import Image
 
-from caprmil import bags
-from caprmil.runs import Run
+from caprmil.features import bags
+from caprmil.runs.run import Run
 from caprmil.viewer import Library, create
 from caprmil.viewer.library import identify
 from caprmil.viewer.serving import listen

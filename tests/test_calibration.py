@@ -10,11 +10,18 @@ from scipy.special import softmax
 from scipy.stats import binomtest
 from sklearn.metrics import log_loss as sklearn_log_loss
 
-from caprmil import metrics
-from caprmil.calibration import calibrate, log_loss, reliability, soften, temperature
 from caprmil.errors import CohortError
-from caprmil.predictions import Predictions
-from caprmil.runs import Run, as_json
+from caprmil.evaluation import metrics
+from caprmil.evaluation.calibration import (
+    calibrate,
+    log_loss,
+    reliability,
+    soften,
+    temperature,
+)
+from caprmil.evaluation.predictions import Predictions
+from caprmil.io.json_files import as_json
+from caprmil.runs.run import Run
 
 
 def honest(n: int, *, classes: int = 2, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:

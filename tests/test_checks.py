@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from caprmil import bags
-from caprmil.checks import check
+from caprmil.features import bags
 from caprmil.models import ABMIL, CAPRMIL, MODELS, MILModel, Output
+from caprmil.runs.check import check
 
 
 @pytest.fixture

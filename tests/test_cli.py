@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from caprmil import bags
 from caprmil.cli import app
 from caprmil.errors import CaprmilError
+from caprmil.features import bags
 from caprmil.synthetic import RareSignal, Section
 
 COHORT = RareSignal(slides=24, width=16, patches=(30, 60), signal=0.3, stain=0.3)

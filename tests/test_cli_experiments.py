@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from caprmil import cli
-from caprmil.runs import Run
+from caprmil.runs.run import Run
 
 
 def invoke(*words: object) -> Result:

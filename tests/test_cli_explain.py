@@ -9,20 +9,20 @@ import pytest
 import pyvips
 from typer.testing import CliRunner
 
-from caprmil import bags
 from caprmil.cli import app
-from caprmil.cohort import SplitConfig
+from caprmil.cohort.folds import SplitConfig
 from caprmil.encoders import load
 from caprmil.errors import BagError, CaprmilError, RunError, SlideError, UnknownName
 from caprmil.explain import folder
-from caprmil.extraction import Extraction
-from caprmil.learner import TrainConfig
-from caprmil.recipe import ModelConfig, Recipe
-from caprmil.runs import Run
-from caprmil.settings import configure
-from caprmil.slides import find_slides
+from caprmil.features import bags
+from caprmil.features.extract import Extraction
+from caprmil.features.settings import configure
+from caprmil.runs.run import Run
+from caprmil.slides.slide import find_slides
 from caprmil.synthetic import Section
-from caprmil.training import cross_validate
+from caprmil.training.cross_validation import cross_validate
+from caprmil.training.module import TrainConfig
+from caprmil.training.recipe import ModelConfig, Recipe
 
 EXPORTS = {"explanation.json", "patches.csv", "scores.h5"}
 DRAWN = {"evidence.png", "evidence.pdf"}

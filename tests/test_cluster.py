@@ -20,18 +20,22 @@ import numpy as np
 import pytest
 import torch
 
-from caprmil import bags, config, protocols, status, training
-from caprmil.crew import Crew, OnRay
-from caprmil.crew.notes import read
-from caprmil.extraction import Encoding, Extraction
-from caprmil.patches import PatchConfig
-from caprmil.recipe import Recipe
-from caprmil.runs import Run
-from caprmil.settings import ExtractionConfig
-from caprmil.slides import find_slides
-from caprmil.sweep import Plan, sweep
+from caprmil import config
+from caprmil.executors import Crew, OnRay
+from caprmil.executors.job_status import read
+from caprmil.experiments import reproduce as protocols
+from caprmil.experiments.status import read_status
+from caprmil.experiments.sweep import Plan, sweep
+from caprmil.features import bags
+from caprmil.features.extract import Encoding, Extraction
+from caprmil.features.settings import ExtractionConfig
+from caprmil.runs.run import Run
+from caprmil.slides.patches import PatchConfig
+from caprmil.slides.slide import find_slides
 from caprmil.synthetic import Section, StandIn
-from caprmil.training import cross_validate
+from caprmil.training import cross_validation as training
+from caprmil.training.cross_validation import cross_validate
+from caprmil.training.recipe import Recipe
 from crews import Colour, Logged
 
 QUIET = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
@@ -201,7 +205,7 @@ def test_slides_and_folds_on_ray_are_the_same_to_the_last_bit(
     assert same_bags(tmp_path / "plain", tmp_path / "ray", few)
     run = cross_validate(tiny_recipe, tmp_path / "run", device="cpu", progress=False, crew=one)
     assert contents(run.folder) == contents(tiny_run.folder)
-    assert status.look(run.folder).count() == {"done": 4}
+    assert read_status(run.folder).count() == {"done": 4}
 
 
 @pytest.mark.slow
@@ -216,7 +220,7 @@ def test_an_encode_that_loses_a_worker_and_a_node_loses_nothing(
     assert [record.state for record in records] == ["done"] * 8
     check_log(log, set(slides), killed)
     assert same_bags(tmp_path / "plain", tmp_path / "ray", slides)
-    assert status.look(tmp_path / "ray").count() == {"done": 8}
+    assert read_status(tmp_path / "ray").count() == {"done": 8}
 
 
 @pytest.mark.slow
@@ -251,16 +255,16 @@ def test_a_driver_that_is_killed_or_stopped_goes_on(
     )  # fmt: skip
     with start() as process:
         wait_for(lambda: (out / "folds/.fold-0.part/last.ckpt").exists())
-        assert status.look(out).count()["running"] >= 1
+        assert read_status(out).count()["running"] >= 1
         os.kill(process.pid, how)
         said = process.communicate(timeout=60)[1]
     if how == signal.SIGINT:
         assert process.returncode == 130
         assert "The same command goes on from here." in said
-        assert "running" not in status.look(out).count()
+        assert "running" not in read_status(out).count()
     for path in (out / ".units").glob("*.json"):
         replace(read(path), signed=0.0).write(path)  # as if a minute had passed
-    assert not {"running", "failed"} & set(status.look(out).count())
+    assert not {"running", "failed"} & set(read_status(out).count())
     with start() as process:
         assert process.wait(timeout=240) == 0
     assert contents(out) == contents(plain.folder)
@@ -304,4 +308,4 @@ def test_a_reproduction_on_ray_has_the_same_table(one: OnRay, tmp_path: Path) ->
         for name, crew in (("plain", None), ("ray", one))
     )
     assert on_ray.rows() == plain.rows()
-    assert "to do" not in status.look(tmp_path / "ray").count()
+    assert "to do" not in read_status(tmp_path / "ray").count()

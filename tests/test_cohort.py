@@ -8,9 +8,10 @@ import h5py
 import numpy as np
 import pytest
 
-from caprmil import bags
-from caprmil.cohort import Cohort, CohortConfig, Fold, SplitConfig, find_bags, load
+from caprmil.cohort.cohort import Cohort, CohortConfig, find_bags, load_cohort
+from caprmil.cohort.folds import Fold, SplitConfig
 from caprmil.errors import CohortError, RecipeError
+from caprmil.features import bags
 
 TWO_FOLDS = SplitConfig(folds=2, validation=0.5)
 
@@ -40,7 +41,7 @@ def write_study(folder: Path, header: str = "case_id,slide_id,label", *, size: i
 def read(
     table: Path, splits: SplitConfig | None = None, **settings: Any
 ) -> tuple[Cohort, list[Fold]]:
-    return load(table, table.parent / "bags", CohortConfig(**settings), splits)
+    return load_cohort(table, table.parent / "bags", CohortConfig(**settings), splits)
 
 
 def problems(table: Path, splits: SplitConfig | None = TWO_FOLDS, **settings: Any) -> str:
@@ -222,9 +223,9 @@ def test_a_row_may_say_where_its_bag_is(tmp_path: Path) -> None:
 
 def test_without_a_features_folder_the_paths_are_enough(tmp_path: Path) -> None:
     write_bag(tmp_path / "y.npy")
-    assert load(write_table(tmp_path, "slide,label,path", "s0,a,y.npy"), None)[0].in_dim == 4
+    assert load_cohort(write_table(tmp_path, "slide,label,path", "s0,a,y.npy"), None)[0].in_dim == 4
     with pytest.raises(CohortError, match=r"without a bag \(1\): s0. Pass a folder"):
-        load(write_table(tmp_path, "slide,label", "s0,a"), None)
+        load_cohort(write_table(tmp_path, "slide,label", "s0,a"), None)
 
 
 def test_slides_without_a_bag_are_named_or_skipped(tmp_path: Path) -> None:
@@ -261,7 +262,7 @@ def test_without_a_scan_only_headers_are_read(tmp_path: Path) -> None:
 
 def test_progress_counts_every_bag(tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
-    load(write_study(tmp_path), tmp_path / "bags", progress=lambda *step: seen.append(step))
+    load_cohort(write_study(tmp_path), tmp_path / "bags", progress=lambda *step: seen.append(step))
     assert seen == [(done, 8) for done in range(1, 9)]
 
 

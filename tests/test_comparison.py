@@ -10,13 +10,15 @@ import pytest
 from scipy.stats import norm
 from typer.testing import CliRunner
 
-from caprmil import metrics
 from caprmil.cli import app
-from caprmil.comparison import Comparison, Difference, beside_shortcuts, compare
-from caprmil.comparison.bootstrap import SAMPLERS
 from caprmil.errors import CaprmilError, CohortError, UnknownName
-from caprmil.predictions import Predictions
-from caprmil.runs import Run
+from caprmil.evaluation import comparison as compare
+from caprmil.evaluation import metrics
+from caprmil.evaluation.bootstrap import SAMPLERS
+from caprmil.evaluation.comparison import compare_with_baselines
+from caprmil.evaluation.differences import Comparison, Difference
+from caprmil.evaluation.predictions import Predictions
+from caprmil.runs.run import Run
 
 
 def answers(
@@ -397,7 +399,9 @@ def test_the_better_one_is_named_first_and_lower_errors_are_better() -> None:
 
 def test_a_shortcut_that_is_not_beaten_is_named() -> None:
     tables = answers((1.0, 1.0, 0.0), n=300)
-    beside = beside_shortcuts("model", tables["A"], {"count": tables["B"], "site": tables["C"]})
+    beside = compare_with_baselines(
+        "model", tables["A"], {"count": tables["B"], "site": tables["C"]}
+    )
     (warning,) = beside.warnings()
     assert warning.startswith("model does not beat 'count' (p = ")
 

@@ -10,13 +10,13 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from caprmil import cost, paper
 from caprmil.cli import app
-from caprmil.cost import Cost, LiveTensors, tables
+from caprmil.experiments import cost, paper
+from caprmil.experiments.cost import Cost, LiveTensors, tables
 from caprmil.models import MODELS, create
 from caprmil.models.caprmil import CAPRMIL
 from caprmil.models.mean import MeanMIL
-from caprmil.runs import Run
+from caprmil.runs.run import Run
 
 MIB = 2**20
 

@@ -14,11 +14,24 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from caprmil import status
 from caprmil.cli import app
-from caprmil.crew import Done, Failed, Here, OnRay, Unit, cluster, notes, read_notes
-from caprmil.crew.notes import attended, place
 from caprmil.errors import CaprmilError, RunError
+from caprmil.executors import (
+    Done,
+    Failed,
+    Here,
+    OnRay,
+    Unit,
+    read_notes,
+)
+from caprmil.executors import (
+    job_status as notes,
+)
+from caprmil.executors import (
+    ray as cluster,
+)
+from caprmil.executors.job_status import attended, place
+from caprmil.experiments.status import read_status
 from crews import Blind, Diligent, Equipped, Foresighted, Mortal, Secretive, Slow, count
 
 
@@ -104,26 +117,26 @@ def await_(true: Callable[[], bool], seconds: float = 20) -> None:
 
 def test_a_note_of_a_process_that_is_gone_is_not_told_as_running(tmp_path: Path) -> None:
     with attended(place(tmp_path, "slide")):
-        (unit,) = status.look(tmp_path).units
+        (unit,) = read_status(tmp_path).units
         assert unit.state == "running"
         assert f"process {os.getpid()}" in unit.remark
         notes.Note(state="running", signed=1.0).write(place(tmp_path, "slide"))
-        (unit,) = status.look(tmp_path).units
+        (unit,) = read_status(tmp_path).units
         assert unit.state == "stopped"
         assert "no sign of life" in unit.remark
 
 
 def test_a_result_counts_more_than_a_note(tmp_path: Path) -> None:
     notes.Note(state="waiting", reason="Its worker was lost.").write(place(tmp_path, "slide"))
-    assert status.look(tmp_path).count() == {"waiting": 1}
+    assert read_status(tmp_path).count() == {"waiting": 1}
     (tmp_path / "slide.h5").touch()
-    assert status.look(tmp_path).count() == {"done": 1}
+    assert read_status(tmp_path).count() == {"done": 1}
 
 
 def test_a_folder_of_something_else_has_no_status(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").touch()
     with pytest.raises(RunError, match="holds no bags, run, sweep or reproduction"):
-        status.look(tmp_path)
+        read_status(tmp_path)
 
 
 def test_the_command_says_what_failed_and_why(tmp_path: Path) -> None:
@@ -208,7 +221,7 @@ def test_on_ray_what_dies_or_fails_is_tried_three_times_and_the_rest_goes_on(
     assert failures["b"].startswith("Its worker was lost")
     times = {name: count(tmp_path, name) for name in tasks}
     assert times == {"a": 1, "b": 3, "c": 3, "d": 1, "e": 2, "f": 1}
-    told = {unit.name: unit.state for unit in status.look(tmp_path).units}
+    told = {unit.name: unit.state for unit in read_status(tmp_path).units}
     assert told == dict.fromkeys("bcd", "failed")
 
 
@@ -258,7 +271,7 @@ def test_a_result_that_cannot_be_sent_is_a_failure_after_three_tries(
     (found,) = crew.do(units(tmp_path, a=""), Secretive, silent)
     assert isinstance(found, Failed)
     assert found.attempts == 3
-    assert status.look(tmp_path).count() == {"failed": 1}
+    assert read_status(tmp_path).count() == {"failed": 1}
 
 
 def test_workers_share_a_gpu_and_have_cores_beside_it(

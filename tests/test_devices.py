@@ -16,16 +16,23 @@ import pytest
 import torch
 from torch import Tensor
 
-from caprmil import bags, config, devices
-from caprmil.batches import EpochSampler, Sample, Steps
-from caprmil.devices import Team
+from caprmil import config
 from caprmil.errors import RunError
-from caprmil.learner import Learner, Row, TrainConfig, fit
+from caprmil.features import bags
+from caprmil.features.batches import Sample
 from caprmil.models import MILModel, create, list_models
-from caprmil.recipe import ModelConfig, Recipe
-from caprmil.runs import Run
+from caprmil.runs.run import Run
 from caprmil.synthetic import RareSignal
-from caprmil.training import cross_validate, cross_validate_all, share_out
+from caprmil.training import distributed as devices
+from caprmil.training.cross_validation import (
+    adjust_batch_size,
+    cross_validate,
+    cross_validate_all,
+)
+from caprmil.training.data import EpochSampler, Steps
+from caprmil.training.distributed import Team
+from caprmil.training.module import Learner, Row, TrainConfig, fit
+from caprmil.training.recipe import ModelConfig, Recipe
 
 STUDY = RareSignal(slides=20, width=16, patches=(10, 30), signal=0.3, stain=0.5)
 SLIDES = [Sample(f"s{n}", bags.from_arrays(STUDY.bag(n)[0]), n % 2) for n in range(20)]
@@ -281,9 +288,9 @@ def test_devices_change_nothing_of_a_recipe_but_too_small_a_batch(
     tiny_recipe: Recipe, two: Team
 ) -> None:
     large = config.parse({"cohort": "c.csv", "train": {"batch_size": 8}}, into=Recipe)
-    assert share_out(large, two) == large
-    assert share_out(tiny_recipe, two).train.batch_size == 2
-    assert config.differences(tiny_recipe, share_out(tiny_recipe, two)) == [
+    assert adjust_batch_size(large, two) == large
+    assert adjust_batch_size(tiny_recipe, two).train.batch_size == 2
+    assert config.differences(tiny_recipe, adjust_batch_size(tiny_recipe, two)) == [
         "train.batch_size: 1 -> 2"
     ]
 
@@ -308,7 +315,7 @@ def test_a_run_on_two_devices_is_that_of_one(
     one = cross_validate(
         still(tiny_recipe, batch_size=2), tmp_path / "one", device="cpu", progress=False
     )
-    shared = share_out(still(tiny_recipe), two)
+    shared = adjust_batch_size(still(tiny_recipe), two)
     out = tmp_path / "two"
     other = cross_validate_all({out: shared}, device="cpu", progress=False, team=two)[out]
     assert other.predictions.probabilities == scores(one)

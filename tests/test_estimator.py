@@ -11,9 +11,9 @@ from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import GridSearchCV, cross_val_predict, cross_val_score
 
-from caprmil import bags
 from caprmil.errors import BagError, CohortError, RecipeError, UnknownName
 from caprmil.estimator import MILClassifier
+from caprmil.features import bags
 from caprmil.models import MeanMIL
 
 WIDTH = 6

@@ -8,7 +8,7 @@ import pytest
 from sklearn.metrics import roc_auc_score
 
 import evidence
-from caprmil import bags
+from caprmil.features import bags
 from caprmil.models import list_models
 from caprmil.synthetic import SlideCohort
 

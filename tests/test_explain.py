@@ -8,7 +8,6 @@ import pytest
 import torch
 from sklearn.decomposition import PCA
 
-from caprmil import bags
 from caprmil.errors import RunError, SlideError
 from caprmil.explain import (
     Explanation,
@@ -23,8 +22,9 @@ from caprmil.explain import (
 from caprmil.explain.attribution import Method, integrate, take_out
 from caprmil.explain.explanation import view
 from caprmil.explain.pictures import most_telling
+from caprmil.features import bags
 from caprmil.models import MILModel, create, list_models
-from caprmil.runs import Run
+from caprmil.runs.run import Run
 
 CLASSES = ("a", "b", "c")
 
@@ -62,7 +62,7 @@ def test_evidence_and_rest_are_the_logit(pool: str) -> None:
 def test_a_bag_that_is_read_in_pieces_is_explained_like_one_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, keepable: int
 ) -> None:
-    monkeypatch.setattr("caprmil.runs.KEEPABLE", keepable)
+    monkeypatch.setattr("caprmil.runs.inference.KEEPABLE", keepable)
     model, bag = small(name), bag_of(40)
     path = bags.write(tmp_path / "a.h5", bag.features, bag.coords, step=100.0)
     bag = bags.read(path)  # float16 on disk
@@ -92,7 +92,7 @@ def test_a_large_bag_of_a_run_is_explained_without_reading_it_whole(
 ) -> None:
     slide = tiny_run.predictions.slides[0]
     whole = examine(tiny_run, find(tiny_run, slide))
-    monkeypatch.setattr("caprmil.runs.LARGE", 0)
+    monkeypatch.setattr("caprmil.runs.inference.LARGE", 0)
     monkeypatch.setattr(bags, "read", None)  # nobody calls it
     found = examine(tiny_run, find(tiny_run, slide))
     np.testing.assert_allclose(found.explanation.evidence, whole.explanation.evidence, atol=1e-6)

@@ -11,12 +11,13 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from caprmil import bags, export
+from caprmil import export
 from caprmil.cli import app
 from caprmil.errors import CaprmilError, ExportError, RecipeError, UnknownName
 from caprmil.export import Exported, formats, writing
+from caprmil.features import bags
 from caprmil.models import MODELS, MILModel, Output, create
-from caprmil.runs import Run
+from caprmil.runs.run import Run
 
 ENDINGS = {name: kind.ending for name, kind in export.FORMATS.items()}
 SMALL: dict[str, dict[str, Any]] = {

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from caprmil import bags, regions
 from caprmil.errors import BagError, CaprmilError
 from caprmil.explain import (
     Explanation,
@@ -24,7 +23,9 @@ from caprmil.explain import (
     write_scores,
 )
 from caprmil.explain.export import columns
+from caprmil.features import bags
 from caprmil.models import create
+from caprmil.slides import regions
 
 CLASSES = ("normal", 'tumour, "high" grade')
 

@@ -20,15 +20,16 @@ import pyvips
 from numpy.typing import NDArray
 from PIL import Image
 
-from caprmil import bags, extraction
 from caprmil.encoders import Card
 from caprmil.errors import CohortError, RecipeError, RunError, SlideError
-from caprmil.extraction import Extraction
-from caprmil.patches import PatchConfig
-from caprmil.qc import Record
-from caprmil.selection import listed, read_shard, share
-from caprmil.settings import ExtractionConfig, configure
-from caprmil.slides import find_slides
+from caprmil.features import bags
+from caprmil.features import extract as extraction
+from caprmil.features.extract import Extraction
+from caprmil.features.settings import ExtractionConfig, configure
+from caprmil.slides.patches import PatchConfig
+from caprmil.slides.qc import Record
+from caprmil.slides.selection import listed, read_shard, share
+from caprmil.slides.slide import find_slides
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
 DATA = Path(os.environ.get("CAPRMIL_DATA", DATA)) / "slides"

@@ -9,12 +9,21 @@ import numpy as np
 import pytest
 import torch
 
-from caprmil import bags, explain
-from caprmil.bags import Bag
+from caprmil import explain
 from caprmil.errors import RunError
-from caprmil.explain.faithfulness import RANDOM, SHARES, Curves, Faithfulness, Track, rank, steps
+from caprmil.explain.faithfulness import (
+    RANDOM,
+    SHARES,
+    Curves,
+    Faithfulness,
+    Track,
+    rank,
+    steps,
+)
+from caprmil.features import bags
+from caprmil.features.bags import Bag
 from caprmil.models import MILModel, create, list_models
-from caprmil.runs import Run
+from caprmil.runs.run import Run
 
 WIDTH = 8
 

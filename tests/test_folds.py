@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from caprmil import folds
+from caprmil.cohort import folds
+from caprmil.cohort.folds import Findings, Fold, Split, SplitConfig
 from caprmil.errors import RecipeError
-from caprmil.folds import Findings, Fold, Split, SplitConfig
 
 Study = tuple[dict[str, str], dict[str, int]]  # the patient and the label of each slide
 

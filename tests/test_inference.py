@@ -8,19 +8,21 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from caprmil import bags, encoders, runs
+from caprmil import encoders
 from caprmil.cli import app
-from caprmil.cohort import SplitConfig
+from caprmil.cohort.folds import SplitConfig
 from caprmil.errors import BagError, EncoderError, RunError, SlideError
-from caprmil.extraction import Extraction
-from caprmil.inference import bags_of, for_run
-from caprmil.learner import TrainConfig
-from caprmil.recipe import ModelConfig, Recipe
-from caprmil.runs import Run
-from caprmil.settings import configure
-from caprmil.slides import find_slides
+from caprmil.features import bags
+from caprmil.features.extract import Extraction
+from caprmil.features.settings import configure
+from caprmil.io.json_files import as_json, read_json
+from caprmil.runs.predict import bags_of, for_run
+from caprmil.runs.run import FACTS, Run
+from caprmil.slides.slide import find_slides
 from caprmil.synthetic import Section
-from caprmil.training import cross_validate
+from caprmil.training.cross_validation import cross_validate
+from caprmil.training.module import TrainConfig
+from caprmil.training.recipe import ModelConfig, Recipe
 
 
 @pytest.fixture(scope="module")
@@ -174,8 +176,8 @@ def test_only_empty_slides_are_no_answer(run: Run, tmp_path: Path) -> None:
 def test_old_runs_without_these_facts_still_open(study: Path, tmp_path: Path) -> None:
     folder = tmp_path / "old"
     shutil.copytree(study / "run", folder)
-    facts = runs.read_json(folder / runs.FACTS)
+    facts = read_json(folder / FACTS)
     for name in ("fingerprint", "patch_px", "scale_rule", "settings"):
         del facts[name]
-    (folder / runs.FACTS).write_text(runs.as_json(facts))
+    (folder / FACTS).write_text(as_json(facts))
     assert Run(folder).facts.settings is None

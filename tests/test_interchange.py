@@ -19,10 +19,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from caprmil import bags
 from caprmil.errors import SlideError, UnknownName
-from caprmil.interchange import LAYOUTS, SIZES, Converted, convert, terms
-from caprmil.slides import Slide
+from caprmil.features import bags
+from caprmil.features import level0 as terms
+from caprmil.features.convert import LAYOUTS, SIZES, Converted, convert
+from caprmil.slides.slide import Slide
 
 MPP = 0.2527
 SIZE = (2600, 1800)

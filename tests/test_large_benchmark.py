@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import large
-from caprmil import bags
+from caprmil.features import bags
 
 
 def test_a_bag_is_as_large_as_it_says_and_its_pieces_differ(tmp_path: Path) -> None:

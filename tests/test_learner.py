@@ -14,13 +14,22 @@ import torch
 from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor
 
-from caprmil import bags, batches, learner, runs
-from caprmil.batches import Batch, Sample, collate
 from caprmil.errors import BagError, RecipeError, RunError
-from caprmil.learner import Learner, Row, TrainConfig, fit, kept_epoch, learning_rate
+from caprmil.features import bags, batches
+from caprmil.features.batches import Batch, Sample, collate
 from caprmil.models import MILModel, create
+from caprmil.runs.inference import predict_samples
 from caprmil.synthetic import RareSignal
-from caprmil.trainer import usable_precision
+from caprmil.training import module as learner
+from caprmil.training.module import (
+    Learner,
+    Row,
+    TrainConfig,
+    fit,
+    kept_epoch,
+    learning_rate,
+)
+from caprmil.training.trainer import usable_precision
 
 STUDY = RareSignal(slides=20, width=16, patches=(10, 30), signal=0.3, stain=0.5)
 SLIDES = [Sample(f"s{n}", bags.from_arrays(STUDY.bag(n)[0]), n % 2) for n in range(20)]
@@ -78,7 +87,7 @@ def as_batch(slides: list[Sample]) -> Batch:
 
 def bag_loss(model: MILModel, slides: list[Sample]) -> float:
     """Return the mean cross-entropy, slide by slide."""
-    chances = runs.answer(model.eval(), slides)
+    chances = predict_samples(model.eval(), slides)
     return float(np.mean([-np.log(row[s.label]) for row, s in zip(chances, slides, strict=True)]))
 
 

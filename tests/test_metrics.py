@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn import metrics as reference
 
-from caprmil import metrics
 from caprmil.errors import CaprmilError, CohortError, UnknownName
+from caprmil.evaluation import metrics
 
 Slides = tuple[np.ndarray, np.ndarray]
 

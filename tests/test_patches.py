@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from caprmil import patches
 from caprmil.errors import RecipeError, SlideError
-from caprmil.patches import PatchConfig, _means, lay, read, side_level0
-from caprmil.slides import Slide
+from caprmil.slides import patches
+from caprmil.slides.patches import PatchConfig, _means, lay, read, side_level0
+from caprmil.slides.slide import Slide
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from caprmil import metrics
 from caprmil.errors import CaprmilError, CohortError
-from caprmil.predictions import Predictions, summary
+from caprmil.evaluation import metrics
+from caprmil.evaluation.predictions import Predictions, summary
 
 
 def cohort(folds: int = 3, per_fold: int = 20, classes: int = 2, seed: int = 0) -> Predictions:

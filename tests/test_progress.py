@@ -2,7 +2,7 @@
 
 import pytest
 
-from caprmil.progress import bar
+from caprmil.io.progress import bar
 
 
 def test_a_log_file_gets_ten_lines(capsys: pytest.CaptureFixture[str]) -> None:

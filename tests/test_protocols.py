@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from caprmil import paper, protocols
 from caprmil.errors import CohortError, RecipeError, UnknownName
-from caprmil.protocols import PROTOCOLS, Reproduction
-from caprmil.runs import Run
+from caprmil.experiments import paper
+from caprmil.experiments import reproduce as protocols
+from caprmil.experiments.reproduce import PROTOCOLS, Reproduction
+from caprmil.runs.run import Run
 from caprmil.synthetic import StandIn
 
 QUICK = ("train.epochs=2", "train.warmup_epochs=0", "model.dim=16")

@@ -8,11 +8,11 @@ import numpy as np
 import optuna
 import pytest
 
-from caprmil import training
-from caprmil.recipe import Recipe
-from caprmil.runs import Run
-from caprmil.sweep import Plan, Point, Pruned, sweep
-from caprmil.sweep.pruning import GivenUp, Judge
+from caprmil.experiments.sweep import Plan, Point, Pruned, sweep
+from caprmil.experiments.sweep.pruning import GivenUp, Judge
+from caprmil.runs.run import Run
+from caprmil.training import cross_validation as training
+from caprmil.training.recipe import Recipe
 
 EPOCHS = 6
 

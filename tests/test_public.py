@@ -80,7 +80,7 @@ def test_the_python_on_a_page_runs(page: str, home: Path, monkeypatch: pytest.Mo
 
 
 def test_the_table_of_models_is_what_the_command_measures() -> None:
-    from caprmil import cost
+    from caprmil.experiments import cost
 
     rows = re.findall(
         r"^\| `(\S+)` \| ([\d,]+) \| ([\d.]+) \|", (ROOT / "README.md").read_text(), re.MULTILINE

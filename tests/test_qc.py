@@ -5,10 +5,10 @@ from pathlib import Path
 
 import numpy as np
 
-from caprmil import qc
-from caprmil.patches import Patches
-from caprmil.qc import GRID, OUTLINE, PEN, Record
-from caprmil.slides import Thumbnail
+from caprmil.slides import qc
+from caprmil.slides.patches import Patches
+from caprmil.slides.qc import GRID, OUTLINE, PEN, Record
+from caprmil.slides.slide import Thumbnail
 
 
 def grid(*corners: tuple[int, int]) -> Patches:

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from caprmil import regions
 from caprmil.errors import SlideError
+from caprmil.slides import regions
 
 SQUARE = [[10, 20], [50, 20], [50, 60], [10, 60], [10, 20]]
 HOLE = [[20, 30], [30, 30], [30, 40], [20, 40], [20, 30]]

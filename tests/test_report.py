@@ -15,17 +15,18 @@ from PIL import Image
 from sklearn.metrics import confusion_matrix
 from typer.testing import CliRunner
 
-from caprmil import bags, explain, report
+from caprmil import explain, report
 from caprmil.cli import app
 from caprmil.errors import CaprmilError
 from caprmil.explain import Case
+from caprmil.explain.browser import pack
+from caprmil.features import bags
 from caprmil.models import create
-from caprmil.pages import pack
-from caprmil.qc import Record
 from caprmil.report import page, scores, slide, words, writing
 from caprmil.report.evidence import Ledger
 from caprmil.report.pictures import MOST
-from caprmil.runs import Run
+from caprmil.runs.run import Run
+from caprmil.slides.qc import Record
 from caprmil.synthetic import RareSignal, Section
 
 NASTY = "</script><img src=x onerror=alert(1)>"
@@ -411,7 +412,7 @@ def test_a_huge_bag_gives_a_file_that_opens(tiny_run: Run, tmp_path: Path) -> No
 
 
 def test_lighter_numbers_are_the_same_numbers(own: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    from caprmil.pages import pack
+    from caprmil.explain.browser import pack
 
     whole = pack(own)
     monkeypatch.setattr(slide, "MOST_BYTES", 10)
@@ -449,7 +450,7 @@ def test_the_confusion_matrix_is_sklearns(tiny_run: Run) -> None:
 
 @pytest.mark.parametrize("folds", [("a",) * 30 + ("b",) * 30, None])
 def test_runs_of_many_classes_have_a_curve_for_each(folds: tuple[str, ...] | None) -> None:
-    from caprmil.predictions import Predictions
+    from caprmil.evaluation.predictions import Predictions
     from caprmil.report import curves
 
     rng = np.random.default_rng(0)

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from caprmil import bags, explain, report
-from caprmil.runs import Run
+from caprmil import explain, report
+from caprmil.features import bags
+from caprmil.runs.run import Run
 from caprmil.synthetic import RareSignal, Section
 
 CHROMIUM = shutil.which("chromium")

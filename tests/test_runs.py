@@ -9,10 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from caprmil import bags, runs
-from caprmil.bags import BagInfo
 from caprmil.errors import BagError, RunError, UnknownName
-from caprmil.runs import Run, pick_device
+from caprmil.features import bags
+from caprmil.features.bags import BagInfo
+from caprmil.io.json_files import as_json, read_json
+from caprmil.models.device import pick_device
+from caprmil.runs.inference import predict_samples
+from caprmil.runs.run import FACTS, SCORES, SPLITS, Run, Sample
 from caprmil.synthetic import RareSignal
 
 OWN = BagInfo(path=None, kind="caprmil", n_patches=9, width=64, dtype="float16")
@@ -56,7 +59,7 @@ def test_what_is_no_run_is_refused(tmp_path: Path, name: str) -> None:
         Run(tmp_path / name)
 
 
-@pytest.mark.parametrize("name", [runs.FACTS, runs.SPLITS])
+@pytest.mark.parametrize("name", [FACTS, SPLITS])
 @pytest.mark.parametrize("text", ["{", "[]", "3", "{}", '{"classes": 3}', "\udcff"])
 def test_a_damaged_run_says_so(copy: Path, name: str, text: str) -> None:
     (copy / name).write_text(text, encoding="utf-8", errors="surrogateescape")
@@ -65,7 +68,7 @@ def test_a_damaged_run_says_so(copy: Path, name: str, text: str) -> None:
 
 
 def test_an_unfinished_run_says_what_is_left(copy: Path) -> None:
-    (copy / runs.SCORES).unlink()
+    (copy / SCORES).unlink()
     with pytest.raises(RunError, match="still to do: the scores"):
         _ = Run(copy).predictions
     shutil.rmtree(copy / "folds" / "fold-1")
@@ -87,9 +90,9 @@ def test_a_fold_that_is_not_there_is_named_with_those_that_are(tiny_run: Run) ->
 
 
 def test_names_in_any_script_survive(copy: Path) -> None:
-    facts = runs.read_json(copy / runs.FACTS) | {"classes": ["gesund", "Krebs-Geschwür"]}
-    (copy / runs.FACTS).write_text(runs.as_json(facts), encoding="utf-8")
-    assert "ü" in (copy / runs.FACTS).read_text(encoding="utf-8")
+    facts = read_json(copy / FACTS) | {"classes": ["gesund", "Krebs-Geschwür"]}
+    (copy / FACTS).write_text(as_json(facts), encoding="utf-8")
+    assert "ü" in (copy / FACTS).read_text(encoding="utf-8")
     assert Run(copy).classes == ("gesund", "Krebs-Geschwür")
 
 
@@ -133,8 +136,8 @@ def test_predict_refuses_before_it_answers(tiny_run: Run, tmp_path: Path, strang
 
 def test_a_new_slide_is_answered_by_the_mean_of_the_folds(tiny_run: Run, stranger: Path) -> None:
     told = tiny_run.predict({"new": stranger}, device="cpu")
-    sample = [runs.Sample("new", stranger)]
-    each = [runs.answer(tiny_run.model(fold.name), sample)[0] for fold in tiny_run.splits]
+    sample = [Sample("new", stranger)]
+    each = [predict_samples(tiny_run.model(fold.name), sample)[0] for fold in tiny_run.splits]
     np.testing.assert_allclose(told.probabilities[0], np.mean(each, axis=0), rtol=1e-12)
     assert told.extra["models"] == ("3",)
     spread = np.std([row[told.probabilities[0].argmax()] for row in each], ddof=1)
@@ -143,7 +146,7 @@ def test_a_new_slide_is_answered_by_the_mean_of_the_folds(tiny_run: Run, strange
 
 def test_one_fold_can_be_asked_alone(tiny_run: Run, stranger: Path) -> None:
     told = tiny_run.predict({"new": stranger}, fold="fold-1", device="cpu")
-    alone = runs.answer(tiny_run.model("fold-1"), [runs.Sample("new", stranger)])
+    alone = predict_samples(tiny_run.model("fold-1"), [Sample("new", stranger)])
     np.testing.assert_array_equal(told.probabilities, alone)
     assert told.extra["models"] == ("1",)
 
@@ -175,11 +178,11 @@ def test_slides_and_patients_that_were_trained_on_are_not_scored(tiny_run: Run) 
 
 
 def test_a_slide_that_was_only_tested_is_not_known(copy: Path) -> None:
-    splits = runs.read_json(copy / runs.SPLITS)
+    splits = read_json(copy / SPLITS)
     for fold in splits["folds"]:
         for part in ("train", "validation"):
             fold[part] = [slide for slide in fold[part] if slide != "slide_003"]
-    (copy / runs.SPLITS).write_text(json.dumps(splits))
+    (copy / SPLITS).write_text(json.dumps(splits))
     Run(copy).check_unseen({"slide_003": "patient_003"})
 
 

@@ -9,12 +9,14 @@ import pytest
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss, roc_auc_score
 
-from caprmil import bags, shortcuts
-from caprmil.cohort import Cohort, Fold, SplitConfig, load
-from caprmil.learner import TrainConfig
-from caprmil.recipe import ModelConfig, Recipe
-from caprmil.runs import Run
-from caprmil.training import cross_validate
+from caprmil.cohort.cohort import Cohort, load_cohort
+from caprmil.cohort.folds import Fold, SplitConfig
+from caprmil.evaluation import baselines as shortcuts
+from caprmil.features import bags
+from caprmil.runs.run import Run
+from caprmil.training.cross_validation import cross_validate
+from caprmil.training.module import TrainConfig
+from caprmil.training.recipe import ModelConfig, Recipe
 
 SLIDES = 48
 Loaded = tuple[Cohort, list[Fold]]
@@ -48,7 +50,7 @@ def write(
 
 def read(table: Path, **splits: object) -> Loaded:
     config = SplitConfig(**({"folds": 3, "validation": 0.25} | splits))  # type: ignore[arg-type]
-    return load(table, table.parent / "features", splits=config)
+    return load_cohort(table, table.parent / "features", splits=config)
 
 
 def areas(cohort: Cohort, folds: list[Fold]) -> dict[str, list[float]]:
@@ -57,7 +59,7 @@ def areas(cohort: Cohort, folds: list[Fold]) -> dict[str, list[float]]:
             roc_auc_score(np.asarray(part.labels), part.probabilities[:, 1])
             for part in table.by_fold().values()
         ]
-        for name, table in shortcuts.answer(cohort, folds).items()
+        for name, table in shortcuts.predict_baselines(cohort, folds).items()
     }
 
 
@@ -122,14 +124,16 @@ def test_the_labels_of_the_test_part_are_never_seen(planted: tuple[str, Loaded])
         replace(entry, label=1 - (entry.label or 0)) if entry.name in fold.test else entry
         for entry in cohort.entries
     )
-    expected = shortcuts.answer(cohort, [fold])
-    for name, table in shortcuts.answer(replace(cohort, entries=flipped), [fold]).items():
+    expected = shortcuts.predict_baselines(cohort, [fold])
+    for name, table in shortcuts.predict_baselines(
+        replace(cohort, entries=flipped), [fold]
+    ).items():
         np.testing.assert_array_equal(table.probabilities, expected[name].probabilities)
 
 
 def test_every_test_slide_is_answered_once_with_its_label_and_patient(mixed: Loaded) -> None:
     cohort, folds = mixed
-    for table in shortcuts.answer(cohort, folds).values():
+    for table in shortcuts.predict_baselines(cohort, folds).values():
         assert sorted(table.slides) == sorted(cohort.labels)
         rows = zip(table.slides, np.asarray(table.labels), table.patients or (), strict=True)
         assert all(
@@ -145,7 +149,7 @@ def test_the_site_answers_with_smoothed_shares(mixed: Loaded) -> None:
     cohort, folds = mixed
     for fold in folds:
         known = [cohort[name] for name in (*fold.train, *fold.validation)]
-        table = shortcuts.answer(cohort, [fold])["site"]
+        table = shortcuts.predict_baselines(cohort, [fold])["site"]
         for slide, row in zip(table.slides, table.probabilities, strict=True):
             here = [e for e in known if e.row["site"] == cohort[slide].row["site"] != ""]
             for label, p in enumerate(row):
@@ -174,7 +178,7 @@ def test_the_mean_feature_is_a_logistic_regression_chosen_on_the_validation_part
     losses = {c: log_loss(y, fit(fold.train, c)(x)) for c in (1e-4, 1e-3, 1e-2, 0.1, 1.0)}
     best = min(losses, key=lambda c: losses[c])
     expected = fit((*fold.train, *fold.validation), best)(values(fold.test)[0])
-    found = shortcuts.answer(cohort, [fold])["mean feature"].probabilities
+    found = shortcuts.predict_baselines(cohort, [fold])["mean feature"].probabilities
     np.testing.assert_allclose(found, expected, atol=2e-3)
 
 
@@ -198,7 +202,7 @@ def test_a_site_that_training_never_saw_gets_the_shares_of_all(tmp_path: Path) -
     entries = tuple(
         replace(e, row={"site": "new"}) if e.name == stranger else e for e in cohort.entries
     )
-    table = shortcuts.answer(replace(cohort, entries=entries), [fold])["site"]
+    table = shortcuts.predict_baselines(replace(cohort, entries=entries), [fold])["site"]
     known = [cohort.labels[name] for name in (*fold.train, *fold.validation)]
     shares = np.bincount(known) / len(known)
     np.testing.assert_allclose(table.probabilities[table.slides.index(stranger)], shares)
@@ -209,7 +213,7 @@ def test_tcgas_barcodes_name_the_site(tmp_path: Path) -> None:
     sites = shortcuts.find_sites(cohort)
     assert sites.of["TCGA-05-4244-01Z-00-DX1"] == "05"
     assert sites.remark == "The site is taken from the barcodes of TCGA."
-    assert "site" in shortcuts.answer(cohort, folds)
+    assert "site" in shortcuts.predict_baselines(cohort, folds)
 
 
 def with_sites(cohort: Cohort, column: str, cells: list[str]) -> Cohort:
@@ -242,7 +246,7 @@ def test_without_two_sites_it_is_said_why(
     cohort, folds = planted[1]
     cohort = with_sites(cohort, column, cells)
     assert shortcuts.find_sites(cohort).remark.startswith(remark)
-    assert set(shortcuts.answer(cohort, folds[:1])) == {"patch count", "mean feature"}
+    assert set(shortcuts.predict_baselines(cohort, folds[:1])) == {"patch count", "mean feature"}
 
 
 # In a run

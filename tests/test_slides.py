@@ -19,10 +19,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
 
-from caprmil import readers, slides
 from caprmil.errors import SlideError
-from caprmil.readers import Pixels
-from caprmil.slides import Slide, exact_ratio, find_slides
+from caprmil.slides import readers
+from caprmil.slides import slide as slides
+from caprmil.slides.readers import Pixels
+from caprmil.slides.slide import Slide, exact_ratio, find_slides
 
 ROOT = Path(__file__).parents[1]
 DATA = Path(os.environ.get("CAPRMIL_DATA", ROOT.parent / "shared" / "data")) / "slides"

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from caprmil import bags, config
-from caprmil.devices import find_free_network_port
-from caprmil.recipe import Recipe
-from caprmil.runs import Run
+from caprmil import config
+from caprmil.features import bags
+from caprmil.runs.run import Run
 from caprmil.synthetic import Section
+from caprmil.training.distributed import find_free_network_port
+from caprmil.training.recipe import Recipe
 
 PAGE = Path(__file__).parents[1] / "docs" / "slurm.md"
 SCRIPTS = dict(

@@ -18,31 +18,43 @@ import h5py
 import numpy as np
 import pytest
 
-from caprmil import (
-    bags,
-    cohort,
-    config,
-    figures,
-    files,
-    mirror,
-    predictions,
-    status,
-    storage,
-    tables,
-)
+from caprmil import config, figures
 from caprmil.cli import app
-from caprmil.crew.notes import Note, attended
-from caprmil.crew.notes import place as unit_place
-from caprmil.errors import BagError, CaprmilError, CohortError, RunError, SlideError, StorageError
-from caprmil.extraction import Extraction
-from caprmil.patches import PatchConfig
-from caprmil.predictions import Predictions
-from caprmil.recipe import Recipe, read_recipe
-from caprmil.runs import Run
-from caprmil.settings import ExtractionConfig, stamp
-from caprmil.slides import Slide, find_slides
-from caprmil.storage import Remote, place
-from caprmil.training import cross_validate
+from caprmil.cohort import cohort
+from caprmil.errors import (
+    BagError,
+    CaprmilError,
+    CohortError,
+    RunError,
+    SlideError,
+    StorageError,
+)
+from caprmil.evaluation import predictions
+from caprmil.evaluation.predictions import Predictions
+from caprmil.executors.job_status import Note, attended
+from caprmil.executors.job_status import place as unit_place
+from caprmil.experiments.status import read_status
+from caprmil.features import bags
+from caprmil.features.extract import Extraction
+from caprmil.features.settings import ExtractionConfig, stamp
+from caprmil.io import tables
+from caprmil.io.atomic import check_new, write_text
+from caprmil.io.paths import RemotePath, as_path, is_remote, upload, upload_all, write_small
+from caprmil.runs import remote
+from caprmil.runs.remote import (
+    LOCK,
+    Mirror,
+    _held,
+    _sign,
+    cache,
+    finished_folds,
+    mirrored,
+)
+from caprmil.runs.run import Run
+from caprmil.slides.patches import PatchConfig
+from caprmil.slides.slide import Slide, find_slides
+from caprmil.training.cross_validation import cross_validate
+from caprmil.training.recipe import Recipe, read_recipe
 from test_extraction import Colour, save, section
 
 SLOWLY = pytest.param("s3", marks=pytest.mark.slow)
@@ -80,20 +92,20 @@ def surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module", params=["memory", "s3"])
-def lab(request: pytest.FixtureRequest, tiny_cohort: Path) -> Remote:
+def lab(request: pytest.FixtureRequest, tiny_cohort: Path) -> RemotePath:
     """A place elsewhere, with the tiny cohort in it."""
     url = "memory://lab" if request.param == "memory" else request.getfixturevalue("s3")
-    folder = place(url)
-    assert isinstance(folder, Remote)
+    folder = as_path(url)
+    assert isinstance(folder, RemotePath)
     found = [tiny_cohort, *(tiny_cohort.parent / "features").iterdir()]
-    storage.upload_all(found, tiny_cohort.parent, folder)
+    upload_all(found, tiny_cohort.parent, folder)
     return folder
 
 
 @pytest.fixture
-def memory(tmp_path: Path) -> Remote:
-    folder = place(f"memory://{tmp_path.name}")
-    assert isinstance(folder, Remote)
+def memory(tmp_path: Path) -> RemotePath:
+    folder = as_path(f"memory://{tmp_path.name}")
+    assert isinstance(folder, RemotePath)
     return folder
 
 
@@ -156,27 +168,27 @@ def anew(patch: pytest.MonkeyPatch) -> None:
 
 def test_a_url_that_was_a_path_in_between_is_itself_again() -> None:
     url = "s3://lab/runs/a.b"
-    assert str(place(url)) == str(place(Path(url))) == str(place(place(url))) == url
-    assert str(place(url) / "x.h5") == "s3://lab/runs/a.b/x.h5"
-    assert str(place(url).parent) == "s3://lab/runs"
-    assert place(url).with_name("y.h5") == place("s3://lab/runs/y.h5")
-    assert str(pickle.loads(pickle.dumps(place(url)))) == url
+    assert str(as_path(url)) == str(as_path(Path(url))) == str(as_path(as_path(url))) == url
+    assert str(as_path(url) / "x.h5") == "s3://lab/runs/a.b/x.h5"
+    assert str(as_path(url).parent) == "s3://lab/runs"
+    assert as_path(url).with_name("y.h5") == as_path("s3://lab/runs/y.h5")
+    assert str(pickle.loads(pickle.dumps(as_path(url)))) == url
 
 
 @pytest.mark.parametrize("word", ["a/b.csv", "/a/b.csv", "../b", "C:/b", "./s3/b", "a:b"])
 def test_a_plain_path_stays_plain(word: str) -> None:
-    assert type(place(word)) is type(Path())
-    assert place(word) == Path(word)
+    assert type(as_path(word)) is type(Path())
+    assert as_path(word) == Path(word)
 
 
 def test_capitals_are_understood_and_chains_are_refused() -> None:
-    assert str(place("S3://lab/a")) == "s3://lab/a"
+    assert str(as_path("S3://lab/a")) == "s3://lab/a"
     with pytest.raises(StorageError, match="chain of storages"):
-        place("simplecache::s3://lab/a")
+        as_path("simplecache::s3://lab/a")
 
 
 def test_a_folder_that_lists_itself_is_empty(
-    memory: Remote, monkeypatch: pytest.MonkeyPatch
+    memory: RemotePath, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     system = fsspec.get_filesystem_class("memory")
     base = system._strip_protocol(str(memory))
@@ -185,21 +197,23 @@ def test_a_folder_that_lists_itself_is_empty(
 
 
 def test_a_file_url_is_a_local_path(tmp_path: Path) -> None:
-    assert place(f"file://{tmp_path}/x") == place(Path(f"file://{tmp_path}/x")) == tmp_path / "x"
-    assert not storage.is_remote(f"file://{tmp_path}")
+    assert (
+        as_path(f"file://{tmp_path}/x") == as_path(Path(f"file://{tmp_path}/x")) == tmp_path / "x"
+    )
+    assert not is_remote(f"file://{tmp_path}")
     bags.write(tmp_path / "a.h5", np.ones((3, 4)))
     assert bags.inspect(f"file://{tmp_path}/a.h5") == bags.inspect(tmp_path / "a.h5")
 
 
 def test_what_only_a_local_file_can_do_is_one_line() -> None:
     with pytest.raises(StorageError, match=r"s3://lab/x is not on this machine.*Copy it"):
-        h5py.File(place("s3://lab/x"))
+        h5py.File(as_path("s3://lab/x"))
 
 
 # Files
 
 
-def test_a_folder_elsewhere_lists_like_a_local_one(lab: Remote, tiny_cohort: Path) -> None:
+def test_a_folder_elsewhere_lists_like_a_local_one(lab: RemotePath, tiny_cohort: Path) -> None:
     for pattern in ("*", "*.h5", "*.csv"):
         local = [p for p in tiny_cohort.parent.rglob(pattern) if p.is_file()]
         found = {str(p.relative_to(lab)) for p in (lab / "features").rglob(pattern)}
@@ -214,33 +228,33 @@ def test_a_folder_elsewhere_lists_like_a_local_one(lab: Remote, tiny_cohort: Pat
     assert not (lab / "nothing").exists()
 
 
-def test_a_unit_in_work_elsewhere_is_told_and_so_is_one_that_was_left(memory: Remote) -> None:
+def test_a_unit_in_work_elsewhere_is_told_and_so_is_one_that_was_left(memory: RemotePath) -> None:
     with attended(unit_place(memory, "slide")):
-        assert status.look(str(memory)).count() == {"running": 1}
+        assert read_status(str(memory)).count() == {"running": 1}
         Note(state="running", signed=1.0).write(unit_place(memory, "slide"))
-        assert status.look(memory).count() == {"stopped": 1}
-    files.write_text(memory / "qc.csv", "")
-    assert status.look(memory).count() == {}
+        assert read_status(memory).count() == {"stopped": 1}
+    write_text(memory / "qc.csv", "")
+    assert read_status(memory).count() == {}
 
 
-def test_a_pattern_may_name_folders_elsewhere_too(memory: Remote) -> None:
+def test_a_pattern_may_name_folders_elsewhere_too(memory: RemotePath) -> None:
     for name in ("a/x.toml", "b/x.toml", "x.toml", "a/b/x.toml", "a/y.csv"):
-        files.write_text(memory / name, "")
+        write_text(memory / name, "")
     assert sorted(memory.glob("*/x.toml")) == [memory / "a/x.toml", memory / "b/x.toml"]
     assert len(list(memory.rglob("x.toml"))) == 4
 
 
-def test_a_text_is_written_once_and_never_over_another(lab: Remote) -> None:
-    files.write_text(lab / "texts" / "a.txt", "ä")
+def test_a_text_is_written_once_and_never_over_another(lab: RemotePath) -> None:
+    write_text(lab / "texts" / "a.txt", "ä")
     assert (lab / "texts" / "a.txt").read_text() == "ä"
     with pytest.raises(CaprmilError, match="is there already"):
-        files.write_text(lab / "texts" / "a.txt", "b")
+        write_text(lab / "texts" / "a.txt", "b")
     assert (lab / "texts" / "a.txt").read_text() == "ä"
     assert [p.name for p in (lab / "texts").iterdir()] == ["a.txt"]
 
 
 def test_an_upload_that_fails_half_way_leaves_nothing(
-    memory: Remote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    memory: RemotePath, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fail_after(monkeypatch, 0)
     with pytest.raises(StorageError, match=r"cannot be reached \(the network is gone\)"):
@@ -268,27 +282,27 @@ def test_an_upload_to_s3_that_fails_half_way_leaves_nothing(
     monkeypatch.setattr(s3fs.S3FileSystem, "_put_file", put)
     anew(monkeypatch)
     with pytest.raises(StorageError, match="the network is gone"):
-        storage.upload(tmp_path / "large.bin", place(s3) / "half" / "large.bin")
+        upload(tmp_path / "large.bin", as_path(s3) / "half" / "large.bin")
     assert parts
-    assert not (place(s3) / "half").exists()
+    assert not (as_path(s3) / "half").exists()
 
 
 def test_without_the_package_one_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gcsfs", None)
     with pytest.raises(StorageError, match=r"install gcsfs, or pip install 'caprmil\[remote\]'"):
-        place("gs://lab/x").exists()
+        as_path("gs://lab/x").exists()
 
 
 def test_an_unknown_storage_is_one_line() -> None:
     with pytest.raises(StorageError, match=r"no storage called s4://\. Known are s3://"):
-        place("s4://lab/x").exists()
+        as_path("s4://lab/x").exists()
 
 
 def test_a_bucket_that_is_not_there_is_found_before_the_work(s3: str, tiny_recipe: Recipe) -> None:
     with pytest.raises(StorageError, match="there is no s3://nobody"):
-        train(tiny_recipe, place("s3://nobody/run"))
+        train(tiny_recipe, as_path("s3://nobody/run"))
     with pytest.raises(StorageError, match="there is no s3://nobody"):
-        files.refuse_existing("s3://nobody/out.csv")
+        check_new("s3://nobody/out.csv")
     with pytest.raises(CohortError, match=r"There is no file s3://nobody/labels\.csv"):
         tables.read("s3://nobody/labels.csv")
 
@@ -313,7 +327,7 @@ def test_no_network_and_no_rights_are_one_line(s3: str, monkeypatch: pytest.Monk
 # Bags and cohorts
 
 
-def test_a_bag_elsewhere_is_the_bag_here(lab: Remote, tiny_cohort: Path) -> None:
+def test_a_bag_elsewhere_is_the_bag_here(lab: RemotePath, tiny_cohort: Path) -> None:
     path, local = lab / "features" / "slide_003.h5", tiny_cohort.parent / "features/slide_003.h5"
     one, other = bags.read(str(path)), bags.read(local)
     np.testing.assert_array_equal(one.features, other.features)
@@ -325,7 +339,9 @@ def test_a_bag_elsewhere_is_the_bag_here(lab: Remote, tiny_cohort: Path) -> None
 
 
 @pytest.mark.parametrize("ending", [".npy", ".npz", ".pt", ".hdf5"])
-def test_every_kind_of_bag_may_be_elsewhere(ending: str, memory: Remote, tmp_path: Path) -> None:
+def test_every_kind_of_bag_may_be_elsewhere(
+    ending: str, memory: RemotePath, tmp_path: Path
+) -> None:
     import torch
 
     features, local = np.random.default_rng(0).normal(size=(9, 4)), tmp_path / f"a{ending}"
@@ -338,7 +354,7 @@ def test_every_kind_of_bag_may_be_elsewhere(ending: str, memory: Remote, tmp_pat
             torch.save(torch.from_numpy(features), local)
         case _:
             bags.write(local, features, dtype="float32")
-    storage.upload(local, memory / local.name)
+    upload(local, memory / local.name)
     np.testing.assert_array_equal(
         bags.read(memory / local.name).features, bags.read(local).features
     )
@@ -351,7 +367,7 @@ def test_to_inspect_a_large_bag_fetches_little_of_it(
 ) -> None:
     features = np.zeros((40_000, 128), np.float16)
     local = bags.write(tmp_path / "large.h5", features, np.zeros((40_000, 2)), step=256, mpp=0.5)
-    storage.upload(local, place(s3) / "large.h5")
+    upload(local, as_path(s3) / "large.h5")
     system, fetched = fsspec.get_filesystem_class("s3"), []
     cat = system._cat_file
 
@@ -370,31 +386,31 @@ def test_to_inspect_a_large_bag_fetches_little_of_it(
     [(b"", "has 0 bytes"), (b"no bag" * 99, "HDF5|cannot be read"), (None, "There is no file")],
 )
 def test_a_broken_bag_elsewhere_is_named_by_its_url(
-    content: bytes | None, told: str, memory: Remote
+    content: bytes | None, told: str, memory: RemotePath
 ) -> None:
     if content is not None:
-        storage.write_small(memory / "a.h5", content)
+        write_small(memory / "a.h5", content)
     for look in (bags.read, bags.inspect):
         with pytest.raises(BagError, match=told) as caught:
             look(memory / "a.h5")
         assert str(memory / "a.h5") in str(caught.value)
 
 
-def test_a_cohort_elsewhere_is_the_cohort_here(lab: Remote, tiny_cohort: Path) -> None:
+def test_a_cohort_elsewhere_is_the_cohort_here(lab: RemotePath, tiny_cohort: Path) -> None:
     folder = tiny_cohort.parent / "features"
-    one, _ = cohort.load(str(lab / "labels.csv"), str(lab / "features"))
-    other, _ = cohort.load(tiny_cohort, folder)
+    one, _ = cohort.load_cohort(str(lab / "labels.csv"), str(lab / "features"))
+    other, _ = cohort.load_cohort(tiny_cohort, folder)
     assert one.labels == other.labels
     assert [e.path.name for e in one.entries] == [e.path.name for e in other.entries]
-    assert all(isinstance(entry.path, Remote) for entry in one.entries)
-    mixed, _ = cohort.load(tiny_cohort, lab / "features")
+    assert all(isinstance(entry.path, RemotePath) for entry in one.entries)
+    mixed, _ = cohort.load_cohort(tiny_cohort, lab / "features")
     assert mixed.labels == other.labels
 
 
-def test_a_table_may_name_bags_by_url(lab: Remote, tmp_path: Path) -> None:
+def test_a_table_may_name_bags_by_url(lab: RemotePath, tmp_path: Path) -> None:
     rows = [f"slide_{n:03d},{lab}/features/slide_{n:03d}.h5,{n % 2}" for n in range(4)]
     (tmp_path / "table.csv").write_text("\n".join(["slide,path,label", *rows]))
-    found, _ = cohort.load(tmp_path / "table.csv", None)
+    found, _ = cohort.load_cohort(tmp_path / "table.csv", None)
     assert [str(entry.path) for entry in found.entries] == [row.split(",")[1] for row in rows]
 
 
@@ -403,7 +419,7 @@ def test_a_table_may_name_bags_by_url(lab: Remote, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("lab", ["memory", SLOWLY], indirect=True)
 def test_a_run_elsewhere_ends_with_the_numbers_of_one_here(
-    lab: Remote, recipe: Recipe, local: Run, tiny_cohort: Path
+    lab: RemotePath, recipe: Recipe, local: Run, tiny_cohort: Path
 ) -> None:
     recipe = away(recipe, lab)
     run = train(recipe, lab / "runs" / "a")
@@ -412,7 +428,7 @@ def test_a_run_elsewhere_ends_with_the_numbers_of_one_here(
     ours = {str(p.relative_to(lab / "runs" / "a")) for p in (lab / "runs" / "a").rglob("*")}
     theirs = {str(p.relative_to(local.folder)) for p in local.folder.rglob("*") if p.is_file()}
     assert ours == {name for name in theirs if not PurePosixPath(name).name.startswith(".")}
-    assert not any((mirror.cache() / "runs").iterdir())
+    assert not any((cache() / "runs").iterdir())
     with pytest.raises(RunError, match=f"{lab}/runs/a holds a finished run"):
         train(recipe, lab / "runs" / "a")
 
@@ -428,19 +444,19 @@ def test_a_run_elsewhere_ends_with_the_numbers_of_one_here(
 
 @pytest.mark.parametrize("lab", ["memory", SLOWLY], indirect=True)
 def test_a_killed_run_goes_on_elsewhere_with_the_folds_that_were_finished(
-    lab: Remote, recipe: Recipe, local: Run, monkeypatch: pytest.MonkeyPatch
+    lab: RemotePath, recipe: Recipe, local: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe, out = away(recipe, lab), lab / "runs" / "killed"
     shared = []
 
-    def die(self: mirror.Mirror) -> None:
+    def die(self: Mirror) -> None:
         self.finish()
         shared.append(self.folder)
         if len(shared) == 2:  # the start, and the first fold
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(mirror.Mirror, "share", die)
+        patch.setattr(Mirror, "share", die)
         with pytest.raises(KeyboardInterrupt):
             train(recipe, out)
     assert [fold.name for fold in Run(out).done] == ["fold-0"]
@@ -448,7 +464,7 @@ def test_a_killed_run_goes_on_elsewhere_with_the_folds_that_were_finished(
     before = (out / "folds/fold-0/fold.json").read_bytes()
     shutil.rmtree(shared[0])  # another machine has none
     fitted = []
-    monkeypatch.setattr("caprmil.study.fit", _noting(fitted))
+    monkeypatch.setattr("caprmil.training.study.fit", _noting(fitted))
     run = train(recipe, out)
     assert len(fitted) == 1
     assert run.scores == local.scores
@@ -456,7 +472,7 @@ def test_a_killed_run_goes_on_elsewhere_with_the_folds_that_were_finished(
 
 
 def _noting(fitted: list[int]) -> Any:
-    from caprmil.learner import fit
+    from caprmil.training.module import fit
 
     def noted(*args: Any, **words: Any) -> Any:
         fitted.append(1)
@@ -466,13 +482,13 @@ def _noting(fitted: list[int]) -> Any:
 
 
 @pytest.fixture
-def half(memory: Remote, recipe: Recipe) -> Remote:
+def half(memory: RemotePath, recipe: Recipe) -> RemotePath:
     """A run elsewhere with its start, and a fold that was uploaded in part."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("caprmil.study._train_fold", _interrupt)
+        patch.setattr("caprmil.training.study._train_fold", _interrupt)
         with pytest.raises(KeyboardInterrupt):
             train(recipe, memory / "run")
-    storage.write_small(memory / "run/folds/fold-0/model/model.safetensors", b"half")
+    write_small(memory / "run/folds/fold-0/model/model.safetensors", b"half")
     return memory / "run"
 
 
@@ -480,7 +496,9 @@ def _interrupt(*_: Any, **__: Any) -> None:
     raise KeyboardInterrupt
 
 
-def test_a_fold_that_was_uploaded_in_part_counts_for_nothing(half: Remote, recipe: Recipe) -> None:
+def test_a_fold_that_was_uploaded_in_part_counts_for_nothing(
+    half: RemotePath, recipe: Recipe
+) -> None:
     assert Run(half).done == []
     with pytest.raises(RunError, match="has no trained model yet"):
         Run(half).answering()
@@ -489,51 +507,49 @@ def test_a_fold_that_was_uploaded_in_part_counts_for_nothing(half: Remote, recip
     assert run.model("fold-0")
 
 
-def test_the_status_of_half_a_run_does_not_call_it_done(half: Remote) -> None:
-    assert status.look(half).count() == {"to do": 3}
+def test_the_status_of_half_a_run_does_not_call_it_done(half: RemotePath) -> None:
+    assert read_status(half).count() == {"to do": 3}
 
 
 def test_scores_that_were_not_uploaded_are_when_the_command_is_given_again(
-    memory: Remote, recipe: Recipe, monkeypatch: pytest.MonkeyPatch
+    memory: RemotePath, recipe: Recipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    upload = storage.upload
-
     def fail(file: Path, to: Path) -> None:
         if to.name == "scores.json":
             raise StorageError("the network is gone")
         upload(file, to)
 
     with monkeypatch.context() as patch:
-        patch.setattr(storage, "upload", fail)
+        patch.setattr(remote, "upload", fail)
         with pytest.raises(StorageError, match="the network is gone"):
             train(recipe, memory / "run")
     assert not Run(memory / "run").finished
     fitted: list[int] = []
-    monkeypatch.setattr("caprmil.study.fit", _noting(fitted))
+    monkeypatch.setattr("caprmil.training.study.fit", _noting(fitted))
     assert train(recipe, memory / "run").finished
     assert fitted == []
 
 
 def test_folds_that_never_reached_the_other_side_are_not_thrown_away(
-    memory: Remote, recipe: Recipe, monkeypatch: pytest.MonkeyPatch
+    memory: RemotePath, recipe: Recipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: Any) -> None:
         raise StorageError("the network is gone")
 
     with monkeypatch.context() as patch:
-        patch.setattr(storage, "upload", fail)
+        patch.setattr(remote, "upload", fail)
         with pytest.raises(StorageError):
             train(recipe, memory / "run")
     fitted: list[int] = []
-    monkeypatch.setattr("caprmil.study.fit", _noting(fitted))
+    monkeypatch.setattr("caprmil.training.study.fit", _noting(fitted))
     assert train(recipe, memory / "run").finished
     assert fitted == []
 
 
 def test_a_mirror_of_another_cohort_is_put_aside(
-    half: Remote, recipe: Recipe, caplog: pytest.LogCaptureFixture
+    half: RemotePath, recipe: Recipe, caplog: pytest.LogCaptureFixture
 ) -> None:
-    folder = mirror.Mirror(half, config.digest(recipe)).folder
+    folder = Mirror(half, config.digest(recipe)).folder
     (folder / "splits.json").write_text("of another")
     assert train(recipe, half).finished
     assert "what was made here is in" in caplog.text
@@ -543,46 +559,46 @@ def test_a_mirror_of_another_cohort_is_put_aside(
 
 
 def test_another_recipe_or_something_else_is_refused_as_it_is_here(
-    half: Remote, recipe: Recipe
+    half: RemotePath, recipe: Recipe
 ) -> None:
     other = replace(recipe, train=replace(recipe.train, epochs=2))
     with pytest.raises(RunError, match=r"memory://.*/run holds a run of another recipe"):
         train(other, half)
-    storage.write_small(half.parent / "mine" / "notes.txt", b"mine")
+    write_small(half.parent / "mine" / "notes.txt", b"mine")
     with pytest.raises(RunError, match="exists and is not a run"):
         train(other, half.parent / "mine")
     assert [p.name for p in (half.parent / "mine").iterdir()] == ["notes.txt"]
 
 
 def test_two_processes_do_not_train_one_run(
-    half: Remote, recipe: Recipe, monkeypatch: pytest.MonkeyPatch
+    half: RemotePath, recipe: Recipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mirror._sign(half / mirror.LOCK, "another host")
+    _sign(half / LOCK, "another host")
     with pytest.raises(RunError, match=r"is being trained by another host.*wait for 3 minutes"):
         train(recipe, half)
-    assert (half / mirror.LOCK).exists()
-    monkeypatch.setattr(mirror, "STALE", 0.0)  # and if the other was not heard of for long
-    with mirror.mirrored(half, "recipe"):
-        assert (half / mirror.LOCK).exists()
-    assert not (half / mirror.LOCK).exists()
+    assert (half / LOCK).exists()
+    monkeypatch.setattr(remote, "STALE", 0.0)  # and if the other was not heard of for long
+    with mirrored(half, "recipe"):
+        assert (half / LOCK).exists()
+    assert not (half / LOCK).exists()
 
 
-def test_whoever_lost_a_run_to_another_uploads_nothing_more(half: Remote) -> None:
-    lost = mirror.Mirror(half, "recipe")
+def test_whoever_lost_a_run_to_another_uploads_nothing_more(half: RemotePath) -> None:
+    lost = Mirror(half, "recipe")
     lost.fetch()
     (lost.folder / "scores.json").write_text("{}")
-    mirror._sign(half / mirror.LOCK, "another host")
+    _sign(half / LOCK, "another host")
     with pytest.raises(RunError, match="another host has taken over"):
         lost.finish()
     assert not (half / "scores.json").exists()
 
 
 def test_signs_of_life_are_given_while_a_run_is_held(
-    memory: Remote, monkeypatch: pytest.MonkeyPatch
+    memory: RemotePath, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mirror, "BEAT", 0.01)
-    lock = memory / mirror.LOCK
-    with mirror._held(lock, "us"):
+    monkeypatch.setattr(remote, "BEAT", 0.01)
+    lock = memory / LOCK
+    with _held(lock, "us"):
         first = lock.read_text()
         for _ in range(500):
             if lock.read_text() != first:
@@ -594,17 +610,17 @@ def test_signs_of_life_are_given_while_a_run_is_held(
 
 
 def test_a_fold_that_cannot_be_uploaded_is_kept_and_sent_with_the_next(
-    memory: Remote, local: Run, caplog: pytest.LogCaptureFixture
+    memory: RemotePath, local: Run, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with mirror.mirrored(memory / "run", "recipe") as copy, pytest.MonkeyPatch.context() as patch:
+    with mirrored(memory / "run", "recipe") as copy, pytest.MonkeyPatch.context() as patch:
         shutil.copytree(local.folder, copy.folder, dirs_exist_ok=True)
         fail_after(patch, 5)
         copy.share()
         assert "not uploaded yet, and kept in" in caplog.text
-        assert mirror.finished_folds(memory / "run") == []
+        assert finished_folds(memory / "run") == []
         patch.undo()
         copy.share()
-        assert mirror.finished_folds(memory / "run") == ["fold-0", "fold-1"]
+        assert finished_folds(memory / "run") == ["fold-0", "fold-1"]
     assert Run(memory / "run").scores == local.scores
 
 
@@ -612,11 +628,11 @@ def test_a_fold_that_cannot_be_uploaded_is_kept_and_sent_with_the_next(
 
 
 @pytest.fixture(scope="module")
-def slides(lab: Remote, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def slides(lab: RemotePath, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("slides")
     for number in range(2):
         file = save(folder / f"s{number}.tiff", section(number))
-        storage.upload(file, lab / "slides" / file.name)
+        upload(file, lab / "slides" / file.name)
     return find_slides([folder])
 
 
@@ -626,7 +642,7 @@ def job(out: Path) -> Extraction:
 
 
 def test_slides_elsewhere_become_the_bags_they_become_here(
-    lab: Remote, slides: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lab: RemotePath, slides: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path / "scratch"))
     monkeypatch.setattr("tempfile.tempdir", None)
@@ -653,9 +669,9 @@ def test_slides_elsewhere_become_the_bags_they_become_here(
 
 
 def test_a_slide_whose_upload_fails_is_not_done_and_made_again(
-    memory: Remote, tmp_path: Path
+    memory: RemotePath, tmp_path: Path
 ) -> None:
-    storage.upload(save(tmp_path / "s0.tiff", section()), memory / "slides" / "s0.tiff")
+    upload(save(tmp_path / "s0.tiff", section()), memory / "slides" / "s0.tiff")
     found = find_slides([memory / "slides"])
     with pytest.MonkeyPatch.context() as patch:
         fail_after(patch, 2)  # the picture and the outline are there, the bag is not
@@ -665,8 +681,8 @@ def test_a_slide_whose_upload_fails_is_not_done_and_made_again(
     assert [record.state for record in job(memory / "out").run(found)] == ["done"]
 
 
-def test_a_broken_slide_elsewhere_is_named_by_its_url(memory: Remote) -> None:
-    storage.write_small(memory / "slides" / "s0.svs", b"nothing of the kind")
+def test_a_broken_slide_elsewhere_is_named_by_its_url(memory: RemotePath) -> None:
+    write_small(memory / "slides" / "s0.svs", b"nothing of the kind")
     with pytest.raises(SlideError, match=f"{memory}/slides/s0.svs"):
         Slide(memory / "slides" / "s0.svs")
 
@@ -677,15 +693,15 @@ def test_a_broken_slide_elsewhere_is_named_by_its_url(memory: Remote) -> None:
 def test_the_commands_take_urls(
     s3: str, recipe: Recipe, local: Run, tiny_cohort: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = place(s3) / "cli"
-    assert isinstance(folder, Remote)
+    folder = as_path(s3) / "cli"
+    assert isinstance(folder, RemotePath)
     found = [tiny_cohort, *(tiny_cohort.parent / "features").iterdir()]
-    storage.upload_all(found, tiny_cohort.parent, folder)
-    files.write_text(folder / "recipe.toml", config.dump(away(recipe, folder)))
+    upload_all(found, tiny_cohort.parent, folder)
+    write_text(folder / "recipe.toml", config.dump(away(recipe, folder)))
     shell("train", f"{folder}/recipe.toml", "--out", f"{folder}/run", "--device", "cpu")
     assert f"caprmil predict {folder}/run BAGS" in capsys.readouterr().out
     assert Run(f"{folder}/run").scores == local.scores
-    storage.upload(found[1], folder / "new" / "a.h5")
+    upload(found[1], folder / "new" / "a.h5")
     shell("predict", f"{folder}/run", f"{folder}/new", "--out", f"{folder}/answers.csv")
     assert Predictions.read(folder / "answers.csv").slides == ("a",)
     shell("status", f"{folder}/run")
@@ -711,8 +727,8 @@ def test_what_cannot_write_elsewhere_says_so(tiny_recipe: Recipe, tmp_path: Path
     assert not Path("s3:").exists()
 
 
-def test_a_recipe_may_be_elsewhere(memory: Remote) -> None:
-    storage.write_small(memory / "a.toml", b'cohort = "s3://lab/labels.csv"\n')
+def test_a_recipe_may_be_elsewhere(memory: RemotePath) -> None:
+    write_small(memory / "a.toml", b'cohort = "s3://lab/labels.csv"\n')
     recipe = read_recipe(str(memory / "a.toml"), features=Path("s3://lab/features"))
     assert (recipe.cohort, recipe.features) == ("s3://lab/labels.csv", "s3://lab/features")
     assert read_recipe(Path("s3://lab/x.csv")).cohort == "s3://lab/x.csv"

@@ -16,16 +16,18 @@ from filelock import FileLock
 from scipy.stats import chisquare, kstest
 from sklearn.metrics import roc_auc_score
 
-from caprmil import config, paper, training
+from caprmil import config
 from caprmil.errors import CaprmilError, CohortError, RecipeError, RunError, UnknownName
+from caprmil.evaluation.predictions import Predictions
+from caprmil.experiments import paper
+from caprmil.experiments.sweep import Plan, Point, Result, Sweep, read_plan, sweep
+from caprmil.experiments.sweep.plan import Range, Values, read_axis
+from caprmil.experiments.sweep.results import papers_row
+from caprmil.experiments.sweep.search import led_by_optuna
 from caprmil.models import create
-from caprmil.predictions import Predictions
-from caprmil.recipe import Recipe
-from caprmil.runs import Run
-from caprmil.sweep import Plan, Point, Result, Sweep, read_plan, sweep
-from caprmil.sweep.plan import Range, Values, read_axis
-from caprmil.sweep.results import papers_row
-from caprmil.sweep.search import led_by_optuna
+from caprmil.runs.run import Run
+from caprmil.training import cross_validation as training
+from caprmil.training.recipe import Recipe
 
 
 def plan(*changes: str, **options: Any) -> Plan:

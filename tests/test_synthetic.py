@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from caprmil import bags
-from caprmil.cohort import load
+from caprmil.cohort.cohort import load_cohort
 from caprmil.errors import CaprmilError, CohortError
+from caprmil.features import bags
 from caprmil.synthetic import RareSignal
 
 SMALL = RareSignal(slides=6, width=32, patches=(100, 200), signal=0.05)
@@ -49,7 +49,7 @@ def test_tumour_stands_out_along_one_direction() -> None:
 
 
 def test_a_cohort_is_written_as_it_was_made(tmp_path: Path) -> None:
-    cohort, _ = load(SMALL.write(tmp_path), tmp_path / "features")
+    cohort, _ = load_cohort(SMALL.write(tmp_path), tmp_path / "features")
     assert cohort.classes == ("normal", "tumour")
     assert [entry.label for entry in cohort.entries] == [0, 1, 0, 1, 0, 1]
     stored = bags.read(cohort["slide_003"].path).features

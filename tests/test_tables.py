@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from caprmil import tables
 from caprmil.errors import CohortError
-from caprmil.tables import COLUMNS, Table, called
+from caprmil.io import tables
+from caprmil.io.tables import COLUMNS, Table, called
 
 
 def read(folder: Path, content: str | bytes, **options: bool) -> Table:

@@ -14,9 +14,9 @@ from PIL import Image
 
 from caprmil.config import digest, parse
 from caprmil.errors import RecipeError, SlideError
+from caprmil.slides.tissue import Tissue, TissueConfig, find
 from caprmil.synthetic import thumbnails
 from caprmil.synthetic.thumbnails import CASES, Thumbnail, thumbnail
-from caprmil.tissue import Tissue, TissueConfig, find
 
 ROOT = Path(__file__).parents[1]
 DATA = Path(os.environ.get("CAPRMIL_DATA", ROOT.parent / "shared" / "data")) / "slides"

@@ -16,14 +16,19 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import caprmil
-from caprmil import bags, config, figures, predictions, runs, training
-from caprmil.batches import Sample
-from caprmil.cohort import SplitConfig
+from caprmil import config, figures
+from caprmil.cohort.folds import SplitConfig
 from caprmil.errors import CohortError, RecipeError, RunError, UnknownName
-from caprmil.predictions import Predictions
-from caprmil.recipe import ModelConfig, Recipe, read_recipe
-from caprmil.runs import Run
-from caprmil.training import cross_validate
+from caprmil.evaluation import predictions
+from caprmil.evaluation.predictions import Predictions
+from caprmil.features import bags
+from caprmil.features.batches import Sample
+from caprmil.io.json_files import read_json
+from caprmil.runs.inference import predict_samples
+from caprmil.runs.run import RECIPE, Run
+from caprmil.training import cross_validation as training
+from caprmil.training.cross_validation import cross_validate
+from caprmil.training.recipe import ModelConfig, Recipe, read_recipe
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -83,11 +88,13 @@ def test_each_fold_is_answered_by_its_own_model(tiny_run: Run) -> None:
     for fold in tiny_run.splits:
         told = Predictions.read(tiny_run.fold_folder(fold.name) / "test.csv")
         samples = [Sample(slide, Path(tiny_run.paths[slide])) for slide in fold.test]
-        own = runs.answer(tiny_run.model(fold.name), samples)
+        own = predict_samples(tiny_run.model(fold.name), samples)
         assert told.slides == fold.test
         np.testing.assert_array_equal(told.probabilities, own)
         others = [f.name for f in tiny_run.splits if f != fold]
-        assert not any(np.allclose(runs.answer(tiny_run.model(o), samples), own) for o in others)
+        assert not any(
+            np.allclose(predict_samples(tiny_run.model(o), samples), own) for o in others
+        )
 
 
 def test_validation_is_answered_by_its_fold_too(tiny_run: Run) -> None:
@@ -106,7 +113,7 @@ def test_every_slide_is_predicted_once_in_the_fold_that_left_it_out(tiny_run: Ru
 
 
 def test_the_recipe_in_a_run_makes_the_same_run(tiny_run: Run, tiny_recipe: Recipe) -> None:
-    assert read_recipe(tiny_run.folder / runs.RECIPE) == tiny_recipe
+    assert read_recipe(tiny_run.folder / RECIPE) == tiny_recipe
     assert tiny_run.facts.digest == config.digest(tiny_recipe)
 
 
@@ -122,7 +129,7 @@ def test_the_epoch_that_was_kept_is_recorded(tiny_run: Run) -> None:
     for fold in tiny_run.splits:
         folder = tiny_run.fold_folder(fold.name)
         losses = training.read_history(folder / "history.csv")["val_loss"]
-        facts = runs.read_json(folder / "fold.json")
+        facts = read_json(folder / "fold.json")
         assert facts == {"kept_epoch": losses.index(min(losses)), "epochs": 3}
 
 
@@ -150,7 +157,7 @@ def test_without_validation_all_epochs_are_run_and_the_last_is_kept(
     splits = SplitConfig(folds=2, validation=0)
     run = run_recipe(replace(tiny_recipe, splits=splits, loggers={}), tmp_path / "run")
     folder = run.fold_folder("fold-0")
-    assert runs.read_json(folder / "fold.json") == {"kept_epoch": 2, "epochs": 3}
+    assert read_json(folder / "fold.json") == {"kept_epoch": 2, "epochs": 3}
     assert "val_loss" not in training.read_history(folder / "history.csv")
     assert not (folder / "validation.csv").exists()
 
@@ -416,6 +423,6 @@ def test_a_folder_may_have_any_name(folder: str) -> None:
 
 
 def test_two_processes_cannot_train_in_one_folder(tmp_path: Path) -> None:
-    first, second = training.alone(tmp_path), training.alone(tmp_path)
+    first, second = training.lock_run(tmp_path), training.lock_run(tmp_path)
     with first, pytest.raises(RunError, match="Another process"), second:
         pass

@@ -21,10 +21,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from caprmil import bags
 from caprmil.errors import CaprmilError, RunError
-from caprmil.runs import Run
-from caprmil.slides import Slide
+from caprmil.features import bags
+from caprmil.runs.run import Run
+from caprmil.slides.slide import Slide
 from caprmil.viewer import Library, create
 from caprmil.viewer import library as library_module
 from caprmil.viewer.app import STATIC, rows_of

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from caprmil.slides import Slide
+from caprmil.slides.slide import Slide
 from caprmil.viewer import tiles
 from caprmil.viewer.tiles import Pyramid, is_joined, tile
 from viewing import rounded_down, rounded_up, texture

@@ -9,33 +9,33 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from caprmil.bags import Bag
-    from caprmil.cohort import Cohort
+    from caprmil.cohort.cohort import Cohort
     from caprmil.errors import CaprmilError
     from caprmil.estimator import MILClassifier
+    from caprmil.evaluation.predictions import Predictions
+    from caprmil.features.bags import Bag
     from caprmil.models import CAPRMIL, MILModel, Output, create, list_models
-    from caprmil.predictions import Predictions
-    from caprmil.recipe import Recipe, read_recipe
-    from caprmil.runs import Run
-    from caprmil.slides import Slide
-    from caprmil.training import cross_validate
+    from caprmil.runs.run import Run
+    from caprmil.slides.slide import Slide
+    from caprmil.training.cross_validation import cross_validate
+    from caprmil.training.recipe import Recipe, read_recipe
 
 _HOMES = {
-    "Bag": "bags",
+    "Bag": "features.bags",
     "CAPRMIL": "models",
     "CaprmilError": "errors",
-    "Cohort": "cohort",
+    "Cohort": "cohort.cohort",
     "MILClassifier": "estimator",
     "MILModel": "models",
     "Output": "models",
-    "Predictions": "predictions",
-    "Recipe": "recipe",
-    "Run": "runs",
-    "Slide": "slides",
+    "Predictions": "evaluation.predictions",
+    "Recipe": "training.recipe",
+    "Run": "runs.run",
+    "Slide": "slides.slide",
     "create": "models",
-    "cross_validate": "training",
+    "cross_validate": "training.cross_validation",
     "list_models": "models",
-    "read_recipe": "recipe",
+    "read_recipe": "training.recipe",
 }
 
 __all__ = [

@@ -11,8 +11,8 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 
 import tomli_w
 
-from caprmil import storage
 from caprmil.errors import RecipeError, suggest
+from caprmil.io.paths import as_path
 
 Settings = TypeVar("Settings")
 
@@ -24,7 +24,7 @@ def load(
     path: str | os.PathLike[str], *, into: type[Settings], changes: Iterable[str] = ()
 ) -> Settings:
     """Read a TOML file into a dataclass, with changes such as `train.epochs=5` made on the way."""
-    path = storage.place(path)
+    path = as_path(path)
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -8,17 +8,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from caprmil import config, cost, encoders, explain, figures, report, storage
-from caprmil.extraction import Extraction
-from caprmil.inference import bags_of
-from caprmil.predictions import Predictions
-from caprmil.progress import bar
-from caprmil.recipe import Recipe
-from caprmil.runs import Run, pick_device
-from caprmil.settings import configure
-from caprmil.slides import find_slides
+from caprmil import config, encoders, explain, figures, report
+from caprmil.evaluation.predictions import Predictions
+from caprmil.experiments import cost
+from caprmil.features.extract import Extraction
+from caprmil.features.settings import configure
+from caprmil.io.paths import require_local
+from caprmil.io.progress import bar
+from caprmil.models.device import pick_device
+from caprmil.runs.predict import bags_of
+from caprmil.runs.run import Run
+from caprmil.slides.slide import find_slides
 from caprmil.synthetic import SlideCohort
-from caprmil.training import complete
+from caprmil.training.cross_validation import complete
+from caprmil.training.recipe import Recipe
 
 MODELS = {"Mean": "mean", "ABMIL": "abmil", "CAPRMIL + Mean": "caprmil"}
 
@@ -64,7 +67,7 @@ def demo(
 
     What an earlier demo in the same folder has finished is not done again; reports are made anew.
     """
-    out = storage.here(out)
+    out = require_local(out)
     with bar("Generating slides", shown=progress) as step:
         table = plan.cohort.write(out / "cohort", progress=step)
     features = out / "features"

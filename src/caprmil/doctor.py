@@ -106,7 +106,7 @@ def _gated_access(hubs: list[str]) -> Finding:
 def _devices() -> list[Finding]:
     import torch
 
-    from caprmil.trainer import has_half_precision
+    from caprmil.training.trainer import has_half_precision
 
     found = []
     for number in range(torch.cuda.device_count()):

@@ -17,13 +17,15 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from caprmil import bags as bag_files
-from caprmil import learner, runs
-from caprmil.bags import Bag
-from caprmil.batches import Sample
 from caprmil.errors import BagError, CohortError, RecipeError
-from caprmil.learner import TrainConfig
+from caprmil.features import bags as bag_files
+from caprmil.features.bags import Bag
+from caprmil.features.batches import Sample
 from caprmil.models import MILModel, create
+from caprmil.models.device import pick_device
+from caprmil.runs.inference import predict_samples
+from caprmil.training import module as learner
+from caprmil.training.module import TrainConfig
 
 BagLike: TypeAlias = NDArray[Any] | Tensor | Bag | str | PathLike[str]
 """An array (patches, features), a tensor of that shape, a bag, or the path of a bag's file."""
@@ -111,7 +113,7 @@ class MILClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         samples = as_samples(bags)
         common_width(samples, self.n_features_in_)
         with own_randomness(self.device) as place:  # a DataLoader draws a seed, needed or not
-            probabilities = runs.answer(self.model_, samples, device=place)
+            probabilities = predict_samples(self.model_, samples, device=place)
         self.model_.cpu()
         return probabilities
 
@@ -243,7 +245,7 @@ def as_classes(labels: Iterable[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
 @contextmanager
 def own_randomness(device: str) -> Iterator[torch.device]:
     """Yield the device, and leave torch's random state in the end as it was."""
-    place = runs.pick_device(device)
+    place = pick_device(device)
     # A seed is set on every GPU, whichever is used, as soon as CUDA is up.
     gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
     with torch.random.fork_rng(devices=list(gpus)):

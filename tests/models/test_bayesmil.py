@@ -13,8 +13,8 @@ from scipy.special import expit, softmax
 from torch import Tensor
 from torch.distributions import Normal, kl_divergence
 
-from caprmil import cost
 from caprmil.errors import BagError, RecipeError, UnknownName
+from caprmil.experiments import cost
 from caprmil.models import BayesMIL
 from caprmil.models.bayesmil import Noise, VariationalLinear, smooth
 

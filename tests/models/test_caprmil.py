@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from caprmil import cost
 from caprmil.errors import BagError, RecipeError, RunError, UnknownName
+from caprmil.experiments import cost
 from caprmil.models import ABMIL, CAPRMIL, MeanMIL, create
 from caprmil.models.caprmil import COLDEST, ContextAttention, ContextStack
 from caprmil.models.layers import weighted_sum

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from caprmil import cost
+from caprmil.experiments import cost
 from caprmil.models import CLAM
 from caprmil.models.clam import smooth_svm
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from test_nystrom import plain_attention
 from torch import Tensor
 
-from caprmil import cost
+from caprmil.experiments import cost
 from caprmil.models import DGRMIL
 
 UNUSED = 131_072  # two matrices of the authors' code that nothing reads

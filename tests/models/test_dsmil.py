@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from caprmil import cost
+from caprmil.experiments import cost
 from caprmil.models import DSMIL
 
 

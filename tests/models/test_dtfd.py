@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from caprmil import cost
+from caprmil.experiments import cost
 from caprmil.models import DTFDMIL
 
 WAYS = ["afs", "maxs", "maxmins"]

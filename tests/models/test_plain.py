@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from caprmil import cost
+from caprmil.experiments import cost
 from caprmil.models import CAPRMIL, Output
 from plain import PlainCAPRMIL
 

@@ -12,8 +12,8 @@ from scipy.special import expit, softmax
 from torch import Tensor
 from torch.distributions import MultivariateNormal, kl_divergence
 
-from caprmil import cost
 from caprmil.errors import RunError, UnknownName
+from caprmil.experiments import cost
 from caprmil.models import SGPMIL
 from caprmil.models.sgpmil import SparseGP, cholesky
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from caprmil.cost import LiveTensors
+from caprmil.experiments.cost import LiveTensors
 from caprmil.models import thinking
 from caprmil.models.caprmil import CAPRMIL, ContextBlock
 from plain import PlainCAPRMIL

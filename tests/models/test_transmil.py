@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from test_nystrom import plain_attention
 from torch import Tensor
 
-from caprmil import cost
+from caprmil.experiments import cost
 from caprmil.models import TransMIL
 from caprmil.models.transmil import positive_part
 

@@ -10,8 +10,8 @@ from caprmil.cli.shared import app, name_runs, show_table
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from caprmil.comparison import Comparison
-    from caprmil.predictions import Predictions
+    from caprmil.evaluation.differences import Comparison
+    from caprmil.evaluation.predictions import Predictions
 
 HEADLINES = frozenset({"auc", "balanced_accuracy", "kappa", "ace", "brier"})
 
@@ -27,9 +27,9 @@ def compare(
     ] = None,
 ) -> None:
     """Tell which differences between runs are real, and whether they beat their shortcuts."""
-    from caprmil import comparison
     from caprmil.errors import CohortError
-    from caprmil.files import refuse_existing, write_text
+    from caprmil.evaluation import comparison
+    from caprmil.io.atomic import check_new, write_text
 
     names = name_runs([*runs, *([against] if against and against not in runs else [])])
     tables, shortcuts = _read(names)
@@ -40,7 +40,7 @@ def compare(
             "train again with this version, which answers by shortcuts as well."
         )
     for name in ("comparison.csv", "comparison.md") if out else ():
-        refuse_existing(Path(str(out)) / name)
+        check_new(Path(str(out)) / name)
     text = ""
     if len(tables) > 1:
         found = comparison.compare(tables, against=reference)
@@ -50,7 +50,7 @@ def compare(
             found.write(out / "comparison.csv")
     for name, own in shortcuts.items():
         if own:
-            beside = comparison.beside_shortcuts(name, tables[name], own)
+            beside = comparison.compare_with_baselines(name, tables[name], own)
             told = list(beside.warnings()) or [f"{name} beats every shortcut."]
             _show(beside, told, apart=("first", "metric"))
             text += "\n\n".join([f"\n# {name} beside shortcuts", *told, beside.as_markdown()])
@@ -63,12 +63,12 @@ def _read(
     names: dict[Path, str],
 ) -> tuple[dict[str, "Predictions"], dict[str, dict[str, "Predictions"]]]:
     """Return the answers of each run or CSV, and the shortcuts beside it, if there are any."""
-    from caprmil.predictions import Predictions
+    from caprmil.evaluation.predictions import Predictions
 
     tables, shortcuts = {}, {}
     for path, name in names.items():
         if path.is_dir():
-            from caprmil.runs import Run  # torch loads here, and CSVs have no need of it
+            from caprmil.runs.run import Run  # torch loads here, and CSVs have no need of it
 
             run = Run(path)
             tables[name], shortcuts[name] = run.predictions, run.shortcuts
@@ -101,9 +101,11 @@ def calibrate(
     run: Annotated[Path, typer.Argument(help="A run that `caprmil train` made.")],
 ) -> None:
     """Tell how far probabilities can be trusted, before and after temperature scaling."""
-    from caprmil import calibration, figures
-    from caprmil.files import write_text
-    from caprmil.runs import CALIBRATION, RELIABILITY, Run, as_json
+    from caprmil import figures
+    from caprmil.evaluation import calibration
+    from caprmil.io.atomic import write_text
+    from caprmil.io.json_files import as_json
+    from caprmil.runs.run import CALIBRATION, RELIABILITY, Run
 
     trained = Run(run)
     found = calibration.calibrate(trained.predictions, trained.validation)

@@ -6,15 +6,24 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from caprmil.cli.shared import Device, Gpus, Ray, RayCommand, app, find_crew, name_runs, show_table
+from caprmil.cli.shared import (
+    Device,
+    Gpus,
+    Ray,
+    RayCommand,
+    app,
+    find_crew,
+    name_runs,
+    show_table,
+)
 from caprmil.cli.studies import Features
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from caprmil.cost import Cost
     from caprmil.errors import CaprmilError
-    from caprmil.sweep import Point, Pruned, Result
+    from caprmil.experiments.cost import Cost
+    from caprmil.experiments.sweep import Point, Pruned, Result
 
 
 @app.command()
@@ -36,14 +45,15 @@ def cost(
     device: Device = "auto",
 ) -> None:
     """Measure what models cost: parameters, operations, time and peak memory of one bag."""
-    from caprmil.cost import compare, tables
-    from caprmil.files import refuse_existing
+    from caprmil.experiments.cost import compare, tables
+    from caprmil.io.atomic import check_new
+    from caprmil.io.progress import bar
     from caprmil.models import create, list_models
-    from caprmil.progress import bar
-    from caprmil.runs import Run, pick_device
+    from caprmil.models.device import pick_device
+    from caprmil.runs.run import Run
 
     for name in ("cost.csv", "cost.md", "cost.tex", "cost.png", "performance.png") if out else ():
-        refuse_existing(Path(str(out)) / name)
+        check_new(Path(str(out)) / name)
     opened = {name: Run(path) for path, name in name_runs(run or []).items()}
     trained = {f"{each.facts.model} ({name})": each for name, each in opened.items()}
     names = [name.strip() for name in models.split(",") if name.strip()]
@@ -68,8 +78,8 @@ def _write_costs(
 ) -> list[str]:
     """Write tables and pictures, and return their names."""
     from caprmil import figures
-    from caprmil.cost import tables
-    from caprmil.files import write_text
+    from caprmil.experiments.cost import tables
+    from caprmil.io.atomic import write_text
 
     def bubble(each: "Cost", up: float, spread: float | None = None) -> figures.Bubble:
         return figures.Bubble(
@@ -145,8 +155,8 @@ def sweep(
     gpus_per_worker: Gpus = 1.0,
 ) -> None:
     """Train a recipe at many settings, each as a run of its own; choose on validation alone."""
-    from caprmil import sweep as sweeps
-    from caprmil.sweep.results import show
+    from caprmil.experiments import sweep as sweeps
+    from caprmil.experiments.sweep.results import show
 
     plan = sweeps.read_plan(
         recipe, change, features=features, search=search, metric=metric, seed=seed, prune=prune

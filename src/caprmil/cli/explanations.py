@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from caprmil.cli.shared import Device, SlideScale, Trust, Weights, app, show_table
-from caprmil.storage import place
+from caprmil.io.paths import as_path
 
 if TYPE_CHECKING:
     from caprmil.explain import Case, Method, Subject
     from caprmil.explain.explanation import Explanation
-    from caprmil.runs import Run
+    from caprmil.runs.run import Run
 
 WAYS: "dict[str, Method]" = {
     "exact": "exact",
@@ -58,8 +58,8 @@ def explain(
     from caprmil.errors import UnknownName
     from caprmil.explain import examine
     from caprmil.explain.folder import building, fill
-    from caprmil.progress import bar
-    from caprmil.runs import Run
+    from caprmil.io.progress import bar
+    from caprmil.runs.run import Run
 
     if method and method not in WAYS:
         raise UnknownName("method", method, WAYS)
@@ -96,26 +96,26 @@ def explain(
 
 
 def _name(what: str) -> str:
-    from caprmil.slides import slide_name_of
+    from caprmil.slides.slide import slide_name_of
 
-    return slide_name_of(place(what))
+    return slide_name_of(as_path(what))
 
 
 def _subject(
     run: "Run", what: str, pixels: Path | None, features: Path, **options: Any
 ) -> "Subject":
     """Find a slide of the run or a bag; a slide's file is encoded, unless its bag is known."""
-    from caprmil import inference
-    from caprmil.bags import IMAGES
     from caprmil.explain import find
-    from caprmil.progress import bar
+    from caprmil.io.progress import bar
+    from caprmil.runs import predict as inference
+    from caprmil.slides.names import IMAGES
 
-    file = place(what)
+    file = as_path(what)
     slide = file.suffix.lower() in IMAGES or (file.is_dir() and any(file.glob("*.dcm")))
     if what in run.paths or not (slide and file.exists()):
         return find(run, what, pixels=pixels)
     name = _name(what)
-    if name in run.paths and place(run.paths[name]).exists():
+    if name in run.paths and as_path(run.paths[name]).exists():
         known = find(run, name)
         if known.pixels is not None and known.pixels.resolve() == file.resolve():
             return known

@@ -26,8 +26,8 @@ def export(
 ) -> None:
     """Write models as files that run without caprmil, for bags of any size, and check them."""
     from caprmil import export as exports
-    from caprmil.progress import bar
-    from caprmil.runs import Run
+    from caprmil.io.progress import bar
+    from caprmil.runs.run import Run
 
     trained = Run(run)
     with bar("Exporting") as step:

@@ -35,12 +35,14 @@ def faithfulness(
     """Tell which map to trust: take out patches by each, and see whether the answer falls."""
     from caprmil import explain, figures
     from caprmil.errors import RunError, UnknownName
-    from caprmil.files import refuse_existing, write_text
-    from caprmil.progress import bar
-    from caprmil.runs import Run, as_json, pick_device
+    from caprmil.io.atomic import check_new, write_text
+    from caprmil.io.json_files import as_json
+    from caprmil.io.progress import bar
+    from caprmil.models.device import pick_device
+    from caprmil.runs.run import Run
 
     trained, folder = Run(run), out or run / "faithfulness"
-    refuse_existing(folder)
+    check_new(folder)
     if only is not None and only not in trained.classes:
         raise UnknownName(f"class in {run}", only, trained.classes)
     unseen = explain.unseen_slides(trained)

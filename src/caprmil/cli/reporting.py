@@ -8,8 +8,8 @@ import typer
 from caprmil.cli.shared import Device, SlideScale, Trust, Weights, app, slides_text, tell
 
 if TYPE_CHECKING:
-    from caprmil.qc import Record
-    from caprmil.runs import Run
+    from caprmil.runs.run import Run
+    from caprmil.slides.qc import Record
 
 
 @app.command()
@@ -45,7 +45,7 @@ def report(
 ) -> None:
     """Write a report of slides, or of a whole run: one HTML file that opens anywhere."""
     from caprmil.errors import RunError
-    from caprmil.runs import Run
+    from caprmil.runs.run import Run
 
     trained = Run(run)
     options: dict[str, Any] = {"force": force, "device": device}
@@ -67,7 +67,7 @@ def _of_run(
     run: "Run", out: Path | None, slides: int, pixels: Path | None, options: dict[str, Any]
 ) -> None:
     from caprmil import report as reports
-    from caprmil.progress import bar
+    from caprmil.io.progress import bar
 
     with bar("Reporting") as step:
         path, written, missing = reports.write_run(
@@ -91,11 +91,11 @@ def _of_slides(
 ) -> "list[Record]":
     from caprmil import report as reports
     from caprmil.explain import examine
-    from caprmil.files import refuse_existing
-    from caprmil.progress import bar
+    from caprmil.io.atomic import check_new
+    from caprmil.io.progress import bar
 
     if out is not None and out.suffix:
-        refuse_existing(out)  # now, and not after the encoding
+        check_new(out)  # now, and not after the encoding
     with bar("Encoding") as step:
         subjects, failed = reports.subjects(
             run, inputs, pixels=pixels, **loading, **options, progress=step

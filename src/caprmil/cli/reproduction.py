@@ -29,9 +29,9 @@ def reproduce(
     gpus_per_worker: Gpus = 1.0,
 ) -> None:
     """Run one of the paper's benchmarks, and put its figures beside ours."""
-    from caprmil import protocols
     from caprmil.errors import CohortError
-    from caprmil.storage import here
+    from caprmil.experiments import reproduce as protocols
+    from caprmil.io.paths import require_local
 
     protocols.find(protocol)
     chosen, changes = protocols.choose(models), change or []
@@ -41,7 +41,7 @@ def reproduce(
 
         if features or labels:
             raise CohortError("--rehearse makes its own slides: leave --features and --labels out.")
-        labels = StandIn(protocol=protocol).write(here(out) / "stand-in")
+        labels = StandIn(protocol=protocol).write(require_local(out) / "stand-in")
         features = labels.parent / "features"
         changes = [*protocols.REHEARSAL, *changes]
         typer.echo("A rehearsal on generated bags: its figures stand for nothing.")

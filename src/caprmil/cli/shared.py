@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from caprmil.storage import place
+from caprmil.io.paths import as_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from contextlib import AbstractContextManager
 
-    from caprmil.crew import Crew
-    from caprmil.predictions import Predictions
-    from caprmil.qc import Record
+    from caprmil.evaluation.predictions import Predictions
+    from caprmil.executors import Crew
+    from caprmil.slides.qc import Record
 
 
 class App(typer.Typer):
@@ -42,7 +42,7 @@ class App(typer.Typer):
 def _placed(word: Any) -> Any:
     if isinstance(word, list):
         return [_placed(each) for each in word]
-    return place(word) if isinstance(word, Path) else word
+    return as_path(word) if isinstance(word, Path) else word
 
 
 app = App(
@@ -97,8 +97,8 @@ def find_crew(
 
     There a worker has a share of a GPU, with cores for its readers; or as many as it has threads.
     """
-    from caprmil.crew import Here, OnRay
     from caprmil.errors import CaprmilError
+    from caprmil.executors import Here, OnRay
 
     if not ray:
         return nullcontext(Here())

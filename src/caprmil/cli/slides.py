@@ -23,8 +23,8 @@ from caprmil.cli.shared import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from caprmil.crew import Crew
-    from caprmil.extraction import Extraction
+    from caprmil.executors import Crew
+    from caprmil.features.extract import Extraction
 
 Slides = Annotated[list[Path], typer.Argument(help="Slides, or folders of them.")]
 Scale = Annotated[
@@ -77,8 +77,11 @@ def encode(
     """Turn slides into bags of features, with pictures of what was taken as tissue."""
     from functools import partial
 
-    from caprmil import encoders, extraction, selection, settings
-    from caprmil.runs import pick_device
+    from caprmil import encoders
+    from caprmil.features import extract as extraction
+    from caprmil.features import settings
+    from caprmil.models.device import pick_device
+    from caprmil.slides import selection
 
     place = pick_device("cpu" if ray else device)  # workers of Ray load it on their own device
     part = selection.read_shard(shard)
@@ -117,7 +120,9 @@ def patch(
     regions: Drawn = None,
 ) -> None:
     """Find tissue and lay the grid, without encoding: pictures to look at before a long night."""
-    from caprmil import encoders, extraction, settings
+    from caprmil import encoders
+    from caprmil.features import extract as extraction
+    from caprmil.features import settings
 
     config = settings.configure(
         encoders.find(encoder),
@@ -139,9 +144,9 @@ def _extract(
     part: tuple[int, int] = (1, 1),
     crew: "Crew | None" = None,
 ) -> None:
-    from caprmil.progress import bar
-    from caprmil.selection import listed, share
-    from caprmil.slides import find_slides
+    from caprmil.io.progress import bar
+    from caprmil.slides.selection import listed, share
+    from caprmil.slides.slide import find_slides
 
     found = find_slides(slides, outside=job.out)
     if table is not None:
@@ -177,10 +182,10 @@ def convert(
     replace: Annotated[bool, typer.Option(help="Write over files of other bags.")] = False,
 ) -> None:
     """Write bags in the layout of another tool, or those of another tool in ours."""
-    from caprmil import interchange
-    from caprmil.cohort import find_bags
-    from caprmil.progress import bar
-    from caprmil.slides import find_slides
+    from caprmil.cohort.cohort import find_bags
+    from caprmil.features import convert as interchange
+    from caprmil.io.progress import bar
+    from caprmil.slides.slide import find_slides
 
     found = find_bags(bags)
     with bar("Converting") as step:

@@ -15,9 +15,9 @@ def status(
     out: Annotated[Path, typer.Argument(help="What was --out: bags, a run, a sweep, ...")],
 ) -> None:
     """Tell what of a long work is done, running, failed and why, from any machine."""
-    from caprmil.status import look
+    from caprmil.experiments.status import read_status
 
-    found = look(out)
+    found = read_status(out)
     units = found.open()
     if units:
         rows = [[unit.name, unit.state, unit.remark] for unit in units[:MOST]]

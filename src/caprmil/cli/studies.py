@@ -46,9 +46,9 @@ def train(
     gpus_per_worker: Gpus = 1.0,
 ) -> None:
     """Train a model on every fold of a cohort, and score each on its own test part."""
-    from caprmil import training
-    from caprmil.devices import Team
-    from caprmil.recipe import read_recipe
+    from caprmil.training import cross_validation as training
+    from caprmil.training.distributed import Team
+    from caprmil.training.recipe import read_recipe
 
     settings = read_recipe(recipe, features=features, changes=change or [])
     with find_crew(ray, device, gpus_per_worker) as crew:
@@ -81,13 +81,13 @@ def predict(
     """Answer slides or bags: class probabilities, the mean over the folds' models."""
     from tempfile import TemporaryDirectory
 
-    from caprmil import inference
-    from caprmil.files import refuse_existing
-    from caprmil.progress import bar
-    from caprmil.runs import Run
+    from caprmil.io.atomic import check_new
+    from caprmil.io.progress import bar
+    from caprmil.runs import predict as inference
+    from caprmil.runs.run import Run
 
     if out is not None:
-        refuse_existing(out)
+        check_new(out)
     trained = Run(run)
     with TemporaryDirectory(prefix="caprmil-") as passing:
         options: dict[str, Any] = {"force": force, "device": device}
@@ -135,10 +135,11 @@ def evaluate(
     device: Device = "auto",
 ) -> None:
     """Score predictions: of a run, of a run's models on another cohort, or in any CSV."""
-    from caprmil import predictions, runs
     from caprmil.errors import CohortError
-    from caprmil.files import refuse_existing
-    from caprmil.progress import bar
+    from caprmil.evaluation import predictions
+    from caprmil.io.atomic import check_new
+    from caprmil.io.progress import bar
+    from caprmil.runs.run import Run
 
     of_table = not target.is_dir()
     if (of_table or cohort is None) and (features, out, force) != (None, None, False):
@@ -148,15 +149,15 @@ def evaluate(
     if label and not of_table and cohort is None:
         raise CohortError("--label names a column of a CSV or of --cohort, not of a run.")
     if out is not None:
-        refuse_existing(out)
+        check_new(out)
     if of_table:
         table = predictions.Predictions.read(target, label=label or None)
     elif cohort is None:
-        table = runs.Run(target).predictions
+        table = Run(target).predictions
     else:
         with bar("Scoring") as step:
             options: dict[str, Any] = {"label": label or None, "force": force, "device": device}
-            table = runs.Run(target).evaluate(cohort, features, **options, progress=step)
+            table = Run(target).evaluate(cohort, features, **options, progress=step)
         if out is not None:
             table.write(out)
     typer.echo(predictions.summary(table).as_markdown())
@@ -172,9 +173,9 @@ def check(
     most: Annotated[int, typer.Option(help="Bags to measure on, at most.", min=1)] = 8,
 ) -> None:
     """Measure a model's promises on your own bags: the largest deviation of each."""
-    from caprmil.checks import check as measure
-    from caprmil.cohort import find_bags
-    from caprmil.runs import Run
+    from caprmil.cohort.cohort import find_bags
+    from caprmil.runs.check import check as measure
+    from caprmil.runs.run import Run
 
     trained = Run(run)
     paths = list(find_bags(bags).values()) if bags else trained.bag_paths()
@@ -200,7 +201,7 @@ def models(
     n_classes: Annotated[int, typer.Option(help="Classes.", min=2)] = 2,
 ) -> None:
     """List the models, with their size and what 1,000 patches cost."""
-    from caprmil import cost
+    from caprmil.experiments import cost
     from caprmil.models import POOLS, create, list_models
 
     pools = [f"caprmil+{name}" for name in POOLS if name != "mean"]

@@ -34,7 +34,7 @@ def view(
     device: Device = "auto",
 ) -> None:
     """Look at slides of a run in a browser: maps, patches, and what if a region were not there."""
-    from caprmil.runs import Run
+    from caprmil.runs.run import Run
     from caprmil.viewer import Library, serve
 
     library = Library(Run(run), pixels=slides, extra=bags or (), device=device)

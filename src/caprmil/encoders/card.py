@@ -65,3 +65,12 @@ class Card:
             "mean": [round(value, 9) for value in self.mean],
             "std": [round(value, 9) for value in self.std],
         }
+
+
+def same_encoder(one: str, other: str) -> bool:
+    """Tell whether two names are of one encoder; tools differ in case and in hyphens."""
+
+    def bare(name: str) -> str:
+        return "".join(letter for letter in name.lower() if letter.isalnum())
+
+    return bare(one) == bare(other)

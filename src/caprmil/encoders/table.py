@@ -7,8 +7,7 @@ are other vectors of one network.
 
 from typing import Any
 
-from caprmil.bags import same_encoder
-from caprmil.encoders.card import Card
+from caprmil.encoders.card import Card, same_encoder
 from caprmil.errors import UnknownName
 
 CLIP: dict[str, Any] = {

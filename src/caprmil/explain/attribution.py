@@ -10,9 +10,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from caprmil.errors import RunError
+from caprmil.io.progress import Step
 from caprmil.models import Evidence, MILModel
 from caprmil.models.base import Cells
-from caprmil.progress import Step
 
 Method: TypeAlias = Literal["exact", "integrated gradients", "perturbation"]
 METHODS: tuple[Method, ...] = ("exact", "integrated gradients", "perturbation")

@@ -11,19 +11,24 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from caprmil import bags, batches, calibration, storage
-from caprmil.bags import Bag, BagInfo, Stream
-from caprmil.batches import Sample
-from caprmil.cohort import find_bags
+from caprmil.cohort.cohort import find_bags
 from caprmil.errors import RunError, SlideError, some
+from caprmil.evaluation import calibration
 from caprmil.explain.attribution import Method
 from caprmil.explain.explanation import Explanation, can_stream, explain
+from caprmil.features import bags, batches
+from caprmil.features.bags import Bag, BagInfo, Stream
+from caprmil.features.batches import Sample
+from caprmil.io.json_files import read_json
+from caprmil.io.paths import as_path
+from caprmil.io.progress import Step
 from caprmil.models import MILModel
-from caprmil.progress import Step
-from caprmil.qc import Record
-from caprmil.readers import Pixels
-from caprmil.runs import CALIBRATION, Run, ask, ask_stream, is_large, pick_device, read_json
-from caprmil.slides import Slide, find_slides
+from caprmil.models.device import pick_device
+from caprmil.runs.inference import is_large, predict_batch, predict_stream
+from caprmil.runs.run import CALIBRATION, Run
+from caprmil.slides.qc import Record
+from caprmil.slides.readers import Pixels
+from caprmil.slides.slide import Slide, find_slides
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,9 +145,9 @@ def find(run: Run, what: str | Path, *, pixels: Path | None = None) -> Subject:
     `pixels` is the slide's file or a folder to look in. Without it, it is looked for where
     `caprmil encode` read it.
     """
-    name, path = str(what), storage.place(what)
+    name, path = str(what), as_path(what)
     if name in run.paths:
-        path = storage.place(run.paths[name])
+        path = as_path(run.paths[name])
         if not path.exists():
             raise RunError(f"The bag of {name} is no longer at {path}. Pass the bag's file.")
     elif path.suffix.lower() in bags.SUFFIXES and path.exists():
@@ -164,7 +169,7 @@ def _pixels(name: str, record: Record | None, given: Path | None) -> Path | None
         if given.is_dir():
             return None
         raise SlideError(f"{given} is not the slide {name}. Give it the bag's name.")
-    noted = storage.place(record.path) if record and record.path else None
+    noted = as_path(record.path) if record and record.path else None
     return noted if noted and noted.exists() else None
 
 
@@ -185,10 +190,12 @@ def ask_run(
 
     asked = {name: loaded.get(name) or run.model(name) for name in names}
     if isinstance(bag, Stream):
-        by_fold = {name: ask_stream(model, bag, place)[0] for name, model in asked.items()}
+        by_fold = {name: predict_stream(model, bag, place)[0] for name, model in asked.items()}
     else:
         batch = batches.collate([(Sample(subject.name, bag), bag)])
-        by_fold = {name: ask(model.to(place), batch, place)[0] for name, model in asked.items()}
+        by_fold = {
+            name: predict_batch(model.to(place), batch, place)[0] for name, model in asked.items()
+        }
     return Answer(
         probabilities=np.mean(list(by_fold.values()), axis=0),
         calibrated=_calibrated(run, by_fold),

@@ -12,12 +12,12 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-from caprmil.bags import Bag, BagInfo, Stream
 from caprmil.errors import RunError
 from caprmil.explain.attribution import Method, attribute, lead_of
+from caprmil.features.bags import Bag, BagInfo, Stream
+from caprmil.io.progress import Step
 from caprmil.models import CAPRMIL, MILModel
-from caprmil.progress import Step
-from caprmil.runs import may_keep, pieces_of
+from caprmil.runs.inference import chunks_of, may_keep
 
 Numbers = NDArray[np.float32]
 TOP = 8  # patches of a gallery, as in the paper
@@ -202,7 +202,7 @@ def explain(
             raise RunError(
                 "A bag that is read in pieces has exact evidence, or none. Read it whole."
             )
-        pieces, keep = pieces_of(bag, torch.device(device)), may_keep(bag.info)
+        pieces, keep = chunks_of(bag, torch.device(device)), may_keep(bag.info)
         evidence, output = model.stream_evidence(pieces, keep=keep), model.stream(pieces, keep=keep)
     else:
         features = torch.from_numpy(bag.features)[None].to(device)

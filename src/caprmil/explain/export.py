@@ -28,7 +28,7 @@ from caprmil.explain.case import Squares, why_unplaced
 from caprmil.explain.explanation import TOP, Explanation, Layer, top_patches
 from caprmil.figures.style import BLUE, VERMILLION
 from caprmil.figures.tokens import colour_of
-from caprmil.files import beside
+from caprmil.io.atomic import atomic_write
 
 CHUNK = 4096  # patches written at once
 
@@ -45,7 +45,7 @@ def columns(told: Explanation) -> dict[str, NDArray[Any]]:
 def write_csv(told: Explanation, path: str | Path) -> Path:
     """Write the table of patches. Nine digits: every float32 comes back as it was."""
     table = columns(told)
-    with beside(path) as passing, passing.open("w", encoding="utf-8", newline="") as stream:
+    with atomic_write(path) as passing, passing.open("w", encoding="utf-8", newline="") as stream:
         writer = csv.writer(stream, lineterminator="\n")
         writer.writerow(table)
         for start in range(0, len(told), CHUNK):
@@ -72,7 +72,7 @@ def write_parquet(told: Explanation, path: str | Path) -> Path:
     table = pa.table(columns(told))
     words = {name: str(value) for name, value in _facts(told).items() if name != "classes"}
     table = table.replace_schema_metadata({**words, "classes": json.dumps(told.classes)})
-    with beside(path) as passing:
+    with atomic_write(path) as passing:
         pq.write_table(table, passing)
     return Path(path)
 
@@ -93,7 +93,7 @@ def write_scores(told: Explanation, path: str | Path) -> Path:
         "before_context": None if told.before is None else told.before.points,
         "after_context": None if told.after is None else told.after.points,
     }
-    with beside(path) as passing, h5py.File(passing, "x") as file:
+    with atomic_write(path) as passing, h5py.File(passing, "x") as file:
         for name, values in arrays.items():
             if values is not None:
                 file.create_dataset(name, data=values)
@@ -137,7 +137,7 @@ def write_geojson(
             f"The bag of {told.slide or 'this slide'} {why}: QuPath has no place for it."
         )
     layers = [layer for layer in told.layers() if heads or "head-" not in layer.key]
-    with beside(path) as passing, passing.open("w", encoding="utf-8") as stream:
+    with atomic_write(path) as passing, passing.open("w", encoding="utf-8") as stream:
         stream.write('{"type": "FeatureCollection", "features": [')
         between = "\n"
         for feature in _features(told, squares, layers, top):

@@ -16,14 +16,14 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-from caprmil.bags import Bag
 from caprmil.explain.attribution import gradient, lead_of
 from caprmil.explain.explanation import Explanation
+from caprmil.features.bags import Bag
 from caprmil.figures import Flip, FlipPanel, flipping
+from caprmil.io.progress import Step
+from caprmil.io.tables import markdown
 from caprmil.models import MILModel
 from caprmil.models.base import Cells
-from caprmil.progress import Step
-from caprmil.tables import markdown
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

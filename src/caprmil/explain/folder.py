@@ -11,15 +11,17 @@ from uuid import uuid4
 
 import numpy as np
 
-from caprmil import figures, storage
+from caprmil import figures
 from caprmil.errors import CaprmilError
 from caprmil.explain.case import Case, why_unplaced
 from caprmil.explain.explanation import TOP, Explanation
 from caprmil.explain.export import write_csv, write_geojson, write_parquet, write_scores
 from caprmil.explain.pictures import METHOD_WORDS, Pictures, pick_head
-from caprmil.files import refuse_existing, write_text
-from caprmil.progress import Step
-from caprmil.runs import Run, as_json
+from caprmil.io.atomic import check_new, write_text
+from caprmil.io.json_files import as_json
+from caprmil.io.paths import require_local
+from caprmil.io.progress import Step
+from caprmil.runs.run import Run
 
 SCREEN, PRINT = 200, 300  # dots per inch of PNG, and of pictures in PDF
 VECTOR = ("tokens", "evidence")  # figures that are written as PDF too
@@ -28,13 +30,13 @@ VECTOR = ("tokens", "evidence")  # figures that are written as PDF too
 @contextmanager
 def building(folder: str | Path) -> Iterator[Path]:
     """Yield a hidden folder beside; it becomes `folder` at the end, or goes if anything fails."""
-    folder = storage.here(folder)
-    refuse_existing(folder)
+    folder = require_local(folder)
+    check_new(folder)
     passing = folder.with_name(f".{uuid4().hex[:8]}.{folder.name}")
     try:
         passing.mkdir(parents=True)
         yield passing
-        refuse_existing(folder)  # somebody may have been quicker
+        check_new(folder)  # somebody may have been quicker
         passing.rename(folder)
     except OSError as problem:
         raise CaprmilError(

@@ -11,7 +11,7 @@ from caprmil.errors import UnknownName
 from caprmil.explain.case import Case, Squares, cut
 from caprmil.explain.explanation import TOP, Explanation, Numbers, top_patches
 from caprmil.figures import Canvas, Gallery, Plane
-from caprmil.slides import Slide
+from caprmil.slides.slide import Slide
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from caprmil import bags
-from caprmil.comparison.bootstrap import draw_patients
 from caprmil.errors import RunError
+from caprmil.evaluation.bootstrap import draw_patients
+from caprmil.evaluation.metrics import Interval
 from caprmil.explain.case import Subject, ask_run
 from caprmil.explain.explanation import explain
 from caprmil.explain.faithfulness import (
@@ -22,11 +22,11 @@ from caprmil.explain.faithfulness import (
     faithfulness,
     panels,
 )
+from caprmil.features import bags
 from caprmil.figures import flipping
-from caprmil.metrics import Interval
-from caprmil.progress import Step
-from caprmil.runs import Run
-from caprmil.tables import markdown
+from caprmil.io.progress import Step
+from caprmil.io.tables import markdown
+from caprmil.runs.run import Run
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

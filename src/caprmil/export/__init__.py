@@ -2,7 +2,14 @@
 
 from caprmil.export.formats import FORMATS, read_facts
 from caprmil.export.program import Program
-from caprmil.export.writing import SIZES, TOLERANCE, Exported, export, parse_changes, write
+from caprmil.export.writing import (
+    SIZES,
+    TOLERANCE,
+    Exported,
+    export,
+    parse_changes,
+    write,
+)
 
 __all__ = [
     "FORMATS",

@@ -12,14 +12,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from caprmil import bags, config, storage
+from caprmil import config
 from caprmil.errors import BagError, ExportError, RunError
 from caprmil.export.formats import FORMATS, Ask, Values, find_format, quiet
 from caprmil.export.program import Program
-from caprmil.files import beside, refuse_existing
+from caprmil.features import bags
+from caprmil.io.atomic import atomic_write, check_new
+from caprmil.io.paths import require_local
+from caprmil.io.progress import Step
 from caprmil.models import MILModel
-from caprmil.progress import Step
-from caprmil.runs import Run
+from caprmil.runs.run import Run
 
 SIZES = (1, 2, 17, 1000, 5000)  # patches of the bags that a file is asked about
 TOLERANCE = 1e-4
@@ -61,7 +63,7 @@ def export(
         raise ExportError("An ensemble is of all folds: leave --fold or --ensemble out.")
     names = [each.name for each in run.answering(fold)]
     groups = {"ensemble": names} if ensemble else {name: [name] for name in names}
-    paths = _places(storage.here(out), list(groups), find_format(to).ending)
+    paths = _places(require_local(out), list(groups), find_format(to).ending)
     changes, features, written = dict(changes or {}), _features_of(run), []
     for number, (path, (name, folds)) in enumerate(zip(paths, groups.items(), strict=True), 1):
         models = [
@@ -95,7 +97,7 @@ def write(
         "in_dim": program.width,
         "outputs": program.outputs,
     }
-    with beside(path) as passing, quiet():
+    with atomic_write(path) as passing, quiet():
         try:
             kind.write(program, passing, json.dumps(told))
         except OSError:
@@ -194,7 +196,7 @@ def _places(out: Path, names: Sequence[str], ending: str) -> list[Path]:
         )
     paths = [out] if single else [out / f"{name}{ending}" for name in names]
     for path in paths:
-        refuse_existing(path)
+        check_new(path)
     return paths
 
 

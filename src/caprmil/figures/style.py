@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from caprmil import files
+from caprmil.io.atomic import atomic_write
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -43,7 +43,7 @@ Slides: TypeAlias = tuple[NDArray[np.integer], NDArray[np.floating]]  # labels a
 
 def save(figure: "Figure", path: Path | str, dpi: int = 150, *, replace: bool = False) -> Path:
     """Write the figure; the ending of the name says the format (png, pdf, svg)."""
-    with files.beside(path, replace=replace) as passing:
+    with atomic_write(path, replace=replace) as passing:
         figure.savefig(passing, dpi=dpi)
     return Path(path)
 

@@ -9,7 +9,13 @@ from caprmil.models.dgrmil import DGRMIL
 from caprmil.models.dsmil import DSMIL
 from caprmil.models.dtfd import DTFDMIL
 from caprmil.models.mean import MeanMIL
-from caprmil.models.pooling import POOLS, AttentionPool, GatedAttentionPool, MeanPool, Pool
+from caprmil.models.pooling import (
+    POOLS,
+    AttentionPool,
+    GatedAttentionPool,
+    MeanPool,
+    Pool,
+)
 from caprmil.models.registry import MODELS, create, list_models
 from caprmil.models.sgpmil import SGPMIL
 from caprmil.models.transmil import TransMIL

@@ -10,7 +10,15 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from caprmil.models.base import Cells, Evidence, Features, Labels, MILModel, Output, share_out
+from caprmil.models.base import (
+    Cells,
+    Evidence,
+    Features,
+    Labels,
+    MILModel,
+    Output,
+    share_out,
+)
 from caprmil.models.layers import content_order, masked_softmax, seeded, weighted_sum
 from caprmil.models.pooling import AttentionPool
 

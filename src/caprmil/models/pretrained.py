@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from caprmil.errors import CaprmilError, RecipeError, RunError
-from caprmil.files import beside, write_text
+from caprmil.io.atomic import atomic_write, write_text
 from caprmil.models.base import MILModel
 from caprmil.models.registry import MODELS, create
 
@@ -21,7 +21,7 @@ def save(model: MILModel, folder: str | PathLike[str]) -> None:
     """Write a model into a folder, over another that is there. Each file is whole at any time."""
     config = json.dumps(describe(model), indent=2) + "\n"
     weights = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
-    with beside(Path(folder) / WEIGHTS, replace=True) as passing:
+    with atomic_write(Path(folder) / WEIGHTS, replace=True) as passing:
         save_file(weights, passing, metadata={"format": "pt"})
     write_text(Path(folder) / CONFIG, config, replace=True)
 

@@ -13,7 +13,15 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from caprmil.models.base import Cells, Embedding, Features, MILModel, Output, Patches, Weights
+from caprmil.models.base import (
+    Cells,
+    Embedding,
+    Features,
+    MILModel,
+    Output,
+    Patches,
+    Weights,
+)
 from caprmil.models.nystrom import NystromLayer, in_reading_order
 
 

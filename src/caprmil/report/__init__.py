@@ -2,7 +2,14 @@
 
 from caprmil.report.run import run_report
 from caprmil.report.slide import slide_report
-from caprmil.report.writing import home, places, safe_name, subjects, write_run, write_slide
+from caprmil.report.writing import (
+    home,
+    places,
+    safe_name,
+    subjects,
+    write_run,
+    write_slide,
+)
 
 __all__ = [
     "home",

@@ -6,10 +6,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caprmil.explain import Case, temperatures
+from caprmil.io.json_files import read_json
 from caprmil.report import charts
 from caprmil.report.page import EMPTY, Html, fill, join, tag
 from caprmil.report.words import count, part, percent
-from caprmil.runs import CALIBRATION, Run, read_json
+from caprmil.runs.run import CALIBRATION, Run
 
 Groups = Mapping[str, NDArray[np.float64]]
 

@@ -7,11 +7,12 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.metrics import roc_curve
 
-from caprmil import calibration
-from caprmil.predictions import Predictions
+from caprmil.evaluation import calibration
+from caprmil.evaluation.predictions import Predictions
+from caprmil.io.json_files import read_json
 from caprmil.report.charts import Axes
 from caprmil.report.page import Html, fill, join, tag
-from caprmil.runs import Run, read_json
+from caprmil.runs.run import Run
 
 COLOURS = 8  # line.c0 to line.c7 of the style sheet
 Line = tuple[str, str]  # a kind of line, and what it means

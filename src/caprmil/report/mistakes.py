@@ -7,15 +7,15 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from caprmil import storage
 from caprmil.errors import CaprmilError
+from caprmil.evaluation.predictions import Predictions
 from caprmil.explain import find
-from caprmil.predictions import Predictions
+from caprmil.io.paths import as_path
 from caprmil.report.page import EMPTY, Html, tag
 from caprmil.report.pictures import picture, thumbnail
 from caprmil.report.words import percent
-from caprmil.runs import Run
-from caprmil.slides import Slide
+from caprmil.runs.run import Run
+from caprmil.slides.slide import Slide
 
 SHOWN = 8
 LONGEST = 420  # pixels of a picture
@@ -84,7 +84,7 @@ def portrait(run: Run, slide: str, pixels: Path | None = None) -> Html:
         if subject.pixels is not None:
             with Slide(subject.pixels, mpp=1.0) as opened:  # any scale serves to make it small
                 return picture(thumbnail(opened, LONGEST), alt)
-    noted = storage.place(run.paths.get(slide, "")).parent / "qc" / f"{slide}.png"
+    noted = as_path(run.paths.get(slide, "")).parent / "qc" / f"{slide}.png"
     if noted.exists():
         with noted.open("rb") as file, Image.open(file) as image:
             image.thumbnail((LONGEST, LONGEST))

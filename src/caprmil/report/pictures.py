@@ -7,10 +7,10 @@ import numpy as np
 from PIL import Image
 
 from caprmil.explain import Case, Squares, cut
-from caprmil.progress import Step
-from caprmil.readers import Pixels
+from caprmil.io.progress import Step
 from caprmil.report.page import EMPTY, Html, data_url, tag
-from caprmil.slides import Slide
+from caprmil.slides.readers import Pixels
+from caprmil.slides.slide import Slide
 
 LONGEST = 1600  # pixels of a thumbnail
 PATCH = 224  # pixels of a patch

@@ -5,15 +5,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from caprmil import bags
 from caprmil.errors import BagError
-from caprmil.predictions import Predictions
-from caprmil.progress import Step
+from caprmil.evaluation.predictions import Predictions
+from caprmil.features import bags
+from caprmil.io.progress import Step
 from caprmil.report import curves, mistakes, scores
 from caprmil.report.page import EMPTY, Html, asset, fill, join, page, tag
 from caprmil.report.slide import DISCLAIMER, made, origin, table
 from caprmil.report.words import count, percent
-from caprmil.runs import RECIPE, Run
+from caprmil.runs.run import RECIPE, Run
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from caprmil.evaluation.predictions import Predictions
 from caprmil.figures.style import TITLES
-from caprmil.predictions import Predictions
 from caprmil.report.page import EMPTY, Html, join, tag
 from caprmil.report.words import part
-from caprmil.runs import Run
+from caprmil.runs.run import Run
 
 HEADLINES = ("auc", "balanced_accuracy", "ace")
 VERDICTS = {

@@ -7,17 +7,17 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Any
 
-from caprmil import pages
 from caprmil.errors import SlideError
 from caprmil.explain import Case
-from caprmil.pages import Numbers, pack
-from caprmil.progress import Step
+from caprmil.explain import browser as pages
+from caprmil.explain.browser import Numbers, pack
+from caprmil.io.progress import Step
 from caprmil.report import answer, evidence, tokens
 from caprmil.report.page import EMPTY, Html, asset, fill, join, page, tag
 from caprmil.report.pictures import Album
 from caprmil.report.words import count, moment, quality
-from caprmil.runs import Run
-from caprmil.slides import Slide
+from caprmil.runs.run import Run
+from caprmil.slides.slide import Slide
 
 MOST_BYTES = 2_000_000  # of numbers: single heads beyond that are left out
 DISCLAIMER = "For research, not a diagnosis."

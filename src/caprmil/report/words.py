@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from datetime import datetime
 
 from caprmil.explain import Explanation, Method
-from caprmil.qc import Record
+from caprmil.slides.qc import Record
 
 PERCENT = "\u00a0%"  # stays on the line of its number
 SURE = 0.9995  # a model is never so sure that 100 % would be honest

@@ -14,17 +14,17 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from caprmil import storage
 from caprmil.errors import BagError, CaprmilError, RunError
 from caprmil.explain import Case, Subject, examine, find
-from caprmil.files import refuse_existing, write_text
-from caprmil.inference import bags_of
-from caprmil.progress import Bar, Step
-from caprmil.qc import Record
+from caprmil.io.atomic import check_new, write_text
+from caprmil.io.paths import as_path
+from caprmil.io.progress import Bar, Step
 from caprmil.report import mistakes
 from caprmil.report.run import run_report
 from caprmil.report.slide import slide_report
-from caprmil.runs import Run
+from caprmil.runs.predict import bags_of
+from caprmil.runs.run import Run
+from caprmil.slides.qc import Record
 
 INDEX, SLIDES, FEATURES = "index.html", "slides", "features"
 LONGEST = 100  # letters of a file's name
@@ -57,7 +57,7 @@ def subjects(
     """
     inputs = list(inputs)
     found = {name: find(run, name, pixels=pixels) for name in inputs if name in run.paths}
-    others = [storage.place(word) for word in inputs if word not in run.paths]
+    others = [as_path(word) for word in inputs if word not in run.paths]
     for path in others:
         if not path.exists():
             find(run, path)  # which says what there is
@@ -77,7 +77,7 @@ def places(run: Run, names: Iterable[str], out: Path | None) -> dict[str, Path]:
     if not one and out.is_file():
         raise CaprmilError(f"{out} is a file. Several reports need a folder.")
     for path in found.values():
-        refuse_existing(path)
+        check_new(path)
     return found
 
 
@@ -120,7 +120,7 @@ def write_run(
     targets = {name: folder / SLIDES / safe_name(name) for name in names}
     if not replace:
         for target in (path, *targets.values()):
-            refuse_existing(target)
+            check_new(target)
     written, missing = [], []
     for done, (name, target) in enumerate(targets.items(), 1):
         try:

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from caprmil import bags
-from caprmil.files import write_text
+from caprmil.features import bags
+from caprmil.io.atomic import write_text
 from caprmil.synthetic.claims import claim
 
 

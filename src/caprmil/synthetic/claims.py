@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from caprmil.errors import CohortError
-from caprmil.files import write_text
+from caprmil.io.atomic import write_text
 
 
 def claim(folder: Path, cohort: Any) -> None:

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from caprmil.errors import SlideError, UnknownName
-from caprmil.files import beside, refuse_existing, write_text
-from caprmil.progress import Step
+from caprmil.io.atomic import atomic_write, check_new, write_text
+from caprmil.io.progress import Step
 from caprmil.synthetic.anatomy import KINDS, TRUTH_UM, Anatomy, lay_out
 from caprmil.synthetic.claims import claim
 from caprmil.synthetic.painting import ARTEFACTS, Box, Painter, Pixels
@@ -92,7 +92,10 @@ class Section:
 
         if vendor not in VENDORS:
             raise UnknownName("vendor", vendor, VENDORS)
-        with beside(path) as passing, NamedTemporaryFile(dir=passing.parent, prefix=".") as raw:
+        with (
+            atomic_write(path) as passing,
+            NamedTemporaryFile(dir=passing.parent, prefix=".") as raw,
+        ):
             for band in self._bands(self._anatomy()):
                 raw.write(band.data)
             raw.flush()
@@ -166,7 +169,7 @@ class SlideCohort:
         labels = folder / "labels.csv"
         table = self._table()
         if labels.exists() and labels.read_text() != table:
-            refuse_existing(labels)  # now, and not after the slides
+            check_new(labels)  # now, and not after the slides
         textures(self.mpp)  # once, before there are threads
         with ThreadPoolExecutor(workers or os.cpu_count()) as pool:
             jobs = [pool.submit(self._write_one, folder, n) for n in range(self.slides)]
@@ -187,7 +190,7 @@ class SlideCohort:
         if not truth.exists():
             picture = Image.fromarray(section.truth())
             picture.putpalette(PALETTE)
-            with beside(truth) as passing:
+            with atomic_write(truth) as passing:
                 picture.save(passing)
         if not slide.exists():
             section.write(slide)

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from caprmil import bags
 from caprmil.errors import UnknownName
-from caprmil.files import write_text
+from caprmil.features import bags
+from caprmil.io.atomic import write_text
 from caprmil.synthetic.claims import claim
 
 Row = dict[str, str]

@@ -19,8 +19,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from caprmil import pages
 from caprmil.errors import CaprmilError
+from caprmil.explain import browser as pages
 from caprmil.viewer.library import Gone, Library
 from caprmil.viewer.listing import describe_run, list_slides
 from caprmil.viewer.security import Door, Guard

@@ -14,16 +14,19 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from caprmil import bags, pages, storage
-from caprmil.bags import Bag
-from caprmil.calibration import soften
-from caprmil.cohort import find_bags
+from caprmil.cohort.cohort import find_bags
 from caprmil.errors import BagError, RunError, SlideError
+from caprmil.evaluation.calibration import soften
 from caprmil.explain import Squares, Subject, cut, examine, find, open_slide, temperatures
+from caprmil.explain import browser as pages
+from caprmil.features import bags
+from caprmil.features.bags import Bag
+from caprmil.io.paths import as_path
 from caprmil.models import MILModel
-from caprmil.readers import Pixels
-from caprmil.runs import Run, pick_device
-from caprmil.slides import Slide, find_slides
+from caprmil.models.device import pick_device
+from caprmil.runs.run import Run
+from caprmil.slides.readers import Pixels
+from caprmil.slides.slide import Slide, find_slides
 from caprmil.viewer.shelf import Shelf
 from caprmil.viewer.tiles import Pyramid, is_joined, jpeg, tile
 
@@ -92,7 +95,7 @@ class Library:
 
     def _entry(self, name: str, beside: dict[str, Path], slides: dict[str, Path]) -> Entry:
         own = self.run.paths.get(name)
-        what = name if own is not None and storage.place(own).exists() else beside.get(name, name)
+        what = name if own is not None and as_path(own).exists() else beside.get(name, name)
         try:
             subject = find(self.run, what, pixels=slides.get(name))
         except RunError as problem:

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from caprmil.qc import Record
-from caprmil.runs import Run
+from caprmil.runs.run import Run
+from caprmil.slides.qc import Record
 from caprmil.viewer.library import Entry, Library
 
 

@@ -12,8 +12,8 @@ from math import ceil, log2
 import numpy as np
 from PIL import Image
 
-from caprmil.readers import Pixels
-from caprmil.slides import Slide
+from caprmil.slides.readers import Pixels
+from caprmil.slides.slide import Slide
 
 TILE = 512  # pixels on a side
 QUALITY = 80  # of JPEG

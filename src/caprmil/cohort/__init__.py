@@ -1,0 +1,1 @@
+"""Cohorts: slides, patients and labels with their bags, and their folds."""

@@ -1,0 +1,1 @@
+"""Evaluation: predictions, metrics, calibration, baselines and comparisons of models."""

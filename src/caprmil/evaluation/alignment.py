@@ -1,0 +1,173 @@
+"""Common ground: the folds, slides and patients on which tables of predictions can be compared."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from caprmil.errors import CohortError, some
+from caprmil.evaluation.predictions import Predictions
+
+WHOLE = "all slides"  # the one fold of a table without folds
+
+
+class Part(NamedTuple):
+    """The answers of one model on one fold: place n of each field is the same slide."""
+
+    labels: NDArray[np.int64]
+    probabilities: NDArray[np.float64]
+    owners: NDArray[np.int64]  # places in `Ground.patients`
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ground:
+    """What several tables have in common, with the answers of each on it."""
+
+    classes: tuple[str, ...]
+    patients: tuple[str, ...]
+    slides: int
+    folds: tuple[str, ...]
+    answers: Mapping[str, tuple[Part, ...]]
+    """For each table its answers, fold by fold in the order of `folds`."""
+    notes: tuple[str, ...]
+
+
+def common(tables: Mapping[str, Predictions]) -> Ground:
+    """Bring tables onto common ground, or say which slides stand in the way.
+
+    Folds are matched by name, else by their slides. If neither goes, but the slides are the same,
+    the folds of each table are pooled, and a note says so.
+    """
+    known = {name: _labelled(name, table) for name, table in tables.items()}
+    first = next(iter(known))
+    for name in known:
+        _check_truth(first, known[first], name, known[name])
+    owner, notes = _owners(known)
+    patients = tuple(sorted(set(owner.values())))
+    place = {patient: at for at, patient in enumerate(patients)}
+    folds, parts, more = _match(known)
+    classes = known[first].classes
+    answers = {
+        name: tuple(
+            Part(*_in_order(part, classes), np.array([place[owner[s]] for s in part.slides]))
+            for part in own
+        )
+        for name, own in parts.items()
+    }
+    slides = len({slide for part in parts[first] for slide in part.slides})
+    return Ground(
+        classes=classes,
+        patients=patients,
+        slides=slides,
+        folds=folds,
+        answers=answers,
+        notes=(*notes, *more),
+    )
+
+
+def _labelled(name: str, table: Predictions) -> Predictions:
+    try:
+        return table.labelled()
+    except CohortError as problem:
+        problem.add_note(f"in {name}")
+        raise
+
+
+def _in_order(
+    part: Predictions, classes: Sequence[str]
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Return labels and probabilities with the classes in this order."""
+    columns = [part.classes.index(name) for name in classes]
+    codes = np.argsort(columns)  # where a class of the table stands in `classes`
+    return codes[np.asarray(part.labels)], part.probabilities[:, columns].astype(np.float64)
+
+
+def _truth(table: Predictions) -> dict[str, str]:
+    codes = np.asarray(table.labels).tolist()
+    return {slide: table.classes[code] for slide, code in zip(table.slides, codes, strict=True)}
+
+
+def _check_truth(first: str, one: Predictions, name: str, other: Predictions) -> None:
+    """Refuse tables of other classes, or with other labels for the same slides."""
+    if set(one.classes) != set(other.classes):
+        raise CohortError(
+            f"{first} has the classes {', '.join(one.classes)}, and {name} has "
+            f"{', '.join(other.classes)}. Only answers to the same question can be compared."
+        )
+    here, there = _truth(one), _truth(other)
+    if differ := [slide for slide in here if there.get(slide, here[slide]) != here[slide]]:
+        raise CohortError(
+            f"{first} and {name} have other labels for {len(differ)} slides: {some(differ)}. "
+            "Compare tables that were made from the same labels."
+        )
+
+
+def _owners(tables: Mapping[str, Predictions]) -> tuple[dict[str, str], list[str]]:
+    """Return the patient of each slide as any table knows it; else every slide is its own."""
+    owner: dict[str, str] = {}
+    for name, table in tables.items():
+        told = dict(zip(table.slides, table.patients or (), strict=False))
+        if differ := [slide for slide in told if owner.get(slide, told[slide]) != told[slide]]:
+            raise CohortError(
+                f"{name} has other patients for {len(differ)} slides: {some(differ)}. "
+                "Compare tables that name the patients alike."
+            )
+        owner |= told
+    notes = [] if owner else ["No patients are named: every slide counts as its own patient."]
+    return {slide: slide for table in tables.values() for slide in table.slides} | owner, notes
+
+
+def _match(
+    tables: Mapping[str, Predictions],
+) -> tuple[tuple[str, ...], dict[str, list[Predictions]], list[str]]:
+    """Return the folds that all share, the part of each table in each, and what to know of it."""
+    folded = {name: table.by_fold() or {WHOLE: table} for name, table in tables.items()}
+    first, *others = folded.values()
+    shared = [fold for fold in first if all(fold in own for own in others)]
+    if shared and all(_slides(own[f]) == _slides(first[f]) for own in others for f in shared):
+        parts = {name: [own[fold] for fold in shared] for name, own in folded.items()}
+        return tuple(shared), parts, list(_left_out(folded, shared))
+
+    in_order = {name: sorted(own.items(), key=_by_slides) for name, own in folded.items()}
+    names, contents = next(iter(in_order.values())), [_contents(own) for own in in_order.values()]
+    if all(own == contents[0] for own in contents):
+        parts = {name: [part for _, part in own] for name, own in in_order.items()}
+        return tuple(fold for fold, _ in names), parts, []
+
+    _check_slides(tables)
+    note = (
+        "The folds of these tables are not the same ones, though their slides are: all folds are "
+        "pooled, which also compares how far the models of different folds agree in scale."
+    )
+    return (WHOLE,), {name: [table] for name, table in tables.items()}, [note]
+
+
+def _slides(part: Predictions) -> frozenset[str]:
+    return frozenset(part.slides)
+
+
+def _by_slides(fold: tuple[str, Predictions]) -> list[str]:
+    return sorted(fold[1].slides)
+
+
+def _contents(folds: Sequence[tuple[str, Predictions]]) -> list[frozenset[str]]:
+    return [_slides(part) for _, part in folds]
+
+
+def _left_out(folded: Mapping[str, Mapping[str, Predictions]], shared: list[str]) -> Iterator[str]:
+    for name, own in folded.items():
+        if rest := [fold for fold in own if fold not in shared]:
+            yield f"Only folds that all share are compared: {some(rest)} of {name} is left out."
+
+
+def _check_slides(tables: Mapping[str, Predictions]) -> None:
+    """Refuse tables that are not about the same slides."""
+    (first, one), *others = tables.items()
+    for name, other in others:
+        if apart := sorted(_slides(one) ^ _slides(other)):
+            raise CohortError(
+                f"{first} and {name} were not tested on the same slides; only one of them has "
+                f"these {len(apart)}: {some(apart)}. Train both on the same cohort and splits."
+            )

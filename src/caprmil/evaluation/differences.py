@@ -1,0 +1,191 @@
+"""What a comparison found: rows to print, a CSV, and plain sentences."""
+
+import csv
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from caprmil.evaluation.metrics import LOWER_IS_BETTER, Interval, Spread
+from caprmil.io import tables
+from caprmil.io.atomic import atomic_write
+
+LEVEL, ALPHA = 0.95, 0.05
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """One metric of two models: first minus second, on the same slides."""
+
+    first: str
+    second: str
+    metric: str
+    of_first: Spread
+    of_second: Spread
+    interval: Interval
+    """Of the difference, at 95 %, not corrected for the number of pairs."""
+    p: float
+    corrected_p: float
+
+    @property
+    def difference(self) -> float:
+        return self.of_first.mean - self.of_second.mean
+
+    @property
+    def verdict(self) -> str:
+        """Whether the difference is real, not shown, or not known for want of slides."""
+        if math.isnan(self.corrected_p):
+            return "not known"
+        return "real" if self.corrected_p < ALPHA else "not shown"
+
+    @property
+    def better(self) -> str | None:
+        """The name of the better one, if the difference is real."""
+        if self.verdict != "real":
+            return None
+        wins = (self.difference < 0) if self.metric in LOWER_IS_BETTER else (self.difference > 0)
+        return self.first if wins else self.second
+
+    def sentence(self) -> str:
+        """Return the finding in words."""
+        values = f"{self.of_first.mean:.3f} against {self.of_second.mean:.3f}"
+        chance = say_p(self.corrected_p)
+        if self.verdict == "not known":
+            return f"{self.first} and {self.second}, {self.metric}: {values}; too few slides for p."
+        if self.better is None:
+            return (
+                f"{self.first} and {self.second}: no difference in {self.metric} is shown "
+                f"({values}, {chance})."
+            )
+        worse = self.second
+        if self.better == self.second:
+            worse = self.first
+            values = f"{self.of_second.mean:.3f} against {self.of_first.mean:.3f}"
+        return f"{self.better} is better than {worse} in {self.metric} ({values}, {chance})."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """All differences that were looked at, and what one needs to judge them."""
+
+    differences: tuple[Difference, ...]
+    ace_floors: Mapping[str, float]
+    """What each would read if it were perfectly calibrated; empty where ACE was not compared."""
+    slides: int
+    patients: int
+    folds: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    def as_rows(self, names: frozenset[str] | None = None) -> list[dict[str, str]]:
+        """Return one row for each difference, rounded; of these metrics, or of all."""
+        chosen = [d for d in self.differences if names is None or d.metric in names]
+        return [
+            {
+                "first": d.first,
+                "second": d.second,
+                "metric": d.metric,
+                "first's": self._value(d.first, d.metric, d.of_first),
+                "second's": self._value(d.second, d.metric, d.of_second),
+                "difference": f"{d.difference:+.3f}",
+                "95 % interval": _between(d.interval),
+                "p": show_p(d.p),
+                "corrected p": show_p(d.corrected_p),
+                "verdict": d.verdict,
+            }
+            for d in chosen
+        ]
+
+    def _value(self, name: str, metric: str, value: Spread) -> str:
+        floor = self.ace_floors.get(name) if metric == "ace" else None
+        spread = "" if math.isnan(value.std) else f" ± {value.std:.3f}"
+        return f"{value.mean:.3f}{spread}{'' if floor is None else f' (floor {floor:.3f})'}"
+
+    def as_markdown(self) -> str:
+        """Return the table, with what was compared above it and remarks below."""
+        rows = self.as_rows()
+        table = tables.markdown(list(rows[0]), [list(row.values()) for row in rows], self.notes)
+        return f"{self.size()}\n\n{table}"
+
+    def size(self) -> str:
+        """Say on how much the comparison stands."""
+        over = f"mean over {len(self.folds)} folds" if len(self.folds) > 1 else "all slides pooled"
+        return f"{self.slides} slides of {self.patients} patients, {over}."
+
+    def sentences(self, names: frozenset[str] | None = None) -> Iterator[str]:
+        """Say of each difference in words what was found; of ACE, with the floors."""
+        for d in self.differences:
+            if names is None or d.metric in names:
+                floors = (
+                    [self.ace_floors[n] for n in (d.first, d.second)] if d.metric == "ace" else []
+                )
+                yield d.sentence() + (
+                    " Floors: {:.3f} and {:.3f}.".format(*floors) if floors else ""
+                )
+
+    def warnings(self) -> Iterator[str]:
+        """Say which references the first of each pair does not beat."""
+        for d in self.differences:
+            values = f"{d.metric} {d.of_second.mean:.3f} against {d.of_first.mean:.3f}"
+            if d.verdict == "not known":
+                yield f"Whether {d.first} beats '{d.second}' is not known ({values})."
+            elif d.better != d.first:
+                does = "does better" if d.better else "may do as well"
+                yield (
+                    f"{d.first} does not beat '{d.second}' ({say_p(d.corrected_p)}): "
+                    f"a shortcut {does} on these slides ({values})."
+                )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return everything in full precision; NaN where something is not known."""
+        return {
+            "slides": self.slides,
+            "patients": self.patients,
+            "folds": list(self.folds),
+            "differences": [self._cells(d) for d in self.differences],
+            "notes": list(self.notes),
+        }
+
+    def write(self, path: Path | str) -> Path:
+        """Write all differences to a CSV in full precision. The file must be new."""
+        with (
+            atomic_write(path) as passing,
+            passing.open("w", newline="", encoding="utf-8") as file,
+        ):
+            table = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+            table.writeheader()
+            table.writerows(map(self._cells, self.differences))
+        return Path(path)
+
+    def _cells(self, d: Difference) -> dict[str, Any]:
+        floors = self.ace_floors if d.metric == "ace" else {}
+        cells = (
+            *(d.first, d.second, d.metric, d.of_first.mean, d.of_first.std, d.of_second.mean),
+            *(d.of_second.std, d.difference, *d.interval, d.p, d.corrected_p, d.verdict),
+            *(floors.get(d.first), floors.get(d.second)),
+        )
+        return dict(zip(COLUMNS, cells, strict=True))
+
+
+COLUMNS = (
+    *("first", "second", "metric", "first_mean", "first_std", "second_mean", "second_std"),
+    *("difference", "low", "high", "p", "corrected_p", "verdict"),
+    *("first_ace_floor", "second_ace_floor"),
+)
+
+
+def show_p(p: float) -> str:
+    """Return p as it is printed."""
+    if math.isnan(p):
+        return "-"
+    return "< 0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def say_p(p: float) -> str:
+    """Return p with its name, to stand in a sentence."""
+    return f"p {show_p(p)}" if p < 0.001 else f"p = {show_p(p)}"
+
+
+def _between(interval: Interval) -> str:
+    low, high = interval
+    return "-" if math.isnan(low) else f"{low:+.3f} to {high:+.3f}"

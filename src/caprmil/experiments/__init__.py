@@ -1,0 +1,1 @@
+"""Experiments: sweeps, the paper's benchmarks, and what models cost."""

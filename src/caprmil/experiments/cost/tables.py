@@ -1,0 +1,140 @@
+"""Tables of costs, with the paper's own figures beside ours where it has them."""
+
+import csv
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, fields
+from io import StringIO
+
+import torch
+
+from caprmil.experiments import paper
+from caprmil.experiments.cost.measuring import Cost
+from caprmil.io import tables
+
+PAPERS_BAG = (1000, 1024, 2)  # patches, features, classes
+TOLERANCE = 0.025  # the paper prints two or three digits, and draws count differently
+
+HEADER = (
+    "model",
+    "params (M)",
+    "paper",
+    "FLOPs (G)",
+    "paper",
+    "train (ms)",
+    "infer (ms)",
+    "train (MiB)",
+    "infer (MiB)",
+)
+
+
+def rows(costs: Sequence[Cost]) -> list[list[str]]:
+    """Return a line of text for each model, under HEADER."""
+    return [
+        [
+            cost.name,
+            f"{cost.parameters / 1e6:.3f}",
+            _printed(papers_millions(cost)),
+            f"{cost.flops / 1e9:.3f}",
+            _printed(papers_gigaflops(cost)),
+            f"{cost.train_ms:.1f}",
+            f"{cost.inference_ms:.1f}",
+            f"{cost.train_peak_mib:.1f}",
+            f"{cost.inference_peak_mib:.1f}",
+        ]
+        for cost in costs
+    ]
+
+
+def papers_millions(cost: Cost) -> float | None:
+    """Return the paper's parameters of this model, if it prints them for this bag."""
+    same = (cost.in_dim, cost.n_classes) == PAPERS_BAG[1:]
+    return paper.MILLIONS.get(cost.name) if same else None
+
+
+def papers_gigaflops(cost: Cost) -> float | None:
+    """Return the paper's FLOPs of this model, if it prints them for this bag."""
+    same = (cost.n_patches, cost.in_dim, cost.n_classes) == PAPERS_BAG
+    return paper.GIGAFLOPS.get(cost.name) if same else None
+
+
+def notes(costs: Sequence[Cost]) -> list[str]:
+    """Say how it was measured, and where the paper's figures do not come out."""
+    return [*_protocol(costs), *(note for cost in costs for note in _differences(cost))]
+
+
+def as_markdown(costs: Sequence[Cost]) -> str:
+    """Return the table, and below it what a reader must know."""
+    return tables.markdown(HEADER, rows(costs), notes(costs))
+
+
+def as_latex(costs: Sequence[Cost]) -> str:
+    """Return a table for a paper; it needs the package booktabs."""
+    body = [" & ".join(cell.replace("_", r"\_") for cell in row) + r" \\" for row in rows(costs)]
+    return "\n".join(
+        [
+            *(f"% {note}" for note in notes(costs)),
+            r"\begin{tabular}{l" + "r" * (len(HEADER) - 1) + "}",
+            r"\toprule",
+            r" & \multicolumn{2}{c}{Params (M)} & \multicolumn{2}{c}{FLOPs (G)}"
+            r" & \multicolumn{2}{c}{Time (ms)} & \multicolumn{2}{c}{Peak memory (MiB)} \\",
+            r"\cmidrule(lr){2-3}\cmidrule(lr){4-5}\cmidrule(lr){6-7}\cmidrule(lr){8-9}",
+            r"Model & ours & paper & ours & paper & train & infer & train & infer \\",
+            r"\midrule",
+            *body,
+            r"\bottomrule",
+            r"\end{tabular}",
+            "",
+        ]
+    )
+
+
+def as_csv(costs: Sequence[Cost]) -> str:
+    """Return every number in full precision."""
+    text = StringIO()
+    table = csv.DictWriter(text, [field.name for field in fields(Cost)], lineterminator="\n")
+    table.writeheader()
+    table.writerows(asdict(cost) for cost in costs)
+    return text.getvalue()
+
+
+def _protocol(costs: Sequence[Cost]) -> Iterator[str]:
+    first = costs[0]
+    widths = sorted({cost.in_dim for cost in costs})
+    threads = torch.get_num_threads()
+    place = f"CPU, {threads} thread{'s' * (threads > 1)}"
+    if first.device.startswith("cuda"):
+        place = torch.cuda.get_device_name(first.device)
+    elif not first.device.startswith("cpu"):
+        place = first.device
+    yield (
+        f"One bag of {first.n_patches:,} patches of {' or '.join(f'{w:,}' for w in widths)} "
+        f"features, fp32, {place}, torch {torch.__version__}."
+    )
+    yield (
+        "Times are medians over rounds in which the models take turns. A training step is "
+        "forward, loss, backward and AdamW."
+    )
+    yield (
+        "Peak memory is what a step needs beyond the parameters and the bag; in training, "
+        "gradients and AdamW's moments are part of it."
+    )
+    if any(papers_millions(cost) for cost in costs):
+        yield "The columns called paper are the figures that CAPRMIL's paper prints."
+
+
+def _differences(cost: Cost) -> Iterator[str]:
+    ours, theirs = cost.parameters / 1e6, papers_millions(cost)
+    if theirs and abs(ours - theirs) > TOLERANCE * theirs:
+        yield f"{cost.name}: the paper has {theirs} M parameters, this model {ours:.3f} M."
+    ours, theirs = cost.flops / 1e9, papers_gigaflops(cost)
+    if theirs and abs(ours - theirs) > TOLERANCE * theirs:
+        yield (
+            f"{cost.name}: the paper has {theirs} GFLOP, torch's counter finds {ours:.2f}. No way "
+            "of counting that we know gives the paper's figure."
+        )
+    if theirs and cost.name == "sgpmil":
+        yield "sgpmil: the paper has 2.44 GFLOP in its first table and 2.43 in that of the times."
+
+
+def _printed(figure: float | None) -> str:
+    return "-" if figure is None else f"{figure:.3f}" if figure < 1 else f"{figure:.2f}"

@@ -1,0 +1,1 @@
+"""Input and output: paths here and elsewhere, atomic writes, tables, progress."""

@@ -1,0 +1,1 @@
+"""Runs: the folder of a training, its models, and their use on new slides."""

@@ -1,0 +1,118 @@
+"""Inference: from slides to bags as a run knows them, for its models to answer."""
+
+import tomllib
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from caprmil import config, encoders
+from caprmil.cohort.cohort import find_bags
+from caprmil.errors import EncoderError, RecipeError, RunError, SlideError
+from caprmil.features import bags
+from caprmil.features.extract import Extraction
+from caprmil.features.settings import VERSION, ExtractionConfig, Settings
+from caprmil.io.paths import as_path
+from caprmil.io.progress import Bar
+from caprmil.models.device import pick_device
+from caprmil.runs.run import Run
+from caprmil.slides.names import IMAGES
+from caprmil.slides.patches import PatchConfig
+from caprmil.slides.qc import Record
+from caprmil.slides.slide import find_slides
+
+
+def bags_of(
+    run: Run,
+    inputs: Sequence[Path],
+    out: Path,
+    *,
+    weights: Path | None = None,
+    trust_remote_code: bool = False,
+    mpp: float | None = None,
+    device: str = "auto",
+    force: bool = False,
+    progress: Bar | None = None,
+) -> tuple[dict[str, Path], list[Record]]:
+    """Return the bags of slides and bags, for a run to answer, and the slides that gave none.
+
+    Slides are encoded into `out` as the run's own bags were, unless their bag is given as well.
+    """
+    inputs, out = [as_path(path) for path in inputs], as_path(out)
+    given = [path for path in inputs if _holds(path, bags.SUFFIXES)]
+    found = find_bags(given) if given else {}
+    pixels = [path for path in inputs if path not in given or _holds(path, IMAGES)]
+    slides = find_slides(pixels, outside=out) if pixels else {}
+    slides = {name: path for name, path in slides.items() if name not in found}
+    if not slides:
+        return found, []
+    loading: dict[str, Any] = {"weights": weights, "trust_remote_code": trust_remote_code}
+    job = for_run(run, out, device=device, force=force, **loading)
+    job.mpp = mpp
+    records = job.run(slides, progress=progress)
+    failed = [
+        replace(r, reason=r.reason or "No tissue was found.") for r in records if r.state != "done"
+    ]
+    found |= {r.slide: out / f"{r.slide}.h5" for r in records if r.state == "done"}
+    if not found:
+        raise SlideError(f"No slide could be encoded. {failed[0].slide}: {failed[0].reason}")
+    return found, failed
+
+
+def for_run(
+    run: Run, out: Path, *, device: str = "auto", force: bool = False, **loading: Any
+) -> Extraction:
+    """Return an extraction that makes bags as those were made that a run was trained on.
+
+    `loading` is passed to `encoders.load`.
+    """
+    facts = run.facts
+    if facts.encoder is None or facts.mpp is None or facts.patch_px is None:
+        raise RunError(
+            f"The bags of {run.folder} do not say with which encoder and at which scale they were "
+            "made. Encode the slides in the same way, and pass the bags."
+        )
+    if ":" in facts.encoder and not (
+        facts.encoder.startswith("timm:") or loading.get("trust_remote_code")
+    ):
+        raise EncoderError(
+            f"The bags of {run.folder} were made by code of somebody, {facts.encoder}, which would "
+            "run here with your rights. Allow it with --trust-remote-code, or pass bags."
+        )
+    encoder = encoders.load(facts.encoder, device=pick_device(device), **loading)
+    if facts.fingerprint not in (None, encoder.fingerprint) and not force:
+        raise EncoderError(
+            f"The weights or the transform of {encoder.name} are not those that {run.folder} was "
+            f"trained with: {encoder.fingerprint[:12]}, not {str(facts.fingerprint)[:12]}. "
+            "Pass the right ones with --weights, or accept these with --force."
+        )
+    if facts.settings is not None:
+        return Extraction(out=out, encoder=encoder, config=_settings(run, facts.settings, force))
+    rule: Any = facts.scale_rule or "exact"
+    grid = PatchConfig(px=facts.patch_px, mpp=facts.mpp, scale_rule=rule)
+    return Extraction(out=out, encoder=encoder, config=ExtractionConfig(patches=grid))
+
+
+def _settings(run: Run, text: str, force: bool) -> ExtractionConfig:
+    """Return how a bag of the run was made, if slides can be encoded in that way here."""
+    try:
+        made = config.parse(tomllib.loads(text), into=Settings)
+    except (RecipeError, tomllib.TOMLDecodeError) as problem:
+        raise RunError(f"The bags of {run.folder} are of another caprmil ({problem}).") from None
+    if made.version != VERSION:
+        raise RunError(
+            f"The bags of {run.folder} were made by method {made.version}, and this caprmil has "
+            f"{VERSION}. Use the caprmil that made them, or encode and train again."
+        )
+    if made.regions is not None and not force:
+        raise RunError(
+            f"The bags of {run.folder} were cut from regions drawn by hand. Encode the slides with "
+            "`caprmil encode --regions` and pass the bags, or take all tissue with --force."
+        )
+    return replace(made.extraction, regions="and tissue", region_classes=())
+
+
+def _holds(path: Path, endings: Sequence[str]) -> bool:
+    """Tell whether a file, or any in a folder, ends in one of these."""
+    files = path.rglob("*") if path.is_dir() else [path]
+    return any(file.suffix.lower() in endings and file.parent.name != "qc" for file in files)

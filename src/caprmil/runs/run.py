@@ -1,0 +1,303 @@
+"""Runs: a folder with the recipe, the weights, the predictions and the scores of a study.
+
+run.json          versions, seed, classes, encoder and scale of the bags, digest of the recipe
+recipe.toml       every setting, resolved
+splits.json       who was in which part of which fold
+folds/NAME/       model/ (config.json, model.safetensors), history.csv, test.csv, validation.csv
+predictions.csv   every slide, answered by models that had not seen it
+shortcuts/        the same slides, answered without a model: patch_count.csv, mean_feature.csv, ...
+calibration.json  the temperature of each fold, and errors before and after
+scores.json, scores.md, curves.png, roc.png, reliability.png
+"""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from caprmil.cohort.cohort import CohortConfig, load_cohort
+from caprmil.cohort.folds import Fold
+from caprmil.encoders.card import same_encoder
+from caprmil.errors import BagError, RunError, UnknownName, some
+from caprmil.evaluation.predictions import Predictions
+from caprmil.features import bags
+from caprmil.features.bags import BagInfo
+from caprmil.features.batches import Cache, Sample
+from caprmil.io.json_files import read_json
+from caprmil.io.paths import RemotePath, as_path, scratch_folder
+from caprmil.io.progress import Step
+from caprmil.models import MILModel
+from caprmil.models.device import pick_device
+from caprmil.runs.inference import predict_file, predict_samples
+from caprmil.runs.remote import fetch_fold, finished_folds
+from caprmil.slides.scale import same_scale
+
+FACTS, RECIPE, SPLITS = "run.json", "recipe.toml", "splits.json"
+PREDICTIONS, SCORES = "predictions.csv", "scores.json"
+SHORTCUTS, CALIBRATION, RELIABILITY = "shortcuts", "calibration.json", "reliability.png"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What a run must know of itself to be used again."""
+
+    version: str
+    digest: str
+    model: str
+    classes: tuple[str, ...]
+    in_dim: int
+    encoder: str | None
+    mpp: float | None
+    seed: int
+    weights: str  # which epoch's weights were kept: best or last
+    versions: Mapping[str, str]
+    notes: tuple[str, ...] = ()
+    fingerprint: str | None = None  # of the encoder
+    patch_px: int | None = None
+    scale_rule: str | None = None
+    settings: str | None = None  # how `caprmil encode` made a bag of the cohort
+
+
+class Run:
+    """A run that was made before, whole or in part."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = as_path(folder)
+        try:
+            facts = read_json(self.folder / FACTS)
+            self.facts = Facts(**{**facts, **{k: tuple(facts[k]) for k in ("classes", "notes")}})
+            splits = read_json(self.folder / SPLITS)
+            self.patients: dict[str, str] = splits["patients"]
+            self.paths: dict[str, str] = splits["paths"]
+            self.splits = [
+                Fold(**{**fold, **{part: tuple(fold[part]) for part in PARTS}})
+                for fold in splits["folds"]
+            ]
+        except (FileNotFoundError, NotADirectoryError) as problem:
+            name = Path(problem.filename).name
+            raise RunError(f"{self.folder} is not a run: there is no {name} in it.") from None
+        except (ValueError, KeyError, TypeError, AttributeError) as problem:
+            raise RunError(
+                f"{self.folder} holds a damaged run, or one of another version: {FACTS} or "
+                f"{SPLITS} cannot be understood ({type(problem).__name__}: {problem})."
+            ) from problem
+
+    def __repr__(self) -> str:
+        state = "" if self.finished else ", unfinished"
+        return f"Run({str(self.folder)!r}: {self.facts.model}, {len(self.splits)} folds{state})"
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return self.facts.classes
+
+    @property
+    def finished(self) -> bool:
+        """Whether all folds are trained and scored."""
+        return (self.folder / SCORES).exists()
+
+    @property
+    def done(self) -> list[Fold]:
+        """The folds whose models are there."""
+        if isinstance(self.folder, RemotePath):
+            there = finished_folds(self.folder)
+            return [fold for fold in self.splits if fold.name in there]
+        return [fold for fold in self.splits if self.fold_folder(fold.name).is_dir()]
+
+    def fold_folder(self, name: str) -> Path:
+        """Return the folder of a fold. Of a run elsewhere it is a copy, fetched when asked for."""
+        if isinstance(self.folder, RemotePath):
+            if name not in self._copies:
+                self._copies[name] = fetch_fold(self.folder, name, scratch_folder())
+            return self._copies[name]
+        return self.folder / "folds" / name
+
+    @cached_property
+    def _copies(self) -> dict[str, Path]:
+        return {}
+
+    @cached_property
+    def predictions(self) -> Predictions:
+        """Every slide as the models answered that had not seen it."""
+        return Predictions.read(self._finished(PREDICTIONS))
+
+    @cached_property
+    def scores(self) -> dict[str, Any]:
+        """The scores over folds and pooled, as in scores.json."""
+        return read_json(self._finished(SCORES))
+
+    @cached_property
+    def shortcuts(self) -> dict[str, Predictions]:
+        """The same slides, answered without a model; none in a run of an older version."""
+        found = sorted(self._finished(SHORTCUTS).glob("*.csv"))
+        return {path.stem.replace("_", " "): Predictions.read(path) for path in found}
+
+    @property
+    def validation(self) -> dict[str, Predictions]:
+        """The validation part of each fold that has one, answered by the fold's model."""
+        paths = {fold.name: self.fold_folder(fold.name) / "validation.csv" for fold in self.done}
+        return {name: Predictions.read(path) for name, path in paths.items() if path.exists()}
+
+    def _finished(self, name: str) -> Path:
+        if not self.finished:
+            missing = some(fold.name for fold in self.splits if fold not in self.done)
+            raise RunError(
+                f"{self.folder} is not finished; still to do: {missing or 'the scores'}. "
+                "Give the same train command again, and it goes on."
+            )
+        return self.folder / name
+
+    def answering(self, name: str | None = None) -> list[Fold]:
+        """Return the fold of that name, or all, as far as their models are there."""
+        known = [fold.name for fold in self.done]
+        if not known:
+            raise RunError(
+                f"{self.folder} has no trained model yet. "
+                "Give the same train command again, and it goes on."
+            )
+        if name is not None and name not in known:
+            raise UnknownName(f"fold in {self.folder}", name, known)
+        return [fold for fold in self.done if name in (None, fold.name)]
+
+    def model(self, fold: str) -> MILModel:
+        """Load the model of a fold."""
+        self.answering(fold)
+        return MILModel.from_pretrained(self.fold_folder(fold) / "model")
+
+    def check_bag(self, slide: str, info: BagInfo, *, force: bool = False) -> None:
+        """Refuse a bag that is not of the kind the models were trained on.
+
+        `force` lets another encoder or scale pass, never another width.
+        """
+        facts = self.facts
+        width, encoder, scale = info.width, info.encoder, info.mpp
+        if width != facts.in_dim:
+            differs, advice = f"{width} features, not {facts.in_dim}", ""
+        elif encoder and facts.encoder and not same_encoder(encoder, facts.encoder):
+            differs, advice = f"encoder {encoder}, not {facts.encoder}", ", or pass --force"
+        elif info.fingerprint and facts.fingerprint and info.fingerprint != facts.fingerprint:
+            differs = f"other weights or another transform of encoder {encoder}, not those"
+            advice = ", or pass --force"
+        elif scale and facts.mpp and not same_scale(scale, facts.mpp):
+            differs, advice = f"{scale:g} um/px, not {facts.mpp:g}", ", or pass --force"
+        else:
+            return
+        if not (force and advice):
+            raise BagError(
+                f"{slide} is of {differs} as the models of {self.folder} were trained on. "
+                f"Extract its features in the same way{advice}."
+            )
+
+    def _check_bags(self, paths: Mapping[str, Path], *, force: bool) -> None:
+        """Refuse bags of another kind, all of them at once."""
+        problems = []
+        for slide, path in paths.items():
+            try:
+                self.check_bag(slide, bags.inspect(path), force=force)
+            except BagError as problem:
+                problems.append(str(problem))
+        if problems:
+            raise BagError(some(problems, between="\n- "))
+
+    def predict(
+        self,
+        paths: Mapping[str, Path],
+        *,
+        fold: str | None = None,
+        force: bool = False,
+        device: str = "auto",
+        progress: Step | None = None,
+    ) -> Predictions:
+        """Answer bags with the mean of the folds' models, or with the model of one fold.
+
+        A slide of the training cohort is answered only by models that have not seen it, if there
+        are any. The column `models` says how many answered, `spread` how far they disagree.
+        """
+        chosen = self.answering(fold)
+        self._check_bags(paths, force=force)
+        place = pick_device(device)
+        models = {each.name: self.model(each.name).to(place) for each in chosen}
+        rows: dict[str, NDArray[np.float64]] = {}
+        extra: dict[str, list[str]] = {"models": [], "spread": []}
+        for number, (slide, path) in enumerate(paths.items(), 1):
+            unseen = [f.name for f in chosen if slide not in {*f.train, *f.validation}]
+            names = unseen or list(models)
+            try:
+                answers = predict_file([models[name] for name in names], path, place)
+            except BagError as problem:  # one broken bag does not cost the answers of the others
+                logging.getLogger("caprmil").error("not answered: %s", problem)
+                continue
+            rows[slide] = answers.mean(axis=0)
+            spread = answers[:, rows[slide].argmax()].std(ddof=1) if len(names) > 1 else None
+            extra["models"].append(f"{len(names)}{'' if unseen else ' (all saw it in training)'}")
+            extra["spread"].append("" if spread is None else f"{spread:.4f}")
+            if progress:
+                progress(number, len(paths))
+        if not rows:
+            raise BagError("None of these bags could be read.")
+        return Predictions(
+            slides=tuple(rows),
+            classes=self.classes,
+            probabilities=np.stack(list(rows.values())),
+            extra={name: tuple(cells) for name, cells in extra.items()},
+        )
+
+    def evaluate(
+        self,
+        table: str | Path,
+        features: str | Path | None = None,
+        *,
+        label: str | None = None,
+        force: bool = False,
+        device: str = "auto",
+        progress: Step | None = None,
+    ) -> Predictions:
+        """Answer the slides of another cohort with each fold's model, beside their labels."""
+        settings = CohortConfig(label=label, classes=self.classes, scan=False, mixed_patients=True)
+        cohort, _ = load_cohort(table, features, settings)
+        self.check_unseen(cohort.patients)
+        for slide, info in cohort.bags.items():
+            self.check_bag(slide, info, force=force)
+        samples = [Sample(e.name, e.path) for e in cohort.entries]
+        cache, place, tables = Cache(4.0), pick_device(device), []
+        for number, fold in enumerate(self.answering(), 1):
+            answers = predict_samples(self.model(fold.name), samples, cache=cache, device=place)
+            tables.append(
+                Predictions(
+                    slides=tuple(sample.slide for sample in samples),
+                    classes=self.classes,
+                    probabilities=answers,
+                    labels=np.array([cohort.labels.get(sample.slide, -1) for sample in samples]),
+                    patients=tuple(entry.patient for entry in cohort.entries),
+                    folds=(fold.name,) * len(samples),
+                )
+            )
+            if progress:
+                progress(number, len(self.done))
+        return Predictions.concatenate(tables)
+
+    def bag_paths(self) -> list[Path]:
+        """Return the run's own bags, as far as they are still where they were."""
+        found = [path for path in map(as_path, self.paths.values()) if path.exists()]
+        if not found:
+            raise RunError(f"The bags of {self.folder} are no longer where they were. Name some.")
+        return found
+
+    def check_unseen(self, patients: Mapping[str, str]) -> None:
+        """Refuse to score slides or patients that a model was trained or validated on."""
+        seen = {slide for fold in self.splits for slide in (*fold.train, *fold.validation)}
+        owners = {self.patients[slide] for slide in seen}
+        known = [slide for slide, who in patients.items() if slide in seen or who in owners]
+        if known:
+            raise RunError(
+                f"The models of {self.folder} know {len(known)} of these slides, or their "
+                f"patients: {some(known)}. Leave them out. For the scores on slides that they "
+                f"did not know: caprmil evaluate {self.folder}"
+            )
+
+
+PARTS = ("train", "validation", "test")

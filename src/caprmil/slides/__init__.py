@@ -1,0 +1,1 @@
+"""Slides: open them, find tissue, lay out patches, check quality. No torch."""

@@ -1,0 +1,208 @@
+"""Regions as pathologists draw them: GeoJSON of QuPath to masks, and masks to such GeoJSON.
+
+Coordinates in files are level-0 pixels, x then y, from the top left corner of the slide.
+"""
+
+import json
+import os
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, TypeAlias, cast
+
+import contourpy
+import numpy as np
+from numpy.typing import NDArray
+
+from caprmil.errors import SlideError, suggest
+from caprmil.io.paths import as_path
+
+Ring: TypeAlias = NDArray[np.float64]  # corners, x and y; the last is the first again
+Polygon: TypeAlias = tuple[Ring, ...]  # the outline, then the holes
+Mask: TypeAlias = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Regions:
+    """Areas of a slide in level-0 pixels, each with the name of its class ('' without one)."""
+
+    polygons: tuple[Polygon, ...]
+    classes: tuple[str, ...]
+    ignored: int = 0  # points, lines and empty things that were in the file as well
+
+    def draw(self, shape: tuple[int, int], scale: tuple[float, float]) -> Mask:
+        """Draw all areas into a mask; scale is mask pixels per level-0 pixel, in x and in y.
+
+        A pixel belongs to an area if its middle does. Areas may overlap, and may leave the mask.
+        """
+        mask = np.zeros(shape, dtype=bool)
+        for polygon in self.polygons:
+            _fill(mask, [ring * scale for ring in polygon])
+        return mask
+
+
+def read_regions(
+    path: str | os.PathLike[str], *, classes: Collection[str] | None = None
+) -> Regions:
+    """Read the areas of a GeoJSON file, all of them or those of some classes."""
+    path = as_path(path)
+    try:
+        content = json.loads(path.read_text(encoding="utf-8-sig"))
+    except FileNotFoundError:
+        raise SlideError(f"There is no file of regions {path}.") from None
+    except OSError as problem:
+        raise SlideError(f"{path} cannot be read: {problem.strerror}.") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as problem:
+        raise SlideError(f"{path.name} is not a GeoJSON file: {problem}.") from None
+
+    found: list[tuple[str, Polygon]] = []
+    ignored = 0
+    try:
+        for name, geometry in _geometries(content):
+            polygons = list(_polygons(geometry))
+            found += [(name, polygon) for polygon in polygons]
+            ignored += not polygons
+    except (TypeError, ValueError, KeyError, AttributeError, RecursionError):
+        raise SlideError(
+            f"{path.name} is not GeoJSON that can be used: features need a geometry, and areas "
+            "rings of at least three corners. Export it again, e.g. from QuPath."
+        ) from None
+    if not found:
+        raise SlideError(
+            f"{path.name} holds no area ({ignored} other things). Draw one, and export it again."
+        )
+    known = {name for name, _ in found}
+    if classes is not None:
+        found = [(name, polygon) for name, polygon in found if name in classes]
+    if not found:
+        wanted = ", ".join(sorted(classes or ()))
+        raise SlideError(
+            f"{path.name} has no area of class '{wanted}'."
+            + suggest(wanted, {name or "(no class)" for name in known})
+        )
+    return Regions(
+        polygons=tuple(polygon for _, polygon in found),
+        classes=tuple(name for name, _ in found),
+        ignored=ignored,
+    )
+
+
+def outlines(mask: Mask) -> list[Polygon]:
+    """Return the outline and the holes of each part of a mask, in its pixels.
+
+    Lines run between pixels, half way from middle to middle: drawn again, they give the mask.
+    """
+    padded = np.pad(mask, 1).astype(np.float32)
+    generator = contourpy.contour_generator(
+        z=padded, fill_type=contourpy.FillType.OuterOffset, name="serial"
+    )
+    # contourpy's types cover all fill types at once; this one gives corners and where rings end.
+    points, offsets = cast(tuple[list[Ring], list[NDArray[Any]]], generator.filled(0.5, 2))
+    return [
+        tuple(
+            _straightened(corners[first:last] - 0.5)  # one of padding, and half to the middle
+            for first, last in pairwise(ends)
+        )
+        for corners, ends in zip(points, offsets, strict=True)
+    ]
+
+
+def as_geojson(
+    mask: Mask, scale_to_level0: tuple[float, float], *, name: str = "Tissue"
+) -> dict[str, Any]:
+    """Return a mask as annotations for QuPath; scale is level-0 pixels per mask pixel, x and y.
+
+    No coordinate system is named: QuPath takes pixels, and other programs would take degrees.
+    """
+    return {
+        "type": "FeatureCollection",
+        "features": [
+            {
+                "type": "Feature",
+                "geometry": {
+                    "type": "Polygon",
+                    "coordinates": [(ring * scale_to_level0).round(2).tolist() for ring in polygon],
+                },
+                "properties": {
+                    "objectType": "annotation",
+                    "classification": {"name": name, "color": [0, 160, 80]},
+                },
+            }
+            for polygon in outlines(mask)
+        ],
+    }
+
+
+def _geometries(content: Any) -> Iterator[tuple[str, Any]]:
+    """Yield class and geometry of whatever a file may hold: features, one feature, a geometry."""
+    if isinstance(content, list):
+        for item in content:
+            yield from _geometries(item)
+    elif content["type"] == "FeatureCollection":
+        yield from _geometries(content["features"])
+    elif content["type"] == "Feature":
+        yield _class(content.get("properties") or {}), content["geometry"]
+    else:
+        yield "", content
+
+
+def _class(properties: dict[str, Any]) -> str:
+    """Return the name of a class, in any of the ways that QuPath has written it."""
+    named = properties.get("classification") or ""
+    if isinstance(named, dict):
+        named = named.get("name") or ": ".join(named.get("names") or [])
+    return str(named)
+
+
+def _polygons(geometry: Any) -> Iterator[Polygon]:
+    """Yield the areas of a geometry; points and lines have none."""
+    kind = geometry["type"] if geometry else None
+    if kind == "GeometryCollection":
+        for part in geometry["geometries"]:
+            yield from _polygons(part)
+    elif kind in ("Polygon", "MultiPolygon"):
+        several = geometry["coordinates"] if kind == "MultiPolygon" else [geometry["coordinates"]]
+        yield from (tuple(map(_ring, rings)) for rings in several if rings)
+
+
+def _ring(corners: Any) -> Ring:
+    ring = np.array([corner[:2] for corner in corners], dtype=np.float64)
+    if ring.ndim != 2 or ring.shape[1] != 2 or not np.isfinite(ring).all():
+        raise ValueError(f"{ring.shape=}")
+    if (ring[0] != ring[-1]).any():
+        ring = np.concatenate([ring, ring[:1]])
+    if len(ring) < 4:
+        raise ValueError(f"{len(ring)=}")
+    return ring
+
+
+def _straightened(ring: Ring) -> Ring:
+    """Return a ring without the corners at which it does not turn."""
+    ring = ring[:-1].astype(np.float64)
+    into, out = ring - np.roll(ring, 1, axis=0), np.roll(ring, -1, axis=0) - ring
+    turns = into[:, 0] * out[:, 1] != into[:, 1] * out[:, 0]
+    ring = ring[turns]
+    return np.concatenate([ring, ring[:1]])
+
+
+def _fill(mask: Mask, rings: list[Ring]) -> None:
+    """Set the pixels whose middle lies within an odd number of rings."""
+    corners = np.concatenate(rings)
+    left, top = np.floor(corners.min(axis=0)).clip(0, mask.shape[::-1]).astype(int)
+    right, bottom = np.ceil(corners.max(axis=0)).clip(0, mask.shape[::-1]).astype(int)
+    window = mask[top:bottom, left:right]
+    height, width = window.shape
+    flips = np.zeros((height, width + 1), dtype=np.int32)
+    for ring in rings:
+        x, y = (ring - [left, top]).T
+        (x0, x1), (y0, y1) = (x[:-1], x[1:]), (y[:-1], y[1:])
+        # The rows whose middle an edge passes, each once: from its upper end to its lower.
+        first = np.ceil(np.minimum(y0, y1) - 0.5).clip(0, height).astype(int)
+        last = np.ceil(np.maximum(y0, y1) - 0.5).clip(0, height).astype(int)
+        count = last - first
+        edge = np.repeat(np.arange(len(count)), count)
+        row = np.arange(count.sum()) - np.repeat(count.cumsum() - count, count) + first[edge]
+        slope = (x1 - x0)[edge] / (y1 - y0)[edge]
+        crossing = x0[edge] + (row + 0.5 - y0[edge]) * slope
+        np.add.at(flips, (row, np.ceil(crossing - 0.5).clip(0, width).astype(int)), 1)
+    window |= flips.cumsum(axis=1)[:, :-1] % 2 == 1

@@ -1,8 +1,0 @@
-"""Sweeps: one recipe at many settings, as a grid or a search, each point a run of its own."""
-
-from caprmil.sweep.plan import Plan, Point, read_plan
-from caprmil.sweep.pruning import Pruned
-from caprmil.sweep.results import Result, Sweep
-from caprmil.sweep.running import sweep
-
-__all__ = ["Plan", "Point", "Pruned", "Result", "Sweep", "read_plan", "sweep"]

@@ -1,0 +1,1 @@
+"""Training: a recipe and a cohort become a run."""
