@@ -36,7 +36,7 @@ class PlainCAPRMIL(MILModel):
     """
 
     def __init__(self, model: CAPRMIL) -> None:
-        super().__init__(model.in_dim, model.n_classes, **model.settings)
+        super().__init__(model.in_dim, model.n_outputs, **model.settings)
         self.context, self.pool = deepcopy(model.context), deepcopy(model.pool)
         self.classify = deepcopy(model.classify)
 

@@ -70,7 +70,7 @@ class Model:
 
 def of(model: MILModel) -> Model:
     """Let a model of ours take part."""
-    model.begin_epoch(0, 1)
+    model.on_epoch_start(0, 1)
     label = torch.zeros(1, dtype=torch.long)
 
     def loss(features: Tensor) -> Tensor:

@@ -58,7 +58,7 @@ def test_what_a_model_does_not_offer_is_said_so(
 ) -> None:
     class Whole(ABMIL):
         order_matters = True
-        looks_in_pieces = False
+        evaluates_in_chunks = False
 
         def stream_bag(self, chunks: object, *, keep: bool) -> Output:
             raise NotImplementedError

@@ -24,7 +24,7 @@ MIB = 2**20
 def some_cost(name: str, **changes: object) -> Cost:
     numbers = {"train_ms": 2.0, "inference_ms": 1.0, "train_peak_mib": 4.0}
     spreads = {"train_ms_spread": 0.1, "inference_ms_spread": 0.1, "inference_peak_mib": 3.0}
-    sizes = {"in_dim": 1024, "n_classes": 2, "n_patches": 1000, "device": "cpu"}
+    sizes = {"in_dim": 1024, "n_outputs": 2, "n_patches": 1000, "device": "cpu"}
     counted = {"parameters": 314_318, "flops": 625_969_664}
     return Cost(name=name, **(sizes | counted | numbers | spreads | changes))  # type: ignore[arg-type]
 

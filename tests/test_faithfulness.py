@@ -30,7 +30,7 @@ WIDTH = 8
 
 def planted() -> MILModel:
     """A mean whose weights are set by hand: feature 0 speaks for class 1, nothing else does."""
-    model = create("mean", in_dim=WIDTH, n_classes=2, dim=1)
+    model = create("mean", in_dim=WIDTH, n_outputs=2, dim=1)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.zero_()
@@ -61,7 +61,7 @@ def ask(model: MILModel, bag: Bag, **options: Any) -> Faithfulness:
 
 def make(name: str) -> MILModel:
     torch.manual_seed(0)
-    return create(name, in_dim=WIDTH, n_classes=2).eval()
+    return create(name, in_dim=WIDTH, n_outputs=2).eval()
 
 
 @pytest.mark.parametrize("name", ["abmil", "transmil", "caprmil", "bayesmil"])

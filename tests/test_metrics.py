@@ -105,10 +105,10 @@ def test_predicted_classes_are_judged_as_scikit_learn_does(case: Slides) -> None
 @given(slides())
 def test_brier_is_scikit_learns(case: Slides) -> None:
     labels, probabilities = case
-    n_classes = probabilities.shape[1]
-    truth = probabilities[:, 1] if n_classes == 2 else probabilities
-    names: dict[str, Any] = {"pos_label": 1} if n_classes == 2 else {"labels": range(n_classes)}
-    if n_classes == 2 and len(set(labels)) < 2:
+    n_outputs = probabilities.shape[1]
+    truth = probabilities[:, 1] if n_outputs == 2 else probabilities
+    names: dict[str, Any] = {"pos_label": 1} if n_outputs == 2 else {"labels": range(n_outputs)}
+    if n_outputs == 2 and len(set(labels)) < 2:
         expected = float(np.mean((truth - labels) ** 2))
     else:
         expected = reference.brier_score_loss(labels, truth, **names)

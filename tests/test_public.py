@@ -87,7 +87,7 @@ def test_the_table_of_models_is_what_the_command_measures() -> None:
     )
     assert len(rows) == 12
     for name, parameters, gigaflops in rows:
-        model = caprmil.create(name, in_dim=1024, n_classes=2)
+        model = caprmil.create(name, in_dim=1024, n_outputs=2)
         assert f"{cost.parameters(model):,}" == parameters
         assert f"{cost.flops(model) / 1e9:.3f}" == gigaflops
 

@@ -167,7 +167,7 @@ def test_three_classes_are_told_apart(tiny_recipe: Recipe, tmp_path: Path) -> No
     run = run_recipe(quick(tiny_recipe, cohort=str(table)), tmp_path / "run")
     assert run.classes == ("a", "b", "c")
     assert run.predictions.probabilities.shape == (24, 3)
-    assert run.model("fold-0").n_classes == 3
+    assert run.model("fold-0").n_outputs == 3
 
 
 def test_test_parts_of_one_class_lose_the_picture_and_not_the_run(

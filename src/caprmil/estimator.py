@@ -139,15 +139,15 @@ class MILClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             patience=self.patience,
         )
 
-    def _new_model(self, width: int, n_classes: int) -> MILModel:
+    def _new_model(self, width: int, n_outputs: int) -> MILModel:
         if isinstance(self.model, str):
-            return create(self.model, width, n_classes, **deepcopy(self.settings or {}))
+            return create(self.model, width, n_outputs, **deepcopy(self.settings or {}))
         if self.settings:
             raise RecipeError("settings are for a model by name; this one is built already.")
-        if (self.model.in_dim, self.model.n_classes) != (width, n_classes):
+        if (self.model.in_dim, self.model.n_outputs) != (width, n_outputs):
             raise BagError(
-                f"The model was made for {self.model.in_dim} features and {self.model.n_classes} "
-                f"classes; these bags have {width} and {n_classes}."
+                f"The model was made for {self.model.in_dim} features and {self.model.n_outputs} "
+                f"classes; these bags have {width} and {n_outputs}."
             )
         return deepcopy(self.model)
 

@@ -66,7 +66,7 @@ def test_baselines_have_the_papers_size() -> None:
 
 @pytest.mark.parametrize(("name", "gflop"), [("mean", 0.260), ("abmil", 1.31)])
 def test_a_thousand_patches_cost_what_the_paper_says(name: str, gflop: float) -> None:
-    measured = cost.flops(create(name, in_dim=1024, n_classes=2), n_patches=1000)
+    measured = cost.flops(create(name, in_dim=1024, n_outputs=2), n_patches=1000)
     assert measured / 1e9 == pytest.approx(gflop, rel=0.01)
 
 
@@ -142,9 +142,9 @@ def test_a_temperature_never_reaches_zero(raw: float) -> None:
 
 def test_a_temperature_learns_and_is_spared_by_weight_decay() -> None:
     model = CAPRMIL(24, 2)
-    assert model.undecayed() == {"context.blocks.0.attend.temperature.raw"}
+    assert model.no_decay() == {"context.blocks.0.attend.temperature.raw"}
     both = create("caprmil", 24, 2, pool=CAPRMIL(128, 2))
-    assert len(both.undecayed()) == 2
+    assert len(both.no_decay()) == 2
 
 
 def test_heads_that_do_not_divide_the_width_are_announced() -> None:

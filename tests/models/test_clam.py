@@ -14,7 +14,7 @@ from caprmil.models.clam import smooth_svm
 
 
 @pytest.mark.parametrize(
-    ("n_classes", "settings", "parameters"),
+    ("n_outputs", "settings", "parameters"),
     [
         (2, {}, 922_247),
         (2, {"branches": "multi"}, 922_632),
@@ -26,8 +26,8 @@ from caprmil.models.clam import smooth_svm
         (6, {}, 930_328),
     ],
 )
-def test_size_is_the_releases(n_classes: int, settings: dict[str, Any], parameters: int) -> None:
-    assert cost.parameters(CLAM(1024, n_classes, **settings)) == parameters
+def test_size_is_the_releases(n_outputs: int, settings: dict[str, Any], parameters: int) -> None:
+    assert cost.parameters(CLAM(1024, n_outputs, **settings)) == parameters
 
 
 @pytest.mark.parametrize(("branches", "gflop"), [("single", 1.837), ("multi", 1.838)])
@@ -65,17 +65,17 @@ def test_smooth_svm_has_closed_values() -> None:
 def plain_instance_loss(model: CLAM, bag: Tensor, label: int) -> Tensor:
     """The side task for one bag, patch by patch."""
     patches = model.project(bag)
-    classifiers = model.judge.weight.unflatten(0, (model.n_classes, 2))
-    biases = model.judge.bias.unflatten(0, (model.n_classes, 2))
+    classifiers = model.judge.weight.unflatten(0, (model.n_outputs, 2))
+    biases = model.judge.bias.unflatten(0, (model.n_outputs, 2))
     k, total = min(model.k, len(bag) // 2), torch.zeros(())
-    for c in range(model.n_classes) if model.subtyping else [label]:
+    for c in range(model.n_outputs) if model.subtyping else [label]:
         rates = model.attend.rates(patches[None])[0, c if model.multi else 0].tolist()
         order = sorted(range(len(bag)), key=rates.__getitem__)
         asked = [(n, 1 if c == label else 0) for n in order[-k:]]
         asked += [(n, 0) for n in order[:k] if c == label]
         losses = [plain_svm(classifiers[c] @ patches[n] + biases[c], t) for n, t in asked]
         total = total + sum(losses) / len(losses)
-    return total / (model.n_classes if model.subtyping else 1)
+    return total / (model.n_outputs if model.subtyping else 1)
 
 
 @pytest.mark.parametrize("branches", ["single", "multi"])

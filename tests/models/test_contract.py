@@ -38,7 +38,7 @@ CASES = {
 def model(request: pytest.FixtureRequest) -> MILModel:
     torch.manual_seed(0)
     name, settings = CASES[request.param]
-    return create(name, in_dim=24, n_classes=3, **settings).eval()
+    return create(name, in_dim=24, n_outputs=3, **settings).eval()
 
 
 def test_padding_changes_nothing(model: MILModel) -> None:
@@ -202,7 +202,7 @@ def test_a_class_weight_counts_in_a_batch_of_one(model: MILModel) -> None:
 
 def learns_a_planted_signal(model: MILModel) -> bool:
     torch.manual_seed(1)
-    labels = torch.arange(48) % model.n_classes
+    labels = torch.arange(48) % model.n_outputs
     bags = torch.randn(48, 12, 24)
     bags[torch.arange(48), :6, labels] += 4.0  # half of the patches tell the class
     optimiser = torch.optim.AdamW(model.parameters(), lr=3e-3)
@@ -229,14 +229,14 @@ def test_a_planted_signal_is_learnt(model: MILModel) -> None:
 @pytest.mark.parametrize("name", sorted(MODELS))
 def test_two_classes_are_learnt_like_three(name: str) -> None:
     torch.manual_seed(0)
-    model = create(name, in_dim=24, n_classes=2, **SMALL.get(name, {}))
+    model = create(name, in_dim=24, n_outputs=2, **SMALL.get(name, {}))
     assert learns_a_planted_signal(model)
     assert model(torch.randn(1, 9, 24)).logits.shape == (1, 2)
 
 
 @pytest.mark.parametrize("name", sorted(MODELS))  # what stands behind context sees no more of them
 def test_a_hundred_thousand_patches_are_a_bag(name: str) -> None:
-    model = create(name, in_dim=24, n_classes=3, **SMALL.get(name, {})).eval()
+    model = create(name, in_dim=24, n_outputs=3, **SMALL.get(name, {})).eval()
     with torch.no_grad():
         output = model(torch.randn(1, 100_000, 24, dtype=torch.float16))
     assert output.logits.isfinite().all()

@@ -15,9 +15,9 @@ from caprmil.models import DGRMIL
 UNUSED = 131_072  # two matrices of the authors' code that nothing reads
 
 
-def small(n_classes: int = 3, **settings: Any) -> DGRMIL:
+def small(n_outputs: int = 3, **settings: Any) -> DGRMIL:
     torch.manual_seed(0)
-    model = DGRMIL(24, n_classes, dim=16, heads=4, landmarks=8, **settings)
+    model = DGRMIL(24, n_outputs, dim=16, heads=4, landmarks=8, **settings)
     for part in (model.ask.query, model.ask.key):
         part.weight.data *= 3  # so that weights are far from even
     return model.double().eval()
@@ -148,7 +148,7 @@ def test_the_first_epochs_are_for_the_bag_loss_alone() -> None:
     model, counts = small(), []
     for epoch in (None, 0, 9, 10, 30):
         if epoch is not None:
-            model.begin_epoch(epoch, n_bags=7)
+            model.on_epoch_start(epoch, n_bags=7)
         terms = model.loss(model(some(9)), torch.tensor([1]))
         counts.append((bool(terms["diversity"]), bool(terms["triplet"])))
     assert counts == [(True, True), (False, False), (False, False), (True, True), (True, True)]
@@ -164,7 +164,7 @@ def test_equal_global_vectors_are_costly_and_not_infinite() -> None:
 
 
 def test_both_logits_learn_where_there_are_two() -> None:
-    model = small(n_classes=2)
+    model = small(n_outputs=2)
     model.loss(model(some(9)), torch.tensor([1]))["bag"].backward()
     assert (model.classify.bias.grad != 0).all()
 
@@ -185,7 +185,7 @@ def test_a_bag_moves_the_centre_of_its_kind_in_training() -> None:
 
 def test_centres_move_in_the_first_epochs_too_and_never_in_evaluation() -> None:
     model, moved = small(), []
-    model.begin_epoch(0, n_bags=1)
+    model.on_epoch_start(0, n_bags=1)
     for training in (True, False):
         before = model.centres.clone()
         model.train(training).loss(model(some(9)), torch.tensor([1]))

@@ -101,15 +101,15 @@ def test_logits_are_sums_over_patches(distil: str) -> None:
     torch.testing.assert_close(output.logits, expected, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("n_classes", [2, 3])
+@pytest.mark.parametrize("n_outputs", [2, 3])
 @pytest.mark.parametrize("distil", ["maxs", "maxmins"])
-def test_only_the_ends_of_each_pseudo_bag_are_distilled(distil: str, n_classes: int) -> None:
+def test_only_the_ends_of_each_pseudo_bag_are_distilled(distil: str, n_outputs: int) -> None:
     torch.manual_seed(0)
-    model = DTFDMIL(24, n_classes, distil=distil, distilled=8).eval()
+    model = DTFDMIL(24, n_outputs, distil=distil, distilled=8).eval()
     bag, expected = torch.randn(23, 24), set()
     answers = tier_one(model, bag)
     mean = torch.stack([logits.log_softmax(dim=0) for *_, logits in answers]).mean(dim=0)
-    wanted = 1 if n_classes == 2 else int(mean.argmax())
+    wanted = 1 if n_outputs == 2 else int(mean.argmax())
     for members, attention, _ in answers:
         patches = F.relu(model.project(bag[members])) * attention[:, None]
         merit = (patches @ model.first.classify.weight.T).softmax(dim=1)[:, wanted]

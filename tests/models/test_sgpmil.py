@@ -135,7 +135,7 @@ def test_the_divergence_starts_near_zero_and_shares_among_the_bags() -> None:
     assert SparseGP(4, inducing=6).kl().item() == pytest.approx(0, abs=1e-4)
     output = model(bag())
     torch.testing.assert_close(model.loss(output, labels)["kl"], model.process.kl())
-    model.begin_epoch(0, 50)
+    model.on_epoch_start(0, 50)
     torch.testing.assert_close(model.loss(output, labels)["kl"], model.process.kl() / 50)
 
 

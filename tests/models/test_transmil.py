@@ -67,9 +67,9 @@ def test_gradients_are_those_of_the_plain_form() -> None:
     torch.testing.assert_close(measured, expected, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize(("n_classes", "parameters"), [(2, 2_672_146), (3, 2_672_659)])
-def test_size_is_the_papers(n_classes: int, parameters: int) -> None:
-    assert cost.parameters(TransMIL(1024, n_classes)) == parameters
+@pytest.mark.parametrize(("n_outputs", "parameters"), [(2, 2_672_146), (3, 2_672_659)])
+def test_size_is_the_papers(n_outputs: int, parameters: int) -> None:
+    assert cost.parameters(TransMIL(1024, n_outputs)) == parameters
 
 
 def test_a_thousand_patches_take_12_gflop() -> None:

@@ -198,7 +198,7 @@ def check(
 @app.command()
 def models(
     in_dim: Annotated[int, typer.Option(help="Features of a patch.", min=1)] = 1024,
-    n_classes: Annotated[int, typer.Option(help="Classes.", min=2)] = 2,
+    n_outputs: Annotated[int, typer.Option(help="Classes.", min=2)] = 2,
 ) -> None:
     """List the models, with their size and what 1,000 patches cost."""
     from caprmil.experiments import cost
@@ -207,7 +207,7 @@ def models(
     pools = [f"caprmil+{name}" for name in POOLS if name != "mean"]
     rows = []
     for name in [*list_models(), *pools]:
-        model = create(name, in_dim, n_classes)
+        model = create(name, in_dim, n_outputs)
         gigaflops = cost.flops(model, 1000) / 1e9
         rows.append([name, type(model).__name__, f"{cost.parameters(model):,}", f"{gigaflops:.3f}"])
     show_table(["name", "class", "parameters", "GFLOP, 1,000 patches"], rows)

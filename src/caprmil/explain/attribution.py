@@ -88,7 +88,7 @@ def integrate(
     features = features.to(next(model.parameters()).dtype)
     start = features.mean(dim=1, keepdim=True).expand_as(features)
     way = features - start
-    terms = torch.zeros(features.shape[1], model.n_classes, device=features.device)
+    terms = torch.zeros(features.shape[1], model.n_outputs, device=features.device)
     for step in range(steps):
         here = (start + (step + 0.5) / steps * way).requires_grad_()
         logits = _logits(model, here, grid)

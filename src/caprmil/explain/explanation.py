@@ -254,7 +254,7 @@ def describe(model: MILModel) -> str:
 def _context(model: MILModel, features: Tensor) -> tuple[View | None, View | None]:
     if not isinstance(model, CAPRMIL) or not len(model.context.blocks):
         return None, None
-    features, _ = model.at_the_door(features, None)
+    features, _ = model.validate(features, None)
     return view(model.context.project(features)[0]), view(model.in_context(features)[0])
 
 

@@ -28,23 +28,23 @@ class ABMIL(MILModel):
     Bernoulli output, as the field uses it. One attention branch.
     """
 
-    looks_in_pieces = True
+    evaluates_in_chunks = True
 
     def __init__(
         self,
         in_dim: int,
-        n_classes: int,
+        n_outputs: int,
         *,
         dim: int = 512,
         hidden: int = 128,
         gated: bool = True,
         dropout: float = 0.15,
     ) -> None:
-        super().__init__(in_dim, n_classes, dim=dim, hidden=hidden, gated=gated, dropout=dropout)
+        super().__init__(in_dim, n_outputs, dim=dim, hidden=hidden, gated=gated, dropout=dropout)
         self.project = nn.Linear(in_dim, dim)
         self.pool = AttentionPool(dim, hidden=hidden, gated=gated, dropout=0.0)
         self.dropout = nn.Dropout(dropout)
-        self.classify = nn.Linear(dim, n_classes)
+        self.classify = nn.Linear(dim, n_outputs)
 
     def patches(self, features: Features) -> Patches:
         return F.relu(self.project(features))

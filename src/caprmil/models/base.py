@@ -84,16 +84,16 @@ class MILModel(nn.Module):
     """
 
     order_matters: ClassVar[bool] = False  # true where patches are read as a sequence
-    looks_in_pieces: bool = False  # true where that is quicker than to look at a bag as a whole
+    evaluates_in_chunks: bool = False  # true where that is quicker than to look at a bag as a whole
     class_weights: Float[Tensor, " C"] | None
 
-    def __init__(self, in_dim: int, n_classes: int, **settings: Any) -> None:
+    def __init__(self, in_dim: int, n_outputs: int, **settings: Any) -> None:
         super().__init__()
-        if in_dim < 1 or n_classes < 2:
+        if in_dim < 1 or n_outputs < 2:
             raise ValueError(
-                f"A model needs features and two classes at least: {in_dim=}, {n_classes=}."
+                f"A model needs features and two classes at least: {in_dim=}, {n_outputs=}."
             )
-        self.in_dim, self.n_classes, self.settings = in_dim, n_classes, settings
+        self.in_dim, self.n_outputs, self.settings = in_dim, n_outputs, settings
         self.register_buffer("class_weights", None, persistent=False)
 
     def forward(
@@ -115,11 +115,11 @@ class MILModel(nn.Module):
             output = self.forward_pieces(features)
             if output is not None:
                 return output
-        return self.forward_bags(*self.at_the_door(features, mask), grid)
+        return self.forward_bags(*self.validate(features, mask), grid)
 
     def forward_pieces(self, features: Features) -> Output | None:
         """Take one bag piece by piece where that is quicker or takes less memory; else None."""
-        if self.training or torch.is_grad_enabled() or not self.looks_in_pieces:
+        if self.training or torch.is_grad_enabled() or not self.evaluates_in_chunks:
             return None
         return self.stream(lambda: [features], keep=True)
 
@@ -152,7 +152,7 @@ class MILModel(nn.Module):
         if min(sizes) < 1:
             raise BagError(EMPTY)
         if self.packs(sizes):
-            return self.forward_packed(self.at_the_door(features, None)[0], sizes, grid)
+            return self.forward_packed(self.validate(features, None)[0], sizes, grid)
         cells = [None] * len(sizes) if grid is None else apart(grid, sizes)
         bags = zip(apart(features, sizes), cells, strict=True)
         return join([self(bag, grid=own) for bag, own in bags], mask_of(sizes, features.device))
@@ -183,7 +183,7 @@ class MILModel(nn.Module):
         def pieces() -> Iterator[Features]:
             empty = True
             for features in chunks():
-                self.refuse(features)
+                self.check_features(features)
                 for some in torch.split(features, PIECE, dim=1):
                     empty = False
                     yield some.to(dtype)
@@ -211,7 +211,7 @@ class MILModel(nn.Module):
         """
         if self.training:
             raise ValueError("Evidence is for evaluation: call model.eval() first.")
-        return self.evidence_bag(self.at_the_door(features, None)[0], grid)
+        return self.evidence_bag(self.validate(features, None)[0], grid)
 
     def evidence_bag(self, features: Features, grid: Cells | None) -> Evidence | None:
         """Do the work of `evidence`. Models whose logits are no sums over patches leave it out."""
@@ -254,19 +254,19 @@ class MILModel(nn.Module):
             if isinstance(module, MILModel):
                 module.class_weights = weights
 
-    def begin_epoch(self, epoch: int, n_bags: int) -> None:
+    def on_epoch_start(self, epoch: int, n_bags: int) -> None:
         """Hear which epoch of training begins, and how many bags it has. Most have no use for it.
 
         A training loop calls it before each epoch.
         """
 
-    def undecayed(self) -> set[str]:
+    def no_decay(self) -> set[str]:
         """Return the names of the parameters that weight decay leaves alone."""
         return set()
 
-    def at_the_door(self, features: Features, mask: Mask | None) -> tuple[Features, Mask]:
+    def validate(self, features: Features, mask: Mask | None) -> tuple[Features, Mask]:
         """Check a batch, cast it to the model's precision, and silence what the padding holds."""
-        self.refuse(features)
+        self.check_features(features)
         features = features.to(next(self.parameters()).dtype)
         if mask is None:
             mask = torch.ones(features.shape[:2], dtype=torch.bool, device=features.device)
@@ -275,7 +275,7 @@ class MILModel(nn.Module):
             raise BagError(EMPTY)
         return features.masked_fill(~mask.unsqueeze(-1), 0.0), mask
 
-    def refuse(self, features: Features) -> None:
+    def check_features(self, features: Features) -> None:
         """Raise at patches of another width, and at none."""
         if features.shape[-1] != self.in_dim:
             raise BagError(

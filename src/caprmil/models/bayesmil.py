@@ -114,7 +114,7 @@ class BayesMIL(MILModel):
     def __init__(
         self,
         in_dim: int,
-        n_classes: int,
+        n_outputs: int,
         *,
         dim: int = 512,
         hidden: int = 384,
@@ -126,7 +126,7 @@ class BayesMIL(MILModel):
     ) -> None:
         super().__init__(
             in_dim,
-            n_classes,
+            n_outputs,
             dim=dim,
             hidden=hidden,
             spatial=spatial,
@@ -139,13 +139,13 @@ class BayesMIL(MILModel):
             raise ValueError(f"There are 0 draws or more: {draws=}.")
         if prior not in PRIORS:
             raise UnknownName("prior", prior, PRIORS)
-        if prior == "detection" and n_classes != 2:
+        if prior == "detection" and n_outputs != 2:
             raise RecipeError(
-                f'prior = "detection" is for two classes, not {n_classes}. Set "subtyping".'
+                f'prior = "detection" is for two classes, not {n_outputs}. Set "subtyping".'
             )
         self.spatial, self.draws, self.seed = spatial, draws, seed
         pairs = PRIORS[prior]
-        self.prior = pairs * n_classes if len(pairs) == 1 else pairs
+        self.prior = pairs * n_outputs if len(pairs) == 1 else pairs
         self.project = nn.Linear(in_dim, dim)
         nn.init.xavier_normal_(self.project.weight)
         nn.init.zeros_(self.project.bias)
@@ -153,7 +153,7 @@ class BayesMIL(MILModel):
         self.content = VariationalLinear(dim, hidden, log_alpha=log_alpha)
         self.gate = VariationalLinear(dim, hidden, log_alpha=log_alpha)
         self.rate = VariationalLinear(hidden, 2, log_alpha=log_alpha)
-        self.classify = VariationalLinear(dim, n_classes, log_alpha=-3.0)
+        self.classify = VariationalLinear(dim, n_outputs, log_alpha=-3.0)
         self.dropout = nn.Dropout(dropout)
 
     def forward_bag(self, features: Features, grid: Cells | None) -> Output:

@@ -297,7 +297,7 @@ class CAPRMIL(MILModel):
     def __init__(
         self,
         in_dim: int,
-        n_classes: int,
+        n_outputs: int,
         *,
         dim: int = 128,
         depth: int = 1,
@@ -319,11 +319,11 @@ class CAPRMIL(MILModel):
             "dropout": dropout,
             "learn_temperature": learn_temperature,
         }
-        super().__init__(in_dim, n_classes, **stack, pool=pool)
+        super().__init__(in_dim, n_outputs, **stack, pool=pool)
         self.context = ContextStack(in_dim, **stack)
-        self.pool = build_pool(pool, dim, n_classes)
+        self.pool = build_pool(pool, dim, n_outputs)
         behind = isinstance(self.pool, MILModel)  # a whole model classifies for itself
-        self.classify = nn.Identity() if behind else nn.Linear(dim, n_classes)
+        self.classify = nn.Identity() if behind else nn.Linear(dim, n_outputs)
         self.memory: Memory = "auto"
 
     @property
@@ -396,20 +396,20 @@ class CAPRMIL(MILModel):
     def forward_pieces(self, features: Features) -> Output | None:
         how = self._memory(features.shape[1])
         if how == "whole" and self._learns_mean(features):
-            self.refuse(features)
+            self.check_features(features)
             features = features.to(self.context.blocks[-1].norm_think.weight.dtype)
             return self._learn_mean(features, (features.shape[1],))
         apart = isinstance(self.pool, Pool) and len(self.context.blocks) > 0
         if how == "whole" or not apart or not (self.training and torch.is_grad_enabled()):
             return super().forward_pieces(features)
-        self.refuse(features)
+        self.check_features(features)
         embedding, attention = replay(
             self.context, cast(Pool, self.pool), features, keep=how == "keep"
         )
         return Output(logits=self.classify(embedding), embedding=embedding, attention=attention)
 
     @property
-    def looks_in_pieces(self) -> bool:  # type: ignore[override]
+    def evaluates_in_chunks(self) -> bool:  # type: ignore[override]
         return isinstance(self.pool, Pool)
 
     @property
@@ -464,15 +464,15 @@ class CAPRMIL(MILModel):
             return self.pool.loss(output, labels)
         return super().loss(output, labels)
 
-    def begin_epoch(self, epoch: int, n_bags: int) -> None:
+    def on_epoch_start(self, epoch: int, n_bags: int) -> None:
         if isinstance(self.pool, MILModel):
-            self.pool.begin_epoch(epoch, n_bags)
+            self.pool.on_epoch_start(epoch, n_bags)
 
-    def undecayed(self) -> set[str]:
+    def no_decay(self) -> set[str]:
         """Spare the temperatures: decay would pull them all towards softplus(0) = 0.69."""
         spared = {name for name, _ in self.named_parameters() if name.endswith("temperature.raw")}
         if isinstance(self.pool, MILModel):
-            spared |= {f"pool.{name}" for name in self.pool.undecayed()}
+            spared |= {f"pool.{name}" for name in self.pool.no_decay()}
         return spared
 
 

@@ -93,12 +93,12 @@ class CLAM(MILModel):
     one layer.
     """
 
-    looks_in_pieces = True
+    evaluates_in_chunks = True
 
     def __init__(
         self,
         in_dim: int,
-        n_classes: int,
+        n_outputs: int,
         *,
         dim: int = 512,
         hidden: int = 384,
@@ -110,7 +110,7 @@ class CLAM(MILModel):
     ) -> None:
         super().__init__(
             in_dim,
-            n_classes,
+            n_outputs,
             dim=dim,
             hidden=hidden,
             branches=branches,
@@ -125,15 +125,15 @@ class CLAM(MILModel):
             raise ValueError(f"One patch at least is asked from each end: {k=}.")
         if not 0 <= instance_weight <= 1:
             raise ValueError(f"The instance loss has a share from 0 to 1: {instance_weight=}.")
-        self.multi = branches == "multi" or (branches == "auto" and n_classes > 2)
+        self.multi = branches == "multi" or (branches == "auto" and n_outputs > 2)
         self.k = k or (16 if self.multi else 32)
         self.instance_weight, self.subtyping = instance_weight, subtyping
         self.project = nn.Sequential(nn.Linear(in_dim, dim), nn.ReLU(), Dropout(dropout))
         self.attend = BranchedAttention(
-            dim, hidden=hidden, branches=n_classes if self.multi else 1, dropout=dropout
+            dim, hidden=hidden, branches=n_outputs if self.multi else 1, dropout=dropout
         )
-        self.classify = nn.Linear(dim, n_classes)
-        self.judge = nn.Linear(dim, 2 * n_classes)  # against and for each class
+        self.classify = nn.Linear(dim, n_outputs)
+        self.judge = nn.Linear(dim, 2 * n_outputs)  # against and for each class
 
     def forward_bags(self, features: Features, mask: Mask, grid: Grid | None) -> Output:
         patches = self.project(features)
@@ -233,7 +233,7 @@ class CLAM(MILModel):
         """Ask k patches from each end of the attention; none, in a bag of one patch."""
         asked = labels.unsqueeze(-1)
         if self.subtyping:
-            asked = torch.arange(self.n_classes, device=labels.device).expand(len(labels), -1)
+            asked = torch.arange(self.n_outputs, device=labels.device).expand(len(labels), -1)
         ahead = margins.mT.take_along_dim(asked.unsqueeze(-1), dim=1)  # one row a class asked
         if self.multi:
             rates = rates.take_along_dim(asked.unsqueeze(-1), dim=1)

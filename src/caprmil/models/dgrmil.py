@@ -90,7 +90,7 @@ class DGRMIL(MILModel):
     def __init__(
         self,
         in_dim: int,
-        n_classes: int,
+        n_outputs: int,
         *,
         dim: int = 512,
         heads: int = 8,
@@ -104,7 +104,7 @@ class DGRMIL(MILModel):
     ) -> None:
         super().__init__(
             in_dim,
-            n_classes,
+            n_outputs,
             dim=dim,
             heads=heads,
             landmarks=landmarks,
@@ -130,7 +130,7 @@ class DGRMIL(MILModel):
         self.global_layer = nn.Sequential(NystromLayer(dim, **attention), nn.LayerNorm(dim))
         self.ask = CrossAttention(dim, heads=heads, dropout=dropout)
         self.conclude = nn.Sequential(nn.Linear(dim, dim), nn.LayerNorm(dim))
-        self.classify = nn.Linear(dim, n_classes)
+        self.classify = nn.Linear(dim, n_outputs)
         self.register_buffer("centres", torch.randn(2, dim))
 
     def forward_bag(self, features: Features, grid: Cells | None) -> Output:
@@ -149,7 +149,7 @@ class DGRMIL(MILModel):
         self, features: Float[Tensor, "1 N E"], grid: Cells | None = None
     ) -> Float[Tensor, "1 G N"]:
         """Return the share of each patch of a bag in the answer to each global vector."""
-        bag = self.read(self.at_the_door(features, None)[0], grid)
+        bag = self.read(self.validate(features, None)[0], grid)
         return self.ask.weigh(bag.questions[:, 1:], bag.in_context).mean(dim=1)[:, :, bag.back]
 
     def read(self, features: Float[Tensor, "1 N E"], grid: Cells | None) -> Reading:
@@ -177,7 +177,7 @@ class DGRMIL(MILModel):
         spared = torch.arange(n, device=device) == torch.randint(n, (1,), device=device)
         return factors.masked_fill(lost & spared, 1 / (1 - self.patch_dropout)).unsqueeze(-1)
 
-    def begin_epoch(self, epoch: int, n_bags: int) -> None:
+    def on_epoch_start(self, epoch: int, n_bags: int) -> None:
         """Hear the epoch: the first ones are for the bag loss alone."""
         self.warmed_up = epoch >= self.warmup_epochs
 

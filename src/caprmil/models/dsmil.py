@@ -46,7 +46,7 @@ class DSMIL(MILModel):
     def __init__(
         self,
         in_dim: int,
-        n_classes: int,
+        n_outputs: int,
         *,
         hidden: int = 128,
         value_map: bool = False,
@@ -56,7 +56,7 @@ class DSMIL(MILModel):
     ) -> None:
         super().__init__(
             in_dim,
-            n_classes,
+            n_outputs,
             hidden=hidden,
             value_map=value_map,
             dropout=dropout,
@@ -66,7 +66,7 @@ class DSMIL(MILModel):
         if dropout and not value_map:
             raise ValueError(f"Only the value map has dropout: {dropout=}, {value_map=}.")
         self.value_map, self.both_streams, self.multilabel = value_map, both_streams, multilabel
-        self.judge = nn.Linear(in_dim, n_classes)  # the patch stream
+        self.judge = nn.Linear(in_dim, n_outputs)  # the patch stream
         self.query = nn.Sequential(
             nn.Linear(in_dim, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.Tanh()
         )
@@ -75,7 +75,7 @@ class DSMIL(MILModel):
             if value_map
             else nn.Identity()
         )
-        self.classify = nn.Linear(n_classes * in_dim, n_classes)  # each class reads all of them
+        self.classify = nn.Linear(n_outputs * in_dim, n_outputs)  # each class reads all of them
         for layer in self.modules():
             if isinstance(layer, nn.Linear):
                 nn.init.orthogonal_(layer.weight)
@@ -121,7 +121,7 @@ class DSMIL(MILModel):
             asking = torch.where(louder, self.query(features[:, critical[0]]), asking)
             best = torch.maximum(here, best)
         # A running softmax a class, over views of the same patches.
-        pieces = (features.expand(self.n_classes, -1, -1) for features in chunks())
+        pieces = (features.expand(self.n_outputs, -1, -1) for features in chunks())
         embedding, attention = pool_chunks(CriticalPool(self.query, asking), pieces)
         bag = self.classify(rearrange(embedding, "c e -> 1 (c e)"))
         return Output(
@@ -137,9 +137,9 @@ class DSMIL(MILModel):
         attention = likeness(queries[:, critical], queries)[0]
         attention = attention.softmax(dim=-1, dtype=summing_dtype(attention))
         # Each class reads the embeddings of all: K of them, and one share of a patch in each.
-        readers = rearrange(self.classify.weight, "c (k e) -> (c k) e", k=self.n_classes)
+        readers = rearrange(self.classify.weight, "c (k e) -> (c k) e", k=self.n_outputs)
         said = rearrange(
-            F.linear(self.value(features[0]), readers), "n (c k) -> n c k", c=self.n_classes
+            F.linear(self.value(features[0]), readers), "n (c k) -> n c k", c=self.n_outputs
         )
         terms = einsum(said, attention, "n c k, k n -> n c")
         rest: Tensor = self.classify.bias
@@ -158,7 +158,7 @@ class DSMIL(MILModel):
 
     def each_class_loss(self, logits: Logits, labels: Labels) -> Float[Tensor, ""]:
         """Return the mean binary cross-entropy of the classes, each bag weighed by its own."""
-        truth = F.one_hot(labels, self.n_classes).float()
+        truth = F.one_hot(labels, self.n_outputs).float()
         losses = F.binary_cross_entropy_with_logits(logits.float(), truth, reduction="none")
         if self.class_weights is not None:
             losses = losses * self.class_weights[labels].unsqueeze(-1)

@@ -26,10 +26,10 @@ from caprmil.models.pooling import AttentionPool
 class Tier(nn.Module):
     """An attention-based model of its own: a pool and a classifier."""
 
-    def __init__(self, dim: int, n_classes: int, *, hidden: int) -> None:
+    def __init__(self, dim: int, n_outputs: int, *, hidden: int) -> None:
         super().__init__()
         self.pool = AttentionPool(dim, hidden=hidden, gated=True, dropout=0.0)
-        self.classify = nn.Linear(dim, n_classes)
+        self.classify = nn.Linear(dim, n_outputs)
 
 
 class DTFDMIL(MILModel):
@@ -50,7 +50,7 @@ class DTFDMIL(MILModel):
     def __init__(
         self,
         in_dim: int,
-        n_classes: int,
+        n_outputs: int,
         *,
         dim: int = 512,
         hidden: int = 128,
@@ -61,7 +61,7 @@ class DTFDMIL(MILModel):
     ) -> None:
         super().__init__(
             in_dim,
-            n_classes,
+            n_outputs,
             dim=dim,
             hidden=hidden,
             groups=groups,
@@ -76,8 +76,8 @@ class DTFDMIL(MILModel):
         self.groups, self.distil, self.seed = groups, distil, seed
         self.each = max(distilled // groups, 1)  # patches from one end of a pseudo-bag
         self.project = nn.Linear(in_dim, dim, bias=False)
-        self.first = Tier(dim, n_classes, hidden=hidden)
-        self.second = Tier(dim, n_classes, hidden=hidden)
+        self.first = Tier(dim, n_outputs, hidden=hidden)
+        self.second = Tier(dim, n_outputs, hidden=hidden)
 
     def forward_bag(self, features: Features, grid: Cells | None) -> Output:
         patches = F.relu(self.project(features))
@@ -92,7 +92,7 @@ class DTFDMIL(MILModel):
         if self.distil != "afs":
             said = opinions[0] - self.first.classify.bias
             activations = (attention.sum(dim=0).unsqueeze(-1) * said).softmax(dim=-1)
-            wanted = -1 if self.n_classes == 2 else int(answer.argmax())
+            wanted = -1 if self.n_outputs == 2 else int(answer.argmax())
             chosen = self.choose(activations[:, wanted], members)
             rows, shares = patches[0, chosen], F.one_hot(chosen, len(said)).to(attention)
         if self.training:

@@ -26,13 +26,13 @@ class MeanMIL(MILModel):
     CAPRMIL with a depth of 0.
     """
 
-    looks_in_pieces = True
+    evaluates_in_chunks = True
 
-    def __init__(self, in_dim: int, n_classes: int, *, dim: int = 128) -> None:
-        super().__init__(in_dim, n_classes, dim=dim)
+    def __init__(self, in_dim: int, n_outputs: int, *, dim: int = 128) -> None:
+        super().__init__(in_dim, n_outputs, dim=dim)
         self.project = nn.Linear(in_dim, dim)
         self.pool = MeanPool(dim)
-        self.classify = nn.Linear(dim, n_classes)
+        self.classify = nn.Linear(dim, n_outputs)
 
     def patches(self, features: Features) -> Patches:
         return F.gelu(self.project(features))

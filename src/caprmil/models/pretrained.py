@@ -35,13 +35,13 @@ def describe(model: MILModel) -> dict[str, Any]:
             f"Add it first: caprmil.models.MODELS['name'] = {type(model).__name__}."
         )
     settings = {key: _plain(value) for key, value in model.settings.items()}
-    return {"model": names[0], "in_dim": model.in_dim, "n_classes": model.n_classes, **settings}
+    return {"model": names[0], "in_dim": model.in_dim, "n_outputs": model.n_outputs, **settings}
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, MILModel):
         settings = describe(value)
-        del settings["in_dim"], settings["n_classes"]
+        del settings["in_dim"], settings["n_outputs"]
         return {"name": settings.pop("model"), **settings}
     return {"object": type(value).__name__} if isinstance(value, nn.Module) else value
 

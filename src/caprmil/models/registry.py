@@ -41,11 +41,11 @@ def list_models() -> list[str]:
     return sorted(MODELS)
 
 
-def create(name: str, in_dim: int, n_classes: int, **settings: Any) -> MILModel:
+def create(name: str, in_dim: int, n_outputs: int, **settings: Any) -> MILModel:
     """Build a model by its name. `caprmil+NAME` puts the context stack before a pool or a model.
 
-    >>> create("caprmil", in_dim=1024, n_classes=2, tokens=4)
-    >>> create("caprmil+abmil", in_dim=1024, n_classes=2)
+    >>> create("caprmil", in_dim=1024, n_outputs=2, tokens=4)
+    >>> create("caprmil+abmil", in_dim=1024, n_outputs=2)
     """
     name, plus, pool = name.partition("+")
     if name not in MODELS:
@@ -54,18 +54,18 @@ def create(name: str, in_dim: int, n_classes: int, **settings: Any) -> MILModel:
         if name != "caprmil":
             raise RecipeError(f"Only caprmil can stand before another model, not {name}.")
         settings = {"pool": pool, **settings}
-    return build(MODELS[name], name, (in_dim, n_classes), settings)
+    return build(MODELS[name], name, (in_dim, n_outputs), settings)
 
 
-def build_pool(pool: str | dict[str, Any] | nn.Module, dim: int, n_classes: int) -> nn.Module:
+def build_pool(pool: str | dict[str, Any] | nn.Module, dim: int, n_outputs: int) -> nn.Module:
     """Return the pool or model of that name, of a width of `dim`; objects pass through.
 
-    "mean" is the pool: to put the Mean model behind, pass `MeanMIL(dim, n_classes)`.
+    "mean" is the pool: to put the Mean model behind, pass `MeanMIL(dim, n_outputs)`.
     """
-    if isinstance(pool, MILModel) and (pool.in_dim, pool.n_classes) != (dim, n_classes):
+    if isinstance(pool, MILModel) and (pool.in_dim, pool.n_outputs) != (dim, n_outputs):
         raise ValueError(
             f"The model behind the context stack was made for {pool.in_dim} features and "
-            f"{pool.n_classes} classes; it will see {dim} and {n_classes}."
+            f"{pool.n_outputs} classes; it will see {dim} and {n_outputs}."
         )
     if isinstance(pool, nn.Module):
         return pool
@@ -81,7 +81,7 @@ def build_pool(pool: str | dict[str, Any] | nn.Module, dim: int, n_classes: int)
     if name in POOLS:
         return build(POOLS[name], name, (dim,), settings)
     if name in MODELS:
-        return create(name, dim, n_classes, **settings)
+        return create(name, dim, n_outputs, **settings)
     raise UnknownName("pool or model", str(name), {*POOLS, *MODELS})
 
 

@@ -104,7 +104,7 @@ class SGPMIL(MILModel):
     def __init__(
         self,
         in_dim: int,
-        n_classes: int,
+        n_outputs: int,
         *,
         dims: Sequence[int] = (768, 384, 256),
         gp_dim: int = 64,
@@ -116,7 +116,7 @@ class SGPMIL(MILModel):
     ) -> None:
         super().__init__(
             in_dim,
-            n_classes,
+            n_outputs,
             dims=list(dims),
             gp_dim=gp_dim,
             inducing=inducing,
@@ -135,9 +135,9 @@ class SGPMIL(MILModel):
         self.project = nn.Sequential(*(part for pair in layers for part in pair))
         self.place = nn.Sequential(nn.Linear(dims[-1], gp_dim), nn.Sigmoid())
         self.process = SparseGP(gp_dim, inducing=inducing)
-        self.classify = nn.Linear(dims[-1], n_classes)
+        self.classify = nn.Linear(dims[-1], n_outputs)
 
-    def begin_epoch(self, epoch: int, n_bags: int) -> None:
+    def on_epoch_start(self, epoch: int, n_bags: int) -> None:
         self.n_bags = n_bags
 
     def forward_bag(self, features: Features, grid: Cells | None) -> Output:

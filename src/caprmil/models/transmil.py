@@ -64,7 +64,7 @@ class TransMIL(MILModel):
     def __init__(
         self,
         in_dim: int,
-        n_classes: int,
+        n_outputs: int,
         *,
         dim: int = 512,
         heads: int = 8,
@@ -78,14 +78,14 @@ class TransMIL(MILModel):
             "dropout": dropout,
             "mask_padding": mask_padding,
         }
-        super().__init__(in_dim, n_classes, dim=dim, **attention)
+        super().__init__(in_dim, n_outputs, dim=dim, **attention)
         self.project = nn.Linear(in_dim, dim)
         self.class_token = nn.Parameter(torch.randn(1, dim))
         self.correlate = NystromLayer(dim, **attention)
         self.look_around = Surroundings(dim)
         self.gather = NystromLayer(dim, **attention)
         self.norm = nn.LayerNorm(dim)
-        self.classify = nn.Linear(dim, n_classes)
+        self.classify = nn.Linear(dim, n_outputs)
 
     def forward_bag(self, features: Features, grid: Cells | None) -> Output:
         embedding, weights = self.read(features, grid)
@@ -97,7 +97,7 @@ class TransMIL(MILModel):
         self, features: Float[Tensor, "1 N E"], grid: Cells | None = None
     ) -> Weights:
         """Return the raw attention of one bag, some of it negative: `Output` has what is above."""
-        return self.read(self.at_the_door(features, None)[0], grid)[1]
+        return self.read(self.validate(features, None)[0], grid)[1]
 
     def read(
         self, features: Float[Tensor, "1 N E"], grid: Cells | None

@@ -133,7 +133,7 @@ class Learner(pl.LightningModule):
         state = seed.generate_state(1)
         torch.manual_seed(int(state[0]))
         self.losses.clear()
-        self.model.begin_epoch(self.current_epoch, self.n_bags)
+        self.model.on_epoch_start(self.current_epoch, self.n_bags)
 
     def training_step(self, batch: Batch, number: int) -> Tensor:
         terms = self.terms(batch)[1]
@@ -194,7 +194,7 @@ class Learner(pl.LightningModule):
         }
 
     def configure_optimizers(self) -> Any:
-        spared = self.model.undecayed()
+        spared = self.model.no_decay()
         groups: list[dict[str, Any]] = [{"params": []}, {"params": [], "weight_decay": 0.0}]
         for name, parameter in self.model.named_parameters():
             groups[name in spared]["params"].append(parameter)
@@ -400,8 +400,8 @@ def kept_epoch(history: Sequence[Row], settings: TrainConfig) -> int:
 def weigh_classes(model: MILModel, train: Sequence[Sample], settings: TrainConfig) -> None:
     """Let rare classes count more in the loss, if the settings say so."""
     if settings.class_weights == "balanced":
-        counts = np.bincount([sample.label for sample in train], minlength=model.n_classes)
-        weights = len(train) / model.n_classes / np.maximum(counts, 1)
+        counts = np.bincount([sample.label for sample in train], minlength=model.n_outputs)
+        weights = len(train) / model.n_outputs / np.maximum(counts, 1)
         model.weigh_classes(torch.tensor(weights, dtype=torch.float32))
 
 

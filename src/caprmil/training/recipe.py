@@ -26,10 +26,10 @@ class ModelConfig:
     name: str = "caprmil"
     settings: dict[str, Any] = field(default_factory=dict, metadata=config.REST)
 
-    def build(self, in_dim: int, n_classes: int) -> MILModel:
+    def build(self, in_dim: int, n_outputs: int) -> MILModel:
         """Make the model; a value that it cannot take is an error of the recipe."""
         try:
-            return create(self.name, in_dim, n_classes, **self.settings)
+            return create(self.name, in_dim, n_outputs, **self.settings)
         except CaprmilError:
             raise
         except (TypeError, ValueError, RuntimeError) as problem:

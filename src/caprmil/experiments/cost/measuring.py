@@ -24,7 +24,7 @@ class Cost:
 
     name: str
     in_dim: int
-    n_classes: int
+    n_outputs: int
     n_patches: int
     device: str
     parameters: int
@@ -54,7 +54,7 @@ class Bench:
         self.device = next(self.model.parameters()).device
         self.bag = random_bag(self.model, self.n_patches)
         self.label = torch.zeros(1, dtype=torch.long, device=self.device)
-        self.model.begin_epoch(0, 1)
+        self.model.on_epoch_start(0, 1)
         self.start_anew()
 
     def start_anew(self) -> None:
@@ -109,7 +109,7 @@ class Bench:
         return Cost(
             name=name,
             in_dim=self.model.in_dim,
-            n_classes=self.model.n_classes,
+            n_outputs=self.model.n_outputs,
             n_patches=self.n_patches,
             device=str(self.device),
             parameters=parameters(self.model),

@@ -47,13 +47,13 @@ def rows(costs: Sequence[Cost]) -> list[list[str]]:
 
 def papers_millions(cost: Cost) -> float | None:
     """Return the paper's parameters of this model, if it prints them for this bag."""
-    same = (cost.in_dim, cost.n_classes) == PAPERS_BAG[1:]
+    same = (cost.in_dim, cost.n_outputs) == PAPERS_BAG[1:]
     return paper.MILLIONS.get(cost.name) if same else None
 
 
 def papers_gigaflops(cost: Cost) -> float | None:
     """Return the paper's FLOPs of this model, if it prints them for this bag."""
-    same = (cost.n_patches, cost.in_dim, cost.n_classes) == PAPERS_BAG
+    same = (cost.n_patches, cost.in_dim, cost.n_outputs) == PAPERS_BAG
     return paper.GIGAFLOPS.get(cost.name) if same else None
 
 
