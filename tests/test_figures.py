@@ -1,11 +1,13 @@
 """What the figures promise: they show the numbers given, need no display, and overwrite nothing."""
 
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
 from itertools import combinations, product
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import matplotlib
 import numpy as np
@@ -64,9 +66,9 @@ def test_learning_curves_show_every_fold_once(tmp_path: Path) -> None:
 
 def test_the_epoch_whose_weights_were_kept_is_marked() -> None:
     figure = figures.learning_curves({"0": history(5), "1": history(5)}, kept={"0": 2, "1": 4})
-    marks = figure.axes[1].lines[-1]
-    np.testing.assert_allclose(points(marks), [[2, 0.55], [4, 1.0]])
-    assert "weights kept" in legend(figure)
+    marks = [line for line in figure.axes[1].lines if line.get_marker() == "o"]
+    np.testing.assert_allclose([points(mark)[0] for mark in marks], [[2, 0.55], [4, 1.0]])
+    assert legend(figure, 1) == ["validation", "weights kept"]
 
 
 def test_epochs_are_taken_from_their_column() -> None:
@@ -279,7 +281,7 @@ def test_reliability_shows_bins_their_intervals_and_the_slides(tmp_path: Path) -
     before = side(figures.Bin(0.1, 0.3, 0.2, 0.5, 7), figures.Bin(0.92, 0.6, 0.4, 0.8, 5))
     figure = figures.reliability(before, side(before.bins[0], ace=0.02), event="tumour")
     assert titles(figure)[:2] == ["Before   ACE 0.100", "After temperature scaling   ACE 0.020"]
-    assert points(figure.axes[0].lines[-1]) == [[0.1, 0.3], [0.92, 0.6]]
+    assert points(figure.axes[0].lines[-1]) == [[0.1, 0.3], [0.92, 0.6]]  # the line of the bins
     (bars,) = figure.axes[0].collections
     assert [part.tolist() for part in bars.get_segments()] == [
         [[0.1, pytest.approx(0.2)], [0.1, pytest.approx(0.5)]],
@@ -293,6 +295,54 @@ def test_reliability_shows_bins_their_intervals_and_the_slides(tmp_path: Path) -
 def test_one_bin_of_one_slide_is_drawn_all_the_same(forecast: float, tmp_path: Path) -> None:
     alone = side(figures.Bin(forecast, 1.0, 0.2, 1.0 - 1e-16, 1), ace=float("nan"))
     assert picture(figures.reliability(alone, alone, event="x"), tmp_path)
+
+
+def test_reliability_of_uncalibrated_predictions_shows_each_fold() -> None:
+    pooled = side(figures.Bin(0.1, 0.3, 0.2, 0.5, 7), figures.Bin(0.92, 0.6, 0.4, 0.8, 5))
+    folds = {"fold-0": side(pooled.bins[0]), "fold-1": pooled}
+    figure = figures.reliability(pooled, event="tumour", folds=folds)
+    assert len(figure.axes) == 2
+    assert [points(line) for line in figure.axes[0].lines[:2]] == [
+        [[0.1, 0.3]],
+        [[0.1, 0.3], [0.92, 0.6]],
+    ]
+
+
+def test_the_svg_of_a_figure_fits_into_a_page_that_forbids_inline_styles() -> None:
+    folds = {f"fold-{k}": draw(60, 2, seed=k) for k in range(3)}
+    text = figures.as_svg(figures.roc_curves(folds, ("$5", "<$6>")), alt="ROC & more")
+    page = ElementTree.fromstring(text)
+    assert page.attrib["aria-label"] == "ROC & more"
+    assert "width" not in page.attrib
+    elements = list(page.iter())
+    assert not any("style" in e.attrib or e.tag.endswith("}style") for e in elements)
+    words = [e.text for e in elements if e.tag.endswith("}text")]
+    assert {"<$6> against $5", "True positive rate", "± 1 std"} <= set(words)
+    hints = [e.text for e in elements if e.tag.endswith("}title")]
+    areas = [roc_auc_score(labels, p[:, 1]) for labels, p in folds.values()]
+    expected = [f"{name}: AUC {area:.3f}" for name, area in zip(folds, areas, strict=True)]
+    assert hints[:4] == ["chance, AUC 0.5", *expected]
+    assert len(text) < 30_000
+
+
+def test_the_svg_takes_text_and_axes_in_the_colour_of_the_page() -> None:
+    text = figures.as_svg(figures.learning_curves({"0": history(5)}, kept={"0": 2}), alt="")
+    painted = set(re.findall(r'(?:fill|stroke)="([^"]+)"', text))
+    assert painted == {"none", "currentColor", "var(--figure-blue, #0072B2)", "#d55e00"}
+
+
+def test_two_svgs_in_one_page_share_no_id() -> None:
+    texts = [figures.as_svg(figures.learning_curves({"0": history(n)}), alt=str(n)) for n in (5, 6)]
+    ids = [re.findall(r' id="([^"]+)"', text) for text in texts]
+    for text, own in zip(texts, ids, strict=True):
+        assert len(set(own)) == len(own)
+        assert set(re.findall(r'(?:url\(|href=")#([^)"]+)', text)) == set(own)
+    assert not set(ids[0]) & set(ids[1])
+
+
+def test_panels_of_learning_curves_can_be_chosen() -> None:
+    figure = figures.learning_curves({"0": history(5)}, panels=("Loss",))
+    assert titles(figure) == ["Loss"]
 
 
 def test_saving_overwrites_only_when_told(tmp_path: Path) -> None:

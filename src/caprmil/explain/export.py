@@ -27,7 +27,7 @@ from caprmil.errors import BagError, CaprmilError
 from caprmil.explain.case import Squares, why_unplaced
 from caprmil.explain.explanation import TOP, Explanation, Layer, top_patches
 from caprmil.figures.style import BLUE, VERMILLION
-from caprmil.figures.tokens import colour_of
+from caprmil.figures.token_maps import colour_of
 from caprmil.io.atomic import atomic_write
 
 CHUNK = 4096  # patches written at once

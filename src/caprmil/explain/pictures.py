@@ -124,9 +124,7 @@ class Pictures:
         return f"block {blocks} of {blocks}, " if blocks > 1 else ""
 
     def _title(self, what: str) -> str:
-        return f"{self.case.name}   {self.told.model}, {self.told.fold}   {what}".replace(
-            "$", r"\$"
-        )
+        return f"{self.case.name}   {self.told.model}, {self.told.fold}   {what}"
 
 
 METHOD_WORDS = {

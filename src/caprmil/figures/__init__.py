@@ -4,13 +4,15 @@ from caprmil.figures.ablations import Trial, ablation_panels, search_panels
 from caprmil.figures.bars import model_bars
 from caprmil.figures.bubbles import Bubble, bubbles
 from caprmil.figures.canvas import Canvas, Gallery
-from caprmil.figures.context import Plane, context_planes
-from caprmil.figures.curves import learning_curves, roc_curves
-from caprmil.figures.evidence import evidence_maps
+from caprmil.figures.context_planes import Plane, context_planes
+from caprmil.figures.evidence_maps import evidence_maps
 from caprmil.figures.flipping import Flip, FlipPanel, flipping
+from caprmil.figures.learning_curves import learning_curves
 from caprmil.figures.reliability import Bin, Reliability, reliability
+from caprmil.figures.roc import roc_curves
 from caprmil.figures.style import save, settle
-from caprmil.figures.tokens import head_maps, token_maps
+from caprmil.figures.svg import add_tooltip, as_svg
+from caprmil.figures.token_maps import head_maps, token_maps
 
 __all__ = [
     "Bin",
@@ -23,6 +25,8 @@ __all__ = [
     "Reliability",
     "Trial",
     "ablation_panels",
+    "add_tooltip",
+    "as_svg",
     "bubbles",
     "context_planes",
     "evidence_maps",

@@ -23,7 +23,7 @@ Values: TypeAlias = Sequence[float | int] | NDArray[Any]
 BLUE, VERMILLION, GREEN, ORANGE = "#0072B2", "#D55E00", "#009E73", "#E69F00"
 PURPLE, SKY, BLACK, YELLOW = "#CC79A7", "#56B4E9", "#000000", "#F0E442"
 COLOURS = (BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY, BLACK, YELLOW)
-GREY = "#777777"
+GREY, GRID = "#777777", "#E5E5E5"
 
 TITLES = {
     "auc": "AUC",
@@ -43,8 +43,9 @@ Slides: TypeAlias = tuple[NDArray[np.integer], NDArray[np.floating]]  # labels a
 
 def save(figure: "Figure", path: Path | str, dpi: int = 150, *, replace: bool = False) -> Path:
     """Write the figure; the ending of the name says the format (png, pdf, svg)."""
-    with atomic_write(path, replace=replace) as passing:
-        figure.savefig(passing, dpi=dpi)
+    _plain_text(figure)
+    with atomic_write(path, replace=replace) as partial:
+        figure.savefig(partial, dpi=dpi)
     return Path(path)
 
 
@@ -53,10 +54,19 @@ def settle(figure: "Figure") -> None:
 
     Matplotlib would lay it out anew each time, and draw every image twice to do so.
     """
+    _plain_text(figure)
     engine = figure.get_layout_engine()
     if engine is not None:
         engine.execute(figure)
         figure.set_layout_engine("none")
+
+
+def _plain_text(figure: "Figure") -> None:
+    """Draw a dollar sign as it is: Matplotlib would read the name of a class as a formula."""
+    from matplotlib.text import Text
+
+    for text in figure.findobj(Text):
+        text.set_parse_math(False)
 
 
 def new_figure(width: float, height: float) -> "Figure":
@@ -71,7 +81,7 @@ def new_figure(width: float, height: float) -> "Figure":
 def tidy(axes: "Axes", *, title: str = "", across: str = "", up: str = "") -> None:
     """Leave only the lines that carry something."""
     axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(color="#E5E5E5", lw=0.6)
+    axes.grid(color=GRID, lw=0.6)
     axes.set_axisbelow(True)
     axes.tick_params(labelsize=9, length=3)
     axes.set_title(title, fontsize=11, loc="left")

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from caprmil.figures.canvas import Canvas, draw_painted, scale_bar
 from caprmil.figures.style import caption, new_figure, tidy
-from caprmil.figures.tokens import colour_of
+from caprmil.figures.token_maps import colour_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
