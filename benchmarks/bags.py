@@ -20,7 +20,7 @@ import numpy as np
 from sklearn.metrics import roc_auc_score
 
 from caprmil import figures
-from caprmil.errors import CaprmilError, UnknownName
+from caprmil.errors import CaprmilError, UnknownNameError
 from caprmil.estimator import MILClassifier
 from caprmil.evaluation import metrics
 from caprmil.figures.style import COLOURS, GREY, new_figure, tidy
@@ -289,7 +289,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for kind, names, known in asked:
             for name in names:
                 if name not in known:
-                    raise UnknownName(kind, name, known)
+                    raise UnknownNameError(kind, name, known)
         page = Page(args.out, "benchmarks/bags.py", "A hard benchmark of bags")
         recipe = Recipe()
         record = Record(args.out.with_suffix(".jsonl"), Result, fingerprint(recipe))

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from sklearn.model_selection import StratifiedKFold
 
 from caprmil.config import digest
-from caprmil.errors import BagError, CaprmilError, UnknownName
+from caprmil.errors import BagError, CaprmilError, UnknownNameError
 from caprmil.estimator import MILClassifier
 from caprmil.evaluation import metrics
 from caprmil.models import list_models
@@ -118,7 +118,7 @@ Bags = list[NDArray[np.float32]]
 def read(folder: Path, name: str) -> tuple[Bags, NDArray[np.int64]]:
     """Return the bags of a set and their labels, in the order of their ids."""
     if name not in SETS:
-        raise UnknownName("set", name, SETS)
+        raise UnknownNameError("set", name, SETS)
     expected, path = SETS[name], folder / f"{name}.csv.gz"
     if not path.exists():
         raise BagError(f"There is no {path}. Put the set there as a gzipped CSV.")

@@ -28,7 +28,7 @@ from sklearn.metrics import roc_auc_score
 
 from bags import MODELS
 from caprmil import config, encoders, explain, figures
-from caprmil.errors import CaprmilError, UnknownName
+from caprmil.errors import CaprmilError, UnknownNameError
 from caprmil.explain.attribution import integrate, lead_of, take_out
 from caprmil.features import bags
 from caprmil.features.bags import Bag
@@ -195,7 +195,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         for name in models:
             if name not in MODELS:
-                raise UnknownName("model", name, MODELS)
+                raise UnknownNameError("model", name, MODELS)
         page = Page(args.out, "benchmarks/evidence.py", "Do maps find the tumour?")
         prepare(plan, args.folder)
         record = Record(args.out.with_suffix(".jsonl"), Result, fingerprint(plan))

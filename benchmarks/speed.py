@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from caprmil import models
-from caprmil.errors import CaprmilError, UnknownName
+from caprmil.errors import CaprmilError, UnknownNameError
 from caprmil.experiments.cost import LiveTensors
 from record import Page, Record
 from sides import GROUPS, PLAIN, SIDES, WHOLE, Absent, Side
@@ -265,7 +265,7 @@ def forget(record: Record[Result], jobs: Sequence[Job]) -> None:
 def chosen(given: Sequence[str] | None, known: Sequence[str], kind: str) -> list[str]:
     for name in given or ():
         if name not in known:
-            raise UnknownName(kind, name, known)
+            raise UnknownNameError(kind, name, known)
     return [name for name in known if not given or name in given]
 
 

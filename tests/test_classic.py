@@ -10,7 +10,7 @@ import pytest
 
 import classic
 from caprmil.config import digest
-from caprmil.errors import BagError, UnknownName
+from caprmil.errors import BagError, UnknownNameError
 from record import Page, Record
 
 ROOT = Path(__file__).parents[1]
@@ -76,7 +76,7 @@ def test_another_version_of_a_set_is_refused(
 def test_missing_and_unknown_sets_are_named(tmp_path: Path) -> None:
     with pytest.raises(BagError, match=r"musk1\.csv\.gz"):
         classic.read(tmp_path, "musk1")
-    with pytest.raises(UnknownName, match="Did you mean 'elephant'"):
+    with pytest.raises(UnknownNameError, match="Did you mean 'elephant'"):
         classic.read(tmp_path, "elefant")
 
 

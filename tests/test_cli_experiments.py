@@ -129,7 +129,7 @@ def test_a_mistake_in_what_to_measure_is_one_line(
     assert "is not a run" in mistake("cost", "--run", tmp_path, *QUICK)
     (tmp_path / "cost.tex").write_text("mine")
     said = mistake("cost", "--models", "mean", "--out", tmp_path, *QUICK)
-    assert "cost.tex is there already" in said
+    assert "cost.tex already exists" in said
     assert [path.name for path in tmp_path.iterdir()] == ["cost.tex"]
 
 
@@ -167,8 +167,8 @@ def test_a_sweep_tells_of_a_failed_point_and_ends_with_2(
         (["model.heads=2..4"], "is a range, and a grid needs values"),
         (["model.heds=2,4"], "Did you mean 'heads'"),
         (["modl.heads=2,4"], "Did you mean 'model'"),
-        (["model.heads"], "A change reads KEY=VALUE"),
-        (["=2,4"], "A change reads KEY=VALUE"),
+        (["model.heads"], "A change has the form KEY=VALUE"),
+        (["=2,4"], "A change has the form KEY=VALUE"),
         (["model.heads=2,4", "--metric", "auk"], "Did you mean 'auc'"),
         (["model.heads=2,4", "--device", "gpu"], "A device is auto, cpu"),
     ],

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from caprmil.cli import app
 from caprmil.cohort.folds import SplitConfig
 from caprmil.encoders import load
-from caprmil.errors import BagError, CaprmilError, RunError, SlideError, UnknownName
+from caprmil.errors import BagError, CaprmilError, RunError, SlideError, UnknownNameError
 from caprmil.explain import folder
 from caprmil.features import bags
 from caprmil.features.extract import Extraction
@@ -85,7 +85,7 @@ def test_a_slide_of_the_run_is_explained_with_its_pixels(study: Path, tmp_path: 
         total = told["explained"]["evidence"][name] + told["explained"]["rest"][name]
         assert total == pytest.approx(logit, abs=1e-5)
     assert told["answer"]["unseen"]
-    with pytest.raises(CaprmilError, match="there already"):
+    with pytest.raises(CaprmilError, match="already exists"):
         caprmil("explain", run, "s1")
 
 
@@ -151,9 +151,9 @@ def test_a_slide_without_a_scale_serves_as_well(study: Path, tmp_path: Path) -> 
     ("words", "kind", "said"),
     [
         (("nobody",), RunError, "neither a slide"),
-        (("s1", "--method", "magic"), UnknownName, "Known: exact, gradients, perturbation"),
-        (("s1", "--head", 9), UnknownName, "no head called '9'"),
-        (("s1", "--fold", "fold-9"), UnknownName, "fold-9"),
+        (("s1", "--method", "magic"), UnknownNameError, "Known: exact, gradients, perturbation"),
+        (("s1", "--head", 9), UnknownNameError, "no head called '9'"),
+        (("s1", "--fold", "fold-9"), UnknownNameError, "fold-9"),
     ],
 )
 def test_what_cannot_be_is_said_and_leaves_nothing(

@@ -11,7 +11,7 @@ from scipy.stats import norm
 from typer.testing import CliRunner
 
 from caprmil.cli import app
-from caprmil.errors import CaprmilError, CohortError, UnknownName
+from caprmil.errors import CaprmilError, CohortError, UnknownNameError
 from caprmil.evaluation import comparison as compare
 from caprmil.evaluation import metrics
 from caprmil.evaluation.bootstrap import SAMPLERS
@@ -283,9 +283,9 @@ def test_a_reference_is_compared_with_each_and_the_others_are_not() -> None:
 
 def test_mistaken_names_and_single_tables_are_refused() -> None:
     tables = answers()
-    with pytest.raises(UnknownName, match="'auk'"):
+    with pytest.raises(UnknownNameError, match="'auk'"):
         compare(tables, names=["auk"])
-    with pytest.raises(UnknownName, match="table called 'D'"):
+    with pytest.raises(UnknownNameError, match="table called 'D'"):
         compare(tables, against=["D"])
     with pytest.raises(CohortError, match="nothing to compare"):
         compare({"A": tables["A"]})
@@ -427,7 +427,7 @@ def test_runs_and_tables_are_compared_and_written(tiny_run: Run, tmp_path: Path)
     assert "24 slides of 24 patients, mean over 3 folds." in said
     assert (tmp_path / "out" / "comparison.csv").read_text().count("\nrun,other.csv,") == 9
     assert "# run beside shortcuts" in (tmp_path / "out" / "comparison.md").read_text()
-    with pytest.raises(CaprmilError, match="there already"):
+    with pytest.raises(CaprmilError, match="already exists"):
         command(tiny_run.folder, table, "--out", tmp_path / "out")
 
 

@@ -220,4 +220,4 @@ def test_the_command_writes_tables_and_pictures(tiny_run: Run, tmp_path: Path) -
     assert {file.name for file in (tmp_path / "o").iterdir()} == files
     assert "caprmil (run)" in (tmp_path / "o/cost.md").read_text()
     again = CliRunner().invoke(app, [*words, *options])
-    assert "there already" in str(again.exception)
+    assert "already exists" in str(again.exception)

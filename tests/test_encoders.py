@@ -29,7 +29,7 @@ from caprmil.encoders.encoder import (
     probe_patches,
 )
 from caprmil.encoders.lite import read_weights, weights_file
-from caprmil.errors import EncoderError, UnknownName
+from caprmil.errors import EncoderError, UnknownNameError
 
 PAGE = Path(__file__).parents[1] / "docs" / "encoders.md"
 
@@ -101,7 +101,9 @@ def test_an_encoder_is_found_as_other_tools_write_it(asked: str, name: str) -> N
 
 
 def test_an_unknown_name_gets_a_suggestion() -> None:
-    with pytest.raises(UnknownName, match=r"no encoder called 'phikn'\. Did you mean 'phikon'"):
+    with pytest.raises(
+        UnknownNameError, match=r"no encoder called 'phikn'\. Did you mean 'phikon'"
+    ):
         find("phikn")
 
 

@@ -11,7 +11,7 @@ from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import GridSearchCV, cross_val_predict, cross_val_score
 
-from caprmil.errors import BagError, CohortError, RecipeError, UnknownName
+from caprmil.errors import BagError, CohortError, RecipeError, UnknownNameError
 from caprmil.estimator import MILClassifier
 from caprmil.features import bags
 from caprmil.models import MeanMIL
@@ -188,7 +188,7 @@ def test_labels_must_make_sense() -> None:
         ({"validation": 1.0}, RecipeError),
         ({"validation": 0.01}, CohortError),
         ({"settings": {"dims": 3}}, RecipeError),
-        ({"model": "caprmill"}, UnknownName),
+        ({"model": "caprmill"}, UnknownNameError),
         ({"model": MeanMIL(WIDTH, 3)}, BagError),
         ({"model": MeanMIL(WIDTH, 2), "settings": {"dim": 8}}, RecipeError),
     ],

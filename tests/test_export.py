@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from caprmil import export
 from caprmil.cli import app
-from caprmil.errors import CaprmilError, ExportError, RecipeError, UnknownName
+from caprmil.errors import CaprmilError, ExportError, RecipeError, UnknownNameError
 from caprmil.export import Exported, formats, writing
 from caprmil.features import bags
 from caprmil.models import MODELS, MILModel, Output, create
@@ -171,7 +171,7 @@ def test_files_of_others_have_no_facts(tmp_path: Path) -> None:
 def test_nothing_is_written_over(tiny_run: Run, tmp_path: Path) -> None:
     there = tmp_path / f"{tiny_run.done[-1].name}.ts"
     there.write_text("mine")
-    with pytest.raises(CaprmilError, match="is there already"):
+    with pytest.raises(CaprmilError, match="already exists"):
         export.export(tiny_run, "torchscript", tmp_path)
     assert [path.read_text() for path in tmp_path.iterdir()] == ["mine"]
 
@@ -187,7 +187,7 @@ def test_a_missing_package_is_named_with_the_command(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(formats, "find_spec", lambda name: None if name == "onnxruntime" else name)
     with pytest.raises(ExportError, match=r"needs onnxruntime. Install: pip install 'caprmil\[on"):
         formats.find_format("onnx")
-    with pytest.raises(UnknownName, match="Did you mean 'onnx'"):
+    with pytest.raises(UnknownNameError, match="Did you mean 'onnx'"):
         formats.find_format("onxx")
 
 

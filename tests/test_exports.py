@@ -179,9 +179,9 @@ def test_exports_overwrite_nothing(tmp_path: Path) -> None:
     path = tmp_path / "mine"
     path.write_text("mine")
     for write in (write_csv, write_parquet, write_scores):
-        with pytest.raises(CaprmilError, match="there already"):
+        with pytest.raises(CaprmilError, match="already exists"):
             write(told(n=2), path)
-    with pytest.raises(CaprmilError, match="there already"):
+    with pytest.raises(CaprmilError, match="already exists"):
         geojson(told(n=2), path)
     assert path.read_text() == "mine"
 

@@ -336,7 +336,7 @@ def test_a_run_says_which_map_to_trust(
     lines = (out / "faithfulness.csv").read_text().splitlines()
     assert lines[0] == "slide,fold,class,patches,map,area,area_in_logits"
     assert len(lines) == 1 + 4 * 4
-    with pytest.raises(ValueError, match="is there already"):
+    with pytest.raises(ValueError, match="already exists"):
         caprmil("faithfulness", tiny_run.folder, "--out", out)
 
 

@@ -349,7 +349,7 @@ def test_saving_overwrites_only_when_told(tmp_path: Path) -> None:
     path = tmp_path / "new" / "figure.svg"
     figure = figures.model_bars({"a": {"auc": [0.5]}}, metrics=["auc"])
     figures.save(figure, path)
-    with pytest.raises(CaprmilError, match="there already"):
+    with pytest.raises(CaprmilError, match="already exists"):
         figures.save(figure, path)
     figures.save(figure, path, replace=True)
     assert [found.name for found in path.parent.iterdir()] == ["figure.svg"]

@@ -33,7 +33,7 @@ def test_a_file_is_replaced_only_when_told(tmp_path: Path, replace: bool) -> Non
     if replace:
         write_text(path, "ours", replace=True)
     else:
-        with pytest.raises(CaprmilError, match=r"note\.txt is there already"):
+        with pytest.raises(CaprmilError, match=r"note\.txt already exists"):
             write_text(path, "ours")
     assert (path.read_text(), names(tmp_path)) == ("ours" if replace else "mine", ["note.txt"])
 
@@ -47,7 +47,7 @@ def interrupt(path: Path, between: Callable[[], object], **options: bool) -> Non
 
 def test_who_was_quicker_is_not_overwritten(tmp_path: Path) -> None:
     path = tmp_path / "note.txt"
-    with pytest.raises(CaprmilError, match="there already"):
+    with pytest.raises(CaprmilError, match="already exists"):
         interrupt(path, lambda: path.write_text("theirs"))
     assert (path.read_text(), names(tmp_path)) == ("theirs", ["note.txt"])
 

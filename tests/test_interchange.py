@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from caprmil.errors import SlideError, UnknownName
+from caprmil.errors import SlideError, UnknownNameError
 from caprmil.features import bags
 from caprmil.features import level0 as terms
 from caprmil.features.convert import LAYOUTS, SIZES, Converted, convert
@@ -571,7 +571,7 @@ def test_coordinates_without_a_unit_are_not_guessed(tmp_path: Path) -> None:
 
 
 def test_impossible_wishes_are_refused_before_any_work(ours: Path, tmp_path: Path) -> None:
-    with pytest.raises(UnknownName, match="Did you mean 'stamp'"):
+    with pytest.raises(UnknownNameError, match="Did you mean 'stamp'"):
         convert({"slide": ours}, tmp_path, "stmp")
     with pytest.raises(SlideError, match="250 um/px"):
         convert({"slide": ours}, tmp_path, "stamp", slide_mpp=250)

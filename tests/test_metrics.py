@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn import metrics as reference
 
-from caprmil.errors import CaprmilError, CohortError, UnknownName
+from caprmil.errors import CaprmilError, CohortError, UnknownNameError
 from caprmil.evaluation import metrics
 
 Slides = tuple[np.ndarray, np.ndarray]
@@ -320,7 +320,7 @@ def test_rounded_probabilities_pass() -> None:
 
 
 def test_an_unknown_metric_is_named_with_its_neighbour() -> None:
-    with pytest.raises(UnknownName, match="Did you mean 'auc'"):
+    with pytest.raises(UnknownNameError, match="Did you mean 'auc'"):
         metrics.bootstrap(*draw(5, 2), list("abcde"), metrics=["acu"])
 
 

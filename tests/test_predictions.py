@@ -109,7 +109,7 @@ def test_a_table_without_labels_patients_or_folds_survives(tmp_path: Path) -> No
 
 def test_writing_never_overwrites(tmp_path: Path) -> None:
     path = table(tmp_path, "mine")
-    with pytest.raises(CaprmilError, match="there already"):
+    with pytest.raises(CaprmilError, match="already exists"):
         cohort().write(path)
     assert path.read_text() == "mine"
 

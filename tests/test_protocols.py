@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from caprmil.errors import CohortError, RecipeError, UnknownName
+from caprmil.errors import CohortError, RecipeError, UnknownNameError
 from caprmil.experiments import paper
 from caprmil.experiments import reproduce as protocols
 from caprmil.experiments.reproduce import PROTOCOLS, Reproduction
@@ -150,11 +150,11 @@ def test_a_slide_of_no_official_part_is_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_an_unknown_protocol_or_model_is_refused_with_a_hint(tmp_path: Path) -> None:
-    with pytest.raises(UnknownName, match="camelyon16"):
+    with pytest.raises(UnknownNameError, match="camelyon16"):
         protocols.find("camelyon17")
-    with pytest.raises(UnknownName, match="abmil"):
+    with pytest.raises(UnknownNameError, match="abmil"):
         protocols.recipe("panda", "abmill", tmp_path, tmp_path, ())
-    with pytest.raises(UnknownName, match="no model with a recipe called 'bracs'"):
+    with pytest.raises(UnknownNameError, match="no model with a recipe called 'bracs'"):
         protocols.recipe("panda", "bracs", tmp_path, tmp_path, ())
 
 

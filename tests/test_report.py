@@ -540,7 +540,7 @@ def test_reports_in_the_run_are_made_anew(copy: Run) -> None:
 def test_a_users_file_is_never_overwritten(copy: Run, tmp_path: Path, what: list[str]) -> None:
     mine = tmp_path / "mine.html"
     mine.write_text("mine")
-    with pytest.raises(CaprmilError, match="there already"):
+    with pytest.raises(CaprmilError, match="already exists"):
         caprmil("report", copy.folder, *what, "--out", mine)
     assert mine.read_text() == "mine"
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from caprmil.errors import BagError, RunError, UnknownName
+from caprmil.errors import BagError, RunError, UnknownNameError
 from caprmil.features import bags
 from caprmil.features.bags import BagInfo
 from caprmil.io.json_files import as_json, read_json
@@ -85,7 +85,7 @@ def test_a_run_without_models_answers_nothing(copy: Path, stranger: Path) -> Non
 
 
 def test_a_fold_that_is_not_there_is_named_with_those_that_are(tiny_run: Run) -> None:
-    with pytest.raises(UnknownName, match="fold-0, fold-1, fold-2"):
+    with pytest.raises(UnknownNameError, match="fold-0, fold-1, fold-2"):
         tiny_run.model("fold-7")
 
 

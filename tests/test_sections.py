@@ -13,7 +13,7 @@ import tifffile
 from numpy.typing import NDArray
 from PIL import Image
 
-from caprmil.errors import CaprmilError, CohortError, UnknownName
+from caprmil.errors import CaprmilError, CohortError, UnknownNameError
 from caprmil.synthetic import ARTEFACTS, KINDS, TRUTH_UM, Section, SlideCohort
 
 SMALL = Section(seed=3, width=1200, height=1000, tumour=0.2)
@@ -191,18 +191,18 @@ def test_pyramids_rounded_up_can_be_made_of_it(tmp_path: Path, plain: NDArray[np
 
 def test_a_slide_is_never_overwritten(tmp_path: Path) -> None:
     (tmp_path / "slide.tiff").write_text("mine")
-    with pytest.raises(CaprmilError, match="there already"):
+    with pytest.raises(CaprmilError, match="already exists"):
         SMALL.write(tmp_path / "slide.tiff")
 
 
 def test_settings_without_sense_are_refused() -> None:
-    with pytest.raises(UnknownName, match="Did you mean 'pen'"):
+    with pytest.raises(UnknownNameError, match="Did you mean 'pen'"):
         Section(artefacts=("pem",))
     with pytest.raises(ValueError, match="lies between 0 and"):
         Section(tumour=0.7)
     with pytest.raises(ValueError, match="500 um"):
         Section(width=1000, mpp=0.25)
-    with pytest.raises(UnknownName, match="vendor"):
+    with pytest.raises(UnknownNameError, match="vendor"):
         SMALL.write("slide.tiff", vendor="leica")  # type: ignore[arg-type]
 
 
@@ -258,6 +258,6 @@ def test_a_folder_with_another_cohort_or_table_is_left_alone(tmp_path: Path) -> 
     with pytest.raises(CohortError, match="another cohort"):
         replace(study, seed=1).write(tmp_path)
     table.write_text("mine")
-    with pytest.raises(CaprmilError, match="there already"):
+    with pytest.raises(CaprmilError, match="already exists"):
         study.write(tmp_path)
     assert table.read_text() == "mine"

@@ -247,7 +247,7 @@ def test_a_pattern_may_name_folders_elsewhere_too(memory: RemotePath) -> None:
 def test_a_text_is_written_once_and_never_over_another(lab: RemotePath) -> None:
     write_text(lab / "texts" / "a.txt", "ä")
     assert (lab / "texts" / "a.txt").read_text() == "ä"
-    with pytest.raises(CaprmilError, match="is there already"):
+    with pytest.raises(CaprmilError, match="already exists"):
         write_text(lab / "texts" / "a.txt", "b")
     assert (lab / "texts" / "a.txt").read_text() == "ä"
     assert [p.name for p in (lab / "texts").iterdir()] == ["a.txt"]

@@ -17,7 +17,7 @@ from scipy.stats import chisquare, kstest
 from sklearn.metrics import roc_auc_score
 
 from caprmil import config
-from caprmil.errors import CaprmilError, CohortError, RecipeError, RunError, UnknownName
+from caprmil.errors import CaprmilError, CohortError, RecipeError, RunError, UnknownNameError
 from caprmil.evaluation.predictions import Predictions
 from caprmil.experiments import paper
 from caprmil.experiments.sweep import Plan, Point, Result, Sweep, read_plan, sweep
@@ -115,7 +115,7 @@ def test_a_plan_that_makes_no_sense_is_refused(changes: list[str], message: str)
 
 
 def test_an_unknown_metric_is_refused_with_a_hint() -> None:
-    with pytest.raises(UnknownName, match=r"'auk'.*'auc'"):
+    with pytest.raises(UnknownNameError, match=r"'auk'.*'auc'"):
         plan("model.tokens=2,4", metric="auk")
 
 

@@ -72,6 +72,6 @@ def test_a_folder_with_another_cohort_or_table_is_left_alone(tmp_path: Path) -> 
     with pytest.raises(CohortError, match="another cohort"):
         RareSignal(slides=4, width=8, patches=(3, 5), seed=1).write(tmp_path)
     table.write_text("mine")
-    with pytest.raises(CaprmilError, match="there already"):
+    with pytest.raises(CaprmilError, match="already exists"):
         study.write(tmp_path)
     assert table.read_text() == "mine"

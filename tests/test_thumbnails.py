@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from caprmil.errors import UnknownName
+from caprmil.errors import UnknownNameError
 from caprmil.synthetic.thumbnails import CASES, thumbnail
 
 SMALL = (240, 300)
@@ -32,5 +32,5 @@ def test_tissue_is_darker_than_glass() -> None:
 
 
 def test_an_unknown_case_comes_with_the_known_ones() -> None:
-    with pytest.raises(UnknownName, match=r"no case called 'blanc'\. Did you mean 'blank'"):
+    with pytest.raises(UnknownNameError, match=r"no case called 'blanc'\. Did you mean 'blank'"):
         thumbnail("blanc")

@@ -18,7 +18,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 import caprmil
 from caprmil import config, figures
 from caprmil.cohort.folds import SplitConfig
-from caprmil.errors import CohortError, RecipeError, RunError, UnknownName
+from caprmil.errors import CohortError, RecipeError, RunError, UnknownNameError
 from caprmil.evaluation import predictions
 from caprmil.evaluation.predictions import Predictions
 from caprmil.features import bags
@@ -231,8 +231,8 @@ def test_a_logger_that_cannot_be_had_is_found_first(
         (ModelConfig(settings={"tokenz": 4}), RecipeError),
         (ModelConfig(settings={"heads": 0}), RecipeError),
         (ModelConfig(settings={"dim": -16}), RecipeError),
-        (ModelConfig(settings={"pool": "swimming"}), UnknownName),
-        (ModelConfig(name="caprmill"), UnknownName),
+        (ModelConfig(settings={"pool": "swimming"}), UnknownNameError),
+        (ModelConfig(name="caprmill"), UnknownNameError),
     ],
     ids=str,
 )

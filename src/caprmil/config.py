@@ -1,29 +1,44 @@
-"""TOML to frozen dataclasses, strictly; changes from the command line; the digest of settings."""
+"""Settings: TOML and `--set` changes into frozen dataclasses, and back into TOML or a digest.
+
+Reading is strict: an unknown key or a value of the wrong type is a RecipeError.
+"""
 
 import hashlib
 import json
 import os
 import tomllib
-from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, fields, is_dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import MISSING, Field, fields, is_dataclass
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import tomli_w
 
-from caprmil.errors import RecipeError, suggest
+from caprmil.errors import CaprmilError, RecipeError, suggest
 from caprmil.io.paths import as_path
 
 Settings = TypeVar("Settings")
 
 REST = {"rest": True}
-"""Metadata of the one field that takes all keys of a table which are not fields themselves."""
+"""Metadata of the one field that takes all keys of a table that are not fields of the dataclass."""
+
+KIND = "kind"
+
+
+def by_kind(find: Callable[[str], type]) -> dict[str, Any]:
+    """Return the metadata of a field whose type is chosen by the key `kind` of its table.
+
+    `find` maps a kind to its dataclass, and raises UnknownNameError for an unknown kind. Each of
+    these dataclasses has its kind as a class attribute `kind`. The field's default gives the
+    default kind.
+    """
+    return {"registry": find}
 
 
 def load(
     path: str | os.PathLike[str], *, into: type[Settings], changes: Iterable[str] = ()
 ) -> Settings:
-    """Read a TOML file into a dataclass, with changes such as `train.epochs=5` made on the way."""
+    """Return a TOML file as a dataclass, after changes such as `train.epochs=5`."""
     path = as_path(path)
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -43,7 +58,7 @@ def parse(
     name: str = "recipe",
     changes: Iterable[str] = (),
 ) -> Settings:
-    """Turn a table into a dataclass: a key or a value that does not fit is a RecipeError."""
+    """Return a table as a dataclass, after changes such as `train.epochs=5`."""
     table = dict(table)
     for change in changes:
         table = _changed(table, change)
@@ -51,12 +66,12 @@ def parse(
 
 
 def dump(settings: Any) -> str:
-    """Return settings as TOML, whole: what `load` would turn into the same settings."""
+    """Return all settings as TOML. `load` turns it into equal settings."""
     return tomli_w.dumps(_plain(settings))
 
 
 def digest(settings: Any) -> str:
-    """Return a short name of the settings: equal settings, equal digest."""
+    """Return a short hash. Equal settings have equal digests."""
     text = json.dumps(_plain(settings), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -74,7 +89,7 @@ def differences(old: Any, new: Any) -> list[str]:
 def _changed(table: dict[str, Any], change: str) -> dict[str, Any]:
     key, equals, text = change.partition("=")
     if not equals or not key.strip():
-        raise RecipeError(f"A change reads KEY=VALUE, e.g. train.epochs=5, not '{change}'.")
+        raise RecipeError(f"A change has the form KEY=VALUE, e.g. train.epochs=5, not '{change}'.")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
@@ -84,40 +99,66 @@ def _changed(table: dict[str, Any], change: str) -> dict[str, Any]:
         return {**table, head: value}
     inner = table.get(head, {})
     if not isinstance(inner, dict):
-        raise RecipeError(f"'{key}' cannot be changed: {head} is a value, not a table.")
+        raise RecipeError(f"'{key}' cannot be changed: {head} is not a table.")
     return {**table, head: _changed(inner, f"{rest[0]}={text}")}
 
 
-def _build(kind: type[Settings], table: Mapping[str, Any], where: str) -> Settings:
-    types = get_type_hints(kind)
-    named = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]
-    rest = next((name for name, field in named.items() if field.metadata.get("rest")), None)
+def _build(into: type[Settings], table: Mapping[str, Any], where: str) -> Settings:
+    """Return a table as a dataclass. `where` names the table in errors."""
+    types = get_type_hints(into)
+    known = {field.name: field for field in fields(into)}  # type: ignore[arg-type]
+    rest = next((name for name, field in known.items() if field.metadata.get("rest")), None)
     values: dict[str, Any] = {}
     for key, value in table.items():
-        if key in named and key != rest:
+        if key in known and "registry" in known[key].metadata:
+            values[key] = _build_by_kind(known[key], value, f"{where}: {key}")
+        elif key in known and key != rest:
             values[key] = _convert(types[key], value, f"{where}: {key}")
         elif rest:
             values.setdefault(rest, {})[key] = value
         else:
-            raise RecipeError(
-                f"There is no setting in {where} called '{key}'.{suggest(key, named)}"
-            )
-    for name, field in named.items():
+            raise RecipeError(f"{where} has no setting called '{key}'.{suggest(key, known)}")
+    for name, field in known.items():
         if name not in values and field.default is MISSING and field.default_factory is MISSING:
-            raise RecipeError(f"{where} must say '{name}'.")
+            raise RecipeError(f"{where} has no '{name}', which is required.")
     try:
-        return kind(**values)
+        return into(**values)
     except RecipeError as problem:
         raise RecipeError(f"{where}: {problem}") from None
 
 
-def _convert(kind: Any, value: Any, where: str) -> Any:
-    """Return the value as the field's type has it, or say what it must be."""
-    if is_dataclass(kind) and isinstance(kind, type):
-        if not isinstance(value, dict):
-            raise RecipeError(f"{where} is a table of settings, not {value!r}.")
-        return _build(kind, value, where)
-    origin, arguments = get_origin(kind), get_args(kind)
+def _build_by_kind(field: Field[Any], value: Any, where: str) -> Any:
+    """Return a table as the dataclass that its key `kind` chooses."""
+    table = dict(_check_table(value, where))
+    kind = table.pop(KIND, _default_kind(field))
+    if kind is None:
+        raise RecipeError(f"{where} has no '{KIND}', which is required.")
+    if not isinstance(kind, str):
+        raise RecipeError(f"{where}: {KIND} must be text, not {kind!r}.")
+    try:
+        into = field.metadata["registry"](kind)
+    except CaprmilError as problem:
+        raise RecipeError(f"{where}: {problem}") from None
+    return _build(into, table, f"{where} ({kind})")
+
+
+def _default_kind(field: Field[Any]) -> str | None:
+    if field.default_factory is not MISSING:
+        return str(field.default_factory().kind)
+    return None if field.default is MISSING else str(field.default.kind)
+
+
+def _check_table(value: Any, where: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise RecipeError(f"{where} must be a table of settings, not {value!r}.")
+    return value
+
+
+def _convert(into: Any, value: Any, where: str) -> Any:
+    """Return a value as the type of its field. A value that does not fit is a RecipeError."""
+    if is_dataclass(into) and isinstance(into, type):
+        return _build(into, _check_table(value, where), where)
+    origin, arguments = get_origin(into), get_args(into)
     if origin in (Union, UnionType):
         for choice in arguments:
             if choice is not NoneType:
@@ -128,40 +169,38 @@ def _convert(kind: Any, value: Any, where: str) -> Any:
         return tuple(_convert(arguments[0], item, where) for item in value)
     if origin is dict and isinstance(value, dict):
         return value
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+    if into is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
-    if type(value) is kind:  # not isinstance: True is no whole number
+    if type(value) is into:  # isinstance would accept True as an integer
         return value
-    wanted = " or ".join(map(repr, arguments)) if origin is Literal else _name(kind)
+    wanted = " or ".join(map(repr, arguments)) if origin is Literal else _name(into)
     raise RecipeError(f"{where} must be {wanted}, not {value!r}.")
 
 
-def _name(kind: Any) -> str:
+def _name(into: Any) -> str:
     known = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
-    if get_origin(kind) is tuple:
+    if get_origin(into) is tuple:
         return "a list"
-    return known.get(kind, "a table")
+    return known.get(into, "a table")
 
 
 def _plain(settings: Any) -> dict[str, Any]:
-    """Return nested tables without what is not set, and with the rest in its place."""
-    return {key: value for key, value in _tables(settings).items() if value is not None}
-
-
-def _tables(settings: Any) -> dict[str, Any]:
+    """Return settings as nested tables, without those that are None."""
     table: dict[str, Any] = {}
     for field in fields(settings):
         value = getattr(settings, field.name)
         if field.metadata.get("rest"):
             table |= value
         elif is_dataclass(value):
-            table[field.name] = _plain(value)
+            kind = {KIND: value.kind} if "registry" in field.metadata else {}  # type: ignore[union-attr]
+            table[field.name] = kind | _plain(value)
         else:
             table[field.name] = list(value) if isinstance(value, tuple) else value
-    return table
+    return {key: value for key, value in table.items() if value is not None}
 
 
 def _flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested tables as one table with dotted keys."""
     flat: dict[str, Any] = {}
     for key, value in table.items():
         flat |= (

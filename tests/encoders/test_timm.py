@@ -16,7 +16,7 @@ from torch import nn
 from caprmil.encoders import CARDS, Card, load
 from caprmil.encoders.encoder import fit
 from caprmil.encoders.networks import build_timm, import_timm, with_pooling
-from caprmil.errors import EncoderError, UnknownName
+from caprmil.errors import EncoderError, UnknownNameError
 
 timm = import_timm("this test")
 from timm.data import create_transform  # noqa: E402
@@ -239,5 +239,5 @@ def test_any_network_of_timm_is_an_encoder(name: str, tmp_path: Path) -> None:
 
 
 def test_a_network_that_timm_does_not_know_gets_suggestions() -> None:
-    with pytest.raises(UnknownName, match=r"no network in timm called 'resnet_18'.*resnet18"):
+    with pytest.raises(UnknownNameError, match=r"no network in timm called 'resnet_18'.*resnet18"):
         load("timm:resnet_18")

@@ -13,7 +13,7 @@ from scipy.special import expit, softmax
 from torch import Tensor
 from torch.distributions import Normal, kl_divergence
 
-from caprmil.errors import BagError, RecipeError, UnknownName
+from caprmil.errors import BagError, RecipeError, UnknownNameError
 from caprmil.experiments import cost
 from caprmil.models import BayesMIL
 from caprmil.models.bayesmil import Noise, VariationalLinear, smooth
@@ -355,7 +355,7 @@ def test_the_plain_form_does_not_look_at_the_grid() -> None:
 def test_senseless_settings_are_refused() -> None:
     with pytest.raises(RecipeError, match="two classes, not 3"):
         BayesMIL(6, 3, prior="detection")
-    with pytest.raises(UnknownName, match="Did you mean 'detection'"):
+    with pytest.raises(UnknownNameError, match="Did you mean 'detection'"):
         BayesMIL(6, 2, prior="detect")
     with pytest.raises(ValueError, match="draws=-1"):
         BayesMIL(6, 2, draws=-1)

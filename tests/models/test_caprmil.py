@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from caprmil.errors import BagError, RecipeError, RunError, UnknownName
+from caprmil.errors import BagError, RecipeError, RunError, UnknownNameError
 from caprmil.experiments import cost
 from caprmil.models import ABMIL, CAPRMIL, MeanMIL, create
 from caprmil.models.caprmil import COLDEST, ContextAttention, ContextStack
@@ -206,9 +206,13 @@ def test_a_model_of_another_width_cannot_stand_behind() -> None:
 
 
 def test_wrong_names_are_told_the_right_ones() -> None:
-    with pytest.raises(UnknownName, match=r"no model called 'caprmill'. Did you mean 'caprmil'?"):
+    with pytest.raises(
+        UnknownNameError, match=r"no model called 'caprmill'. Did you mean 'caprmil'?"
+    ):
         create("caprmill", 24, 2)
-    with pytest.raises(UnknownName, match=r"no pool or model called 'maen'. Did you mean 'mean'?"):
+    with pytest.raises(
+        UnknownNameError, match=r"no pool or model called 'maen'. Did you mean 'mean'?"
+    ):
         create("caprmil+maen", 24, 2)
     with pytest.raises(RecipeError, match=r"no setting called 'token'. Did you mean 'tokens'?"):
         create("caprmil", 24, 2, token=4)

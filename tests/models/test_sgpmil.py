@@ -12,7 +12,7 @@ from scipy.special import expit, softmax
 from torch import Tensor
 from torch.distributions import MultivariateNormal, kl_divergence
 
-from caprmil.errors import RunError, UnknownName
+from caprmil.errors import RunError, UnknownNameError
 from caprmil.experiments import cost
 from caprmil.models import SGPMIL
 from caprmil.models.sgpmil import SparseGP, cholesky
@@ -281,7 +281,7 @@ def test_a_process_that_has_diverged_is_an_error() -> None:
 
 
 def test_senseless_settings_are_refused() -> None:
-    with pytest.raises(UnknownName, match="Did you mean 'shared'"):
+    with pytest.raises(UnknownNameError, match="Did you mean 'shared'"):
         SGPMIL(5, 2, noise="share")
     for settings in ({"draws": -1}, {"inducing": 0}, {"dims": ()}):
         with pytest.raises(ValueError, match=f"{next(iter(settings))}="):

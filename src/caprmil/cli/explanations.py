@@ -55,14 +55,14 @@ def explain(
     device: Device = "auto",
 ) -> None:
     """Show why: maps of evidence, attention and tokens, with the patches that carry them."""
-    from caprmil.errors import UnknownName
+    from caprmil.errors import UnknownNameError
     from caprmil.explain import examine
     from caprmil.explain.folder import building, fill
     from caprmil.io.progress import bar
     from caprmil.runs.run import Run
 
     if method and method not in WAYS:
-        raise UnknownName("method", method, WAYS)
+        raise UnknownNameError("method", method, WAYS)
     trained = Run(run)
     folder = out or run / "explain" / _name(what)
     with building(folder) as passing:

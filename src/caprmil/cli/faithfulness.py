@@ -34,7 +34,7 @@ def faithfulness(
 ) -> None:
     """Tell which map to trust: take out patches by each, and see whether the answer falls."""
     from caprmil import explain, figures
-    from caprmil.errors import RunError, UnknownName
+    from caprmil.errors import RunError, UnknownNameError
     from caprmil.io.atomic import check_new, write_text
     from caprmil.io.json_files import as_json
     from caprmil.io.progress import bar
@@ -44,7 +44,7 @@ def faithfulness(
     trained, folder = Run(run), out or run / "faithfulness"
     check_new(folder)
     if only is not None and only not in trained.classes:
-        raise UnknownName(f"class in {run}", only, trained.classes)
+        raise UnknownNameError(f"class in {run}", only, trained.classes)
     unseen = explain.unseen_slides(trained)
     names = list(slides) if slides else _shuffled(unseen)
     if not names:

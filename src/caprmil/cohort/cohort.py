@@ -12,7 +12,7 @@ from typing import Any, Literal
 from caprmil.cohort import folds
 from caprmil.cohort.folds import Findings, Fold, Listing, Split, SplitConfig
 from caprmil.encoders.card import same_encoder
-from caprmil.errors import BagError, CohortError, RecipeError, some, suggest
+from caprmil.errors import BagError, CohortError, RecipeError, shorten, suggest
 from caprmil.features import bags
 from caprmil.features.bags import BagInfo
 from caprmil.io import tables
@@ -174,7 +174,7 @@ def find_bags(paths: Iterable[str | Path]) -> dict[str, Path]:
         files.update((file.resolve(), file) for file in own)
     shelf = bags.group_by_slide(files.values())
     if twins := _twins(shelf):
-        raise CohortError(f"Slides with more than one bag: {some(twins)}. Name one of each.")
+        raise CohortError(f"Slides with more than one bag: {shorten(twins)}. Name one of each.")
     if not shelf:
         raise CohortError(f"No bag was found. A bag ends in {', '.join(bags.SUFFIXES)}.")
     return {name: own[0] for name, own in sorted(shelf.items())}
@@ -304,7 +304,7 @@ def _read_labels(
     advice = f"[data] classes are {', '.join(classes)}."
     found.problem("Slides with a label that is no class", odd, advice)
     if required and len(classes) < 2:
-        text = f"Column {column} has fewer than two classes: {some(classes) or 'none'}."
+        text = f"Column {column} has fewer than two classes: {shorten(classes) or 'none'}."
         found.problems.append(f"{text} Set [data] label if the label is in another column.")
     spellings = defaultdict(list)
     for word in classes:
@@ -353,7 +353,7 @@ def _survey(
         if progress is not None:
             progress(done, len(paths))
     if broken:
-        each = some(broken, between="\n    ")
+        each = shorten(broken, separator="\n    ")
         found.problems.append(f"Bags that cannot be used ({len(broken)}):\n    {each}")
     return infos
 
@@ -383,7 +383,7 @@ def _compare(infos: Mapping[str, BagInfo], found: Findings) -> None:
         "microns per pixel": scales,
     }
     for what, groups in kinds.items():
-        apart = [f"{value} ({some(own)})" for value, own in groups.items() if len(groups) > 1]
+        apart = [f"{value} ({shorten(own)})" for value, own in groups.items() if len(groups) > 1]
         found.problem(f"Bags that differ in {what}", apart, "Extract all in the same way.")
     if len(encoders) == 1:
         advice = f"They are taken to be of {next(iter(encoders))}, as the others."

@@ -13,7 +13,7 @@ from typing import Literal
 
 import numpy as np
 
-from caprmil.errors import RecipeError, some
+from caprmil.errors import RecipeError, shorten
 
 PARTS = {
     **dict.fromkeys(("train", "training"), "train"),
@@ -94,12 +94,12 @@ class Findings:
     def problem(self, headline: str, names: Iterable[str], advice: str) -> None:
         """Add a problem with all that have it, if any has."""
         if names := list(names):
-            self.problems.append(f"{headline} ({len(names)}): {some(names)}. {advice}")
+            self.problems.append(f"{headline} ({len(names)}): {shorten(names)}. {advice}")
 
     def note(self, headline: str, names: Iterable[str], advice: str) -> None:
         """Add a note on all whom it concerns, if there are any."""
         if names := list(names):
-            self.notes.append(f"{headline} ({len(names)}): {some(names)}. {advice}")
+            self.notes.append(f"{headline} ({len(names)}): {shorten(names)}. {advice}")
 
 
 def is_split(column: str) -> bool:

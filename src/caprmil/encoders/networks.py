@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from caprmil.encoders import hub
 from caprmil.encoders.card import Card
-from caprmil.errors import EncoderError, UnknownName
+from caprmil.errors import EncoderError, UnknownNameError
 
 _operators: list[Any] = []  # what import_torchvision defines must stay alive
 
@@ -204,7 +204,7 @@ def timm_card(name: str) -> Card:
     timm = import_timm(f"timm:{name}")
     if not timm.is_model(name):
         near = get_close_matches(name, timm.list_models(), n=5, cutoff=0.3)
-        raise UnknownName("network in timm", name, near)
+        raise UnknownNameError("network in timm", name, near)
     with torch.device("meta"):
         network = timm.create_model(name, pretrained=False, num_classes=0).eval()
         known, seen = network.pretrained_cfg, timm.data.resolve_model_data_config(network)

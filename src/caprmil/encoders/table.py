@@ -8,7 +8,7 @@ are other vectors of one network.
 from typing import Any
 
 from caprmil.encoders.card import Card, same_encoder
-from caprmil.errors import UnknownName
+from caprmil.errors import UnknownNameError
 
 CLIP: dict[str, Any] = {
     "mean": (0.48145466, 0.4578275, 0.40821073),
@@ -383,7 +383,7 @@ def find(name: str) -> Card:
     for card in CARDS.values():
         if any(same_encoder(name, known) for known in (card.name, *card.aliases)):
             return card
-    raise UnknownName("encoder", name, CARDS)
+    raise UnknownNameError("encoder", name, CARDS)
 
 
 def as_markdown() -> str:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from caprmil.errors import CohortError, some
+from caprmil.errors import CohortError, shorten
 from caprmil.evaluation.predictions import Predictions
 
 WHOLE = "all slides"  # the one fold of a table without folds
@@ -99,7 +99,7 @@ def _check_truth(first: str, one: Predictions, name: str, other: Predictions) ->
     here, there = _truth(one), _truth(other)
     if differ := [slide for slide in here if there.get(slide, here[slide]) != here[slide]]:
         raise CohortError(
-            f"{first} and {name} have other labels for {len(differ)} slides: {some(differ)}. "
+            f"{first} and {name} have other labels for {len(differ)} slides: {shorten(differ)}. "
             "Compare tables that were made from the same labels."
         )
 
@@ -111,7 +111,7 @@ def _owners(tables: Mapping[str, Predictions]) -> tuple[dict[str, str], list[str
         told = dict(zip(table.slides, table.patients or (), strict=False))
         if differ := [slide for slide in told if owner.get(slide, told[slide]) != told[slide]]:
             raise CohortError(
-                f"{name} has other patients for {len(differ)} slides: {some(differ)}. "
+                f"{name} has other patients for {len(differ)} slides: {shorten(differ)}. "
                 "Compare tables that name the patients alike."
             )
         owner |= told
@@ -159,7 +159,7 @@ def _contents(folds: Sequence[tuple[str, Predictions]]) -> list[frozenset[str]]:
 def _left_out(folded: Mapping[str, Mapping[str, Predictions]], shared: list[str]) -> Iterator[str]:
     for name, own in folded.items():
         if rest := [fold for fold in own if fold not in shared]:
-            yield f"Only folds that all share are compared: {some(rest)} of {name} is left out."
+            yield f"Only folds that all share are compared: {shorten(rest)} of {name} is left out."
 
 
 def _check_slides(tables: Mapping[str, Predictions]) -> None:
@@ -169,5 +169,5 @@ def _check_slides(tables: Mapping[str, Predictions]) -> None:
         if apart := sorted(_slides(one) ^ _slides(other)):
             raise CohortError(
                 f"{first} and {name} were not tested on the same slides; only one of them has "
-                f"these {len(apart)}: {some(apart)}. Train both on the same cohort and splits."
+                f"these {len(apart)}: {shorten(apart)}. Train both on the same cohort and splits."
             )

@@ -8,7 +8,7 @@ from itertools import combinations, product
 import numpy as np
 from numpy.typing import NDArray
 
-from caprmil.errors import CohortError, UnknownName
+from caprmil.errors import CohortError, UnknownNameError
 from caprmil.evaluation import bootstrap, metrics
 from caprmil.evaluation import delong as areas
 from caprmil.evaluation.alignment import Ground, Part, common
@@ -40,7 +40,7 @@ def compare(
     """
     for name in against:
         if name not in tables:
-            raise UnknownName("table", name, tables)
+            raise UnknownNameError("table", name, tables)
     pairs = [(one, ref) for one in tables if one not in against for ref in against]
     pairs = pairs if against else list(combinations(tables, 2))
     if not pairs:
@@ -72,7 +72,7 @@ def _metrics(ground: Ground, names: Iterable[str] | None) -> list[str]:
     applicable = [n for n in metrics.METRICS if two or n not in metrics.TWO_CLASSES_ONLY]
     for name in names or ():
         if name not in applicable:
-            raise UnknownName(f"metric of {len(ground.classes)} classes", name, applicable)
+            raise UnknownNameError(f"metric of {len(ground.classes)} classes", name, applicable)
     return applicable if names is None else list(names)
 
 

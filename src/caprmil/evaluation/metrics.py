@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import rankdata
 
-from caprmil.errors import CohortError, UnknownName
+from caprmil.errors import CohortError, UnknownNameError
 
 Labels: TypeAlias = NDArray[np.integer]
 Probabilities: TypeAlias = NDArray[np.floating]
@@ -252,7 +252,7 @@ def _applicable(names: Iterable[str] | None, probabilities: Probabilities) -> li
     names = list(names)
     for name in names:
         if name not in METRICS:
-            raise UnknownName("metric", name, METRICS)
+            raise UnknownNameError("metric", name, METRICS)
     return names
 
 

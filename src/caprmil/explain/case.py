@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from caprmil.cohort.cohort import find_bags
-from caprmil.errors import RunError, SlideError, some
+from caprmil.errors import RunError, SlideError, shorten
 from caprmil.evaluation import calibration
 from caprmil.explain.attribution import Method
 from caprmil.explain.explanation import Explanation, can_stream, explain
@@ -155,7 +155,7 @@ def find(run: Run, what: str | Path, *, pixels: Path | None = None) -> Subject:
     else:
         raise RunError(
             f"{what} is neither a slide of {run.folder} nor a bag file. "
-            f"Its slides: {some(run.paths)}."
+            f"Its slides: {shorten(run.paths)}."
         )
     record = Record.read(path.parent / "qc", name)
     return Subject(name=name, bag=path, pixels=_pixels(name, record, pixels), record=record)

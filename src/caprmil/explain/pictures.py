@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caprmil import figures
-from caprmil.errors import UnknownName
+from caprmil.errors import UnknownNameError
 from caprmil.explain.case import Case, Squares, cut
 from caprmil.explain.explanation import TOP, Explanation, Numbers, top_patches
 from caprmil.figures import Canvas, Gallery, Plane
@@ -177,7 +177,7 @@ def pick_head(told: Explanation, head: int | None) -> int | None:
     if head is None:
         return most_telling(told.assignments[-1])
     if not 0 <= head <= heads:
-        raise UnknownName("head", str(head), [str(n) for n in range(heads + 1)])
+        raise UnknownNameError("head", str(head), [str(n) for n in range(heads + 1)])
     return head - 1 if head else None
 
 

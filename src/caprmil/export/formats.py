@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from caprmil.errors import ExportError, UnknownName
+from caprmil.errors import ExportError, UnknownNameError
 from caprmil.export.program import Program
 
 OPSET = 20  # of ONNX: known to onnxruntime 1.17 and newer
@@ -121,7 +121,7 @@ FORMATS = {
 def find_format(name: str) -> Format:
     """Return the format of that name, if all that it needs is installed."""
     if name not in FORMATS:
-        raise UnknownName("format", name, FORMATS)
+        raise UnknownNameError("format", name, FORMATS)
     missing = [package for package in FORMATS[name].needs if find_spec(package) is None]
     if missing:
         raise ExportError(

@@ -9,7 +9,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from caprmil.errors import BagError, CaprmilError, SlideError, UnknownName
+from caprmil.errors import BagError, CaprmilError, SlideError, UnknownNameError
 from caprmil.features import bags
 from caprmil.features import formats as layouts
 from caprmil.features.layouts import TARGETS, Planned
@@ -55,7 +55,7 @@ def convert(
     """
     out = require_local(out)
     if to not in LAYOUTS:
-        raise UnknownName("layout", to, LAYOUTS)
+        raise UnknownNameError("layout", to, LAYOUTS)
     if slide_mpp is not None and not FINEST_MPP <= slide_mpp <= COARSEST_MPP:
         raise SlideError(f"No microscope has {slide_mpp:g} um/px; 0.05 to 20 can be.")
     check_writable(out / to)

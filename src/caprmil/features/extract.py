@@ -29,7 +29,7 @@ from caprmil.errors import (
     RecipeError,
     RunError,
     SlideError,
-    some,
+    shorten,
 )
 from caprmil.executors import Crew, Done, Failed, Here, Unit, Worker
 from caprmil.executors.base import Listen
@@ -201,7 +201,7 @@ class Extraction:
             ) from None
         if made != wanted:
             raise BagError(
-                f"{bag} was made with other settings ({some(config.differences(made, wanted))})."
+                f"{bag} was made with other settings ({shorten(config.differences(made, wanted))})."
             )
         return record or self._noted(name, wanted, info)
 

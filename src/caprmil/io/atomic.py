@@ -60,7 +60,7 @@ def check_new(path: str | os.PathLike[str]) -> None:
     """Raise if something is there: before long work whose result would have no place."""
     path = as_path(path)
     if path.exists():
-        raise CaprmilError(f"{path} is there already. Move it away, or choose another name.")
+        raise CaprmilError(f"{path} already exists. Move it away, or choose another name.")
     check_writable(path)
 
 
@@ -72,7 +72,9 @@ def check_writable(path: str | os.PathLike[str]) -> None:
         return
     place = next(place for place in Path(path).absolute().parents if place.exists())
     if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
-        raise CaprmilError(f"{path} cannot be made: {place} is no folder that one may write to.")
+        raise CaprmilError(
+            f"{path} cannot be created: {place} is not a folder that you can write to."
+        )
 
 
 def write_text(path: str | os.PathLike[str], text: str, *, replace: bool = False) -> Path:

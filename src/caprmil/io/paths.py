@@ -215,7 +215,7 @@ def upload_when_done(path: Path, *, replace: bool) -> Iterator[Path]:
         file = Path(folder) / path.name
         yield file
         if not replace and path.exists():
-            raise StorageError(f"{path} is there already. Move it away, or choose another name.")
+            raise StorageError(f"{path} already exists. Move it away, or choose another name.")
         upload(file, path)
 
 

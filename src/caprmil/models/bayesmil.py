@@ -17,7 +17,7 @@ from einops import rearrange, repeat
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from caprmil.errors import BagError, RecipeError, UnknownName
+from caprmil.errors import BagError, RecipeError, UnknownNameError
 from caprmil.models.base import (
     Cells,
     Evidence,
@@ -138,7 +138,7 @@ class BayesMIL(MILModel):
         if draws < 0:
             raise ValueError(f"There are 0 draws or more: {draws=}.")
         if prior not in PRIORS:
-            raise UnknownName("prior", prior, PRIORS)
+            raise UnknownNameError("prior", prior, PRIORS)
         if prior == "detection" and n_outputs != 2:
             raise RecipeError(
                 f'prior = "detection" is for two classes, not {n_outputs}. Set "subtyping".'

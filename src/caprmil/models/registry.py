@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from caprmil.errors import RecipeError, UnknownName, suggest
+from caprmil.errors import RecipeError, UnknownNameError, suggest
 from caprmil.models.abmil import ABMIL
 from caprmil.models.base import MILModel
 from caprmil.models.bayesmil import BayesMIL
@@ -49,7 +49,7 @@ def create(name: str, in_dim: int, n_outputs: int, **settings: Any) -> MILModel:
     """
     name, plus, pool = name.partition("+")
     if name not in MODELS:
-        raise UnknownName("model", name, MODELS)
+        raise UnknownNameError("model", name, MODELS)
     if plus:
         if name != "caprmil":
             raise RecipeError(f"Only caprmil can stand before another model, not {name}.")
@@ -82,7 +82,7 @@ def build_pool(pool: str | dict[str, Any] | nn.Module, dim: int, n_outputs: int)
         return build(POOLS[name], name, (dim,), settings)
     if name in MODELS:
         return create(name, dim, n_outputs, **settings)
-    raise UnknownName("pool or model", str(name), {*POOLS, *MODELS})
+    raise UnknownNameError("pool or model", str(name), {*POOLS, *MODELS})
 
 
 def build(

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from caprmil.errors import RunError, UnknownName
+from caprmil.errors import RunError, UnknownNameError
 from caprmil.models.base import (
     Cells,
     Evidence,
@@ -128,7 +128,7 @@ class SGPMIL(MILModel):
         if not dims or draws < 0 or inducing < 1:
             raise ValueError(f"A width, a point and 0 draws at least: {dims=} {inducing=} {draws=}")
         if noise not in ("independent", "shared"):
-            raise UnknownName("noise", noise, ("independent", "shared"))
+            raise UnknownNameError("noise", noise, ("independent", "shared"))
         self.draws, self.noise, self.normalise, self.seed = draws, noise, normalise, seed
         self.n_bags = 1  # until training says how many there are
         layers = [(nn.Linear(a, b), nn.ReLU()) for a, b in pairwise((in_dim, *dims))]

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from caprmil.cohort.cohort import CohortConfig, load_cohort
 from caprmil.cohort.folds import Fold
 from caprmil.encoders.card import same_encoder
-from caprmil.errors import BagError, RunError, UnknownName, some
+from caprmil.errors import BagError, RunError, UnknownNameError, shorten
 from caprmil.evaluation.predictions import Predictions
 from caprmil.features import bags
 from caprmil.features.bags import BagInfo
@@ -144,7 +144,7 @@ class Run:
 
     def _finished(self, name: str) -> Path:
         if not self.finished:
-            missing = some(fold.name for fold in self.splits if fold not in self.done)
+            missing = shorten(fold.name for fold in self.splits if fold not in self.done)
             raise RunError(
                 f"{self.folder} is not finished; still to do: {missing or 'the scores'}. "
                 "Give the same train command again, and it goes on."
@@ -160,7 +160,7 @@ class Run:
                 "Give the same train command again, and it goes on."
             )
         if name is not None and name not in known:
-            raise UnknownName(f"fold in {self.folder}", name, known)
+            raise UnknownNameError(f"fold in {self.folder}", name, known)
         return [fold for fold in self.done if name in (None, fold.name)]
 
     def model(self, fold: str) -> MILModel:
@@ -201,7 +201,7 @@ class Run:
             except BagError as problem:
                 problems.append(str(problem))
         if problems:
-            raise BagError(some(problems, between="\n- "))
+            raise BagError(shorten(problems, separator="\n- "))
 
     def predict(
         self,
@@ -295,7 +295,7 @@ class Run:
         if known:
             raise RunError(
                 f"The models of {self.folder} know {len(known)} of these slides, or their "
-                f"patients: {some(known)}. Leave them out. For the scores on slides that they "
+                f"patients: {shorten(known)}. Leave them out. For the scores on slides that they "
                 f"did not know: caprmil evaluate {self.folder}"
             )
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from caprmil.errors import CohortError, RecipeError, some
+from caprmil.errors import CohortError, RecipeError, shorten
 from caprmil.io import tables
 from caprmil.slides.names import slide_name
 
@@ -18,7 +18,7 @@ def listed(slides: Mapping[str, Path], table: Path) -> tuple[dict[str, Path], di
     names = [slide_name(cell) for cell in content.names(column)]
     if missing := [name for name in names if name not in slides]:
         raise CohortError(
-            f"Not among the slides given, but in {table} ({len(missing)}): {some(missing)}. "
+            f"Not among the slides given, but in {table} ({len(missing)}): {shorten(missing)}. "
             "Remove their lines, or pass the folder that they are in."
         )
     scale = next(iter(tables.called(content.columns, tables.COLUMNS["mpp"])), None)

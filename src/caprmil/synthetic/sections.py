@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from caprmil.errors import SlideError, UnknownName
+from caprmil.errors import SlideError, UnknownNameError
 from caprmil.io.atomic import atomic_write, check_new, write_text
 from caprmil.io.progress import Step
 from caprmil.synthetic.anatomy import KINDS, TRUTH_UM, Anatomy, lay_out
@@ -71,7 +71,7 @@ class Section:
 
     def __post_init__(self) -> None:
         for name in set(self.artefacts) - set(ARTEFACTS):
-            raise UnknownName("artefact", name, ARTEFACTS)
+            raise UnknownNameError("artefact", name, ARTEFACTS)
         if not 0 <= self.tumour <= 0.5:
             raise ValueError(f"The share of tumour lies between 0 and 0.5, not at {self.tumour=}.")
         if min(self.width, self.height) * self.mpp < 500:
@@ -91,7 +91,7 @@ class Section:
         import pyvips
 
         if vendor not in VENDORS:
-            raise UnknownName("vendor", vendor, VENDORS)
+            raise UnknownNameError("vendor", vendor, VENDORS)
         with (
             atomic_write(path) as passing,
             NamedTemporaryFile(dir=passing.parent, prefix=".") as raw,

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from caprmil.errors import UnknownName
+from caprmil.errors import UnknownNameError
 from caprmil.features import bags
 from caprmil.io.atomic import write_text
 from caprmil.synthetic.claims import claim
@@ -72,7 +72,7 @@ class StandIn:
 
     def __post_init__(self) -> None:
         if self.protocol not in SHAPES:
-            raise UnknownName("protocol", self.protocol, SHAPES)
+            raise UnknownNameError("protocol", self.protocol, SHAPES)
 
     def write(self, folder: str | Path) -> Path:
         """Write bags and the table into a folder, and return the table."""

@@ -15,7 +15,7 @@ from PIL import Image
 from scipy import ndimage, special
 from scipy.spatial import cKDTree
 
-from caprmil.errors import UnknownName
+from caprmil.errors import UnknownNameError
 
 MPP = 8.0
 
@@ -103,7 +103,7 @@ CASES = {
 def thumbnail(case: str, seed: int = 0, *, shape: tuple[int, int] = (700, 900)) -> Thumbnail:
     """Return a picture of a case: the same seed, the same picture."""
     if case not in CASES:
-        raise UnknownName("case", case, CASES)
+        raise UnknownNameError("case", case, CASES)
     rng = np.random.default_rng([seed, zlib.crc32(case.encode())])
     return draw(CASES[case], rng, shape)
 

@@ -16,7 +16,7 @@ from filelock import FileLock, Timeout
 from caprmil import config, figures
 from caprmil.cohort.cohort import Cohort, load_cohort
 from caprmil.cohort.folds import Fold
-from caprmil.errors import CohortError, RunError, some
+from caprmil.errors import CohortError, RunError, shorten
 from caprmil.evaluation import (
     baselines as shortcuts,
 )
@@ -135,8 +135,8 @@ def cross_validate_all(
     if failures:
         raise RunError(
             f"{len(failures)} of {sum(len(study.folds) for study in studies.values())} folds could "
-            f"not be trained: {some(failures, between='; ')} The others are there, and the same "
-            "command tries these again."
+            f"not be trained: {shorten(failures, separator='; ')} The others are there, and the "
+            "same command tries these again."
         )
     return {out: Run(out) for out in studies}
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from caprmil import config
 from caprmil.cohort.folds import PARTS
-from caprmil.errors import CohortError, RecipeError, UnknownName, some
+from caprmil.errors import CohortError, RecipeError, UnknownNameError, shorten
 from caprmil.experiments import paper
 from caprmil.io import tables
 from caprmil.slides.names import slide_name
@@ -101,7 +101,7 @@ PROTOCOLS = {
 def find(name: str) -> Protocol:
     """Return the protocol of that name."""
     if name not in PROTOCOLS:
-        raise UnknownName("protocol", name, PROTOCOLS)
+        raise UnknownNameError("protocol", name, PROTOCOLS)
     return PROTOCOLS[name]
 
 
@@ -117,7 +117,7 @@ def recipe(name: str, model: str, table: Path, features: Path, changes: Sequence
     head, _, pool = model.partition("+")
     own = _read(head)
     if "model" not in own:  # a protocol's recipe
-        raise UnknownName("model with a recipe", model, all_models())
+        raise UnknownNameError("model with a recipe", model, all_models())
     if pool:
         own["model"] |= {"name": model}
         own["model"].pop("pool", None)
@@ -131,7 +131,7 @@ def recipe(name: str, model: str, table: Path, features: Path, changes: Sequence
 def _read(name: str) -> dict[str, Any]:
     path = recipe_folder() / f"{name}.toml"
     if not path.is_file():
-        raise UnknownName("model with a recipe", name, all_models())
+        raise UnknownNameError("model with a recipe", name, all_models())
     return tomllib.loads(path.read_text(encoding="utf-8"))
 
 
@@ -172,12 +172,12 @@ def prepare(name: str, labels: str | Path) -> list[Row]:
     if strange:
         raise CohortError(
             f"{labels}: labels that {protocol.title} does not have ({len(strange)}): "
-            f"{some(strange)}. Its classes are {', '.join(protocol.classes)}."
+            f"{shorten(strange)}. Its classes are {', '.join(protocol.classes)}."
         )
     if homeless and _read(name)["splits"]["kind"] == "fixed":
         raise CohortError(
             f"{labels}: nothing says whether these slides are of the official training or test "
-            f"part ({len(homeless)}): {some(homeless)}. Add a column split: train, val or test."
+            f"part ({len(homeless)}): {shorten(homeless)}. Add a column split: train, val or test."
         )
     if not any(row["split"] for row in rows):
         for row in rows:

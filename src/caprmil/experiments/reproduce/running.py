@@ -6,7 +6,7 @@ from io import StringIO
 from pathlib import Path
 
 from caprmil.cohort.cohort import find_bags
-from caprmil.errors import CohortError, some
+from caprmil.errors import CohortError, shorten
 from caprmil.evaluation import comparison, metrics
 from caprmil.executors import Crew
 from caprmil.experiments import cost, paper
@@ -92,7 +92,7 @@ def _check_slides(
     if absent:
         path = out / "missing.txt"
         write_text(path, "\n".join(absent) + "\n", replace=True)
-        text = f"{len(absent)} of {len(rows)} slides have no bag in {features}: {some(absent)}."
+        text = f"{len(absent)} of {len(rows)} slides have no bag in {features}: {shorten(absent)}."
         if recipe.data.missing != "skip":
             raise CohortError(
                 f"{text} All of them are in {path}. Extract their features, or leave them out "

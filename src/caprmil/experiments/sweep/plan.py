@@ -18,7 +18,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from caprmil import config
-from caprmil.errors import RecipeError, UnknownName
+from caprmil.errors import RecipeError, UnknownNameError
 from caprmil.evaluation.metrics import METRICS
 from caprmil.training.recipe import Recipe, read_recipe
 
@@ -98,7 +98,7 @@ class Plan:
 
     def __post_init__(self) -> None:
         if self.metric not in METRICS:
-            raise UnknownName("metric", self.metric, METRICS)
+            raise UnknownNameError("metric", self.metric, METRICS)
         if not self.axes:
             raise RecipeError(
                 "Nothing varies here. Give a setting several values, e.g. --set model.tokens=2,4,8."
