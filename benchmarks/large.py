@@ -42,7 +42,7 @@ def write(path: Path, n: int) -> None:
     """Write a bag piece by piece."""
     block = np.random.default_rng(0).standard_normal((ROWS, WIDTH)).astype(np.float16)
     info = BagInfo(path=path, kind="caprmil", n_patches=n, width=WIDTH, dtype="float16")
-    with bags.filling(info, None) as put:
+    with bags.writing(info, None) as put:
         for number, start in enumerate(range(0, n, ROWS)):
             put(np.roll(block, number % WIDTH, axis=1)[: n - start])
 

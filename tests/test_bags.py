@@ -158,7 +158,8 @@ def test_a_write_that_fails_leaves_nothing(path: Path, monkeypatch: pytest.Monke
 
 def test_a_killed_write_leaves_no_file_of_that_name(path: Path) -> None:
     script = (
-        "import os, sys, numpy; from caprmil import bags; os.fsync = lambda _: os._exit(9);"
+        "import os, sys, numpy; from caprmil.features import bags\n"
+        "os.fsync = lambda _: os._exit(9)\n"
         "bags.write(sys.argv[1], numpy.ones((3, 4)))"
     )
     assert subprocess.run([sys.executable, "-c", script, path], check=False).returncode == 9
@@ -464,7 +465,7 @@ def test_inspecting_does_not_read_the_features(path: Path) -> None:
 
 
 def test_bags_load_without_torch() -> None:
-    script = "import caprmil.bags, sys; sys.exit('torch' in sys.modules)"
+    script = "import caprmil.features.bags, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
 
 

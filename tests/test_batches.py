@@ -194,7 +194,7 @@ def test_ctrl_c_while_a_bag_is_read_ends_the_thread(
 def test_an_abandoned_epoch_does_not_keep_a_process_from_leaving(tmp_path: Path) -> None:
     on_disk(tmp_path, 3)
     code = (
-        "import sys; from pathlib import Path; from caprmil.batches import Sample, load\n"
+        "import sys; from pathlib import Path; from caprmil.features.batches import Sample, load\n"
         "paths = sorted(Path(sys.argv[1]).glob('*.h5'))\n"
         "batches = iter(load([Sample(p.stem, p) for p in paths])); next(batches); sys.exit(7)"
     )

@@ -32,7 +32,7 @@ from caprmil.features.settings import ExtractionConfig
 from caprmil.runs.run import Run
 from caprmil.slides.patches import PatchConfig
 from caprmil.slides.slide import find_slides
-from caprmil.synthetic import Section, StandIn
+from caprmil.synthetic import BenchmarkCohort, Section
 from caprmil.training import cross_validation as training
 from caprmil.training.cross_validation import cross_validate
 from caprmil.training.recipe import Recipe
@@ -293,7 +293,7 @@ def test_a_sweep_on_ray_is_the_same_and_a_search_has_as_many_trials(
 
 @pytest.mark.slow
 def test_a_reproduction_on_ray_has_the_same_table(one: OnRay, tmp_path: Path) -> None:
-    labels = StandIn(protocol="camelyon16").write(tmp_path / "stand-in")
+    labels = BenchmarkCohort(protocol="camelyon16").write(tmp_path / "stand-in")
     options: dict[str, Any] = {"changes": protocols.REHEARSAL, "device": "cpu", "progress": False}
     plain, on_ray = (
         protocols.reproduce(

@@ -22,13 +22,13 @@ from torch import Tensor, nn
 from caprmil import encoders
 from caprmil.encoders import CARDS, Card, Encoder, find, load
 from caprmil.encoders.encoder import (
-    behaviour,
-    choose_precision,
     fingerprint,
-    fit,
+    pick_precision,
     probe_patches,
+    resize_patches,
+    summarise_output,
 )
-from caprmil.encoders.lite import read_weights, weights_file
+from caprmil.encoders.lite0 import read_weights, weights_file
 from caprmil.errors import EncoderError, UnknownNameError
 
 PAGE = Path(__file__).parents[1] / "docs" / "encoders.md"
@@ -70,7 +70,7 @@ def test_every_row_says_what_one_must_know(name: str) -> None:
     assert None not in (card.width, card.input_px, card.mpp, card.patch_px)
     assert card.architecture
     assert card.licence != "not known"
-    assert (card.hub is None) == (card.loader == "lite")
+    assert (card.hub is None) == (card.loader == "lite0")
     assert all(0 < value < 1 for value in (*card.mean, *card.std))
     assert card.revision is None or len(card.revision) == 40  # a prefix is of no use to the hub
 
@@ -176,7 +176,7 @@ def test_half_precision_is_for_cuda_only(caplog: pytest.LogCaptureFixture) -> No
     ],
 )
 def test_precision_is_that_of_the_card_on_cuda(device: str, asked: str, given: str) -> None:
-    assert choose_precision(CARDS["uni2-h"], torch.device(device), asked) == given
+    assert pick_precision(CARDS["uni2-h"], torch.device(device), asked) == given
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is one")
@@ -191,7 +191,7 @@ def test_a_device_that_is_not_there_is_named(lite0: Encoder) -> None:
 
 def test_a_patch_of_the_right_size_is_not_touched() -> None:
     patches = noise(2)
-    assert np.shares_memory(fit(patches, CARDS["uni"]), patches)
+    assert np.shares_memory(resize_patches(patches, CARDS["uni"]), patches)
 
 
 @pytest.mark.parametrize(("name", "most"), [("uni", 1.01), ("virchow2", 25)])
@@ -206,19 +206,19 @@ def test_resizing_is_near_to_that_of_torch(name: str, most: float, side: int) ->
     pixels = torch.from_numpy(patches).permute(0, 3, 1, 2).float()
     other = F.interpolate(pixels, (224, 224), mode=card.interpolation, antialias=True)
     other = other.clamp(0, 255).permute(0, 2, 3, 1).numpy()
-    apart = np.abs(fit(patches, card).astype(float) - other)
+    apart = np.abs(resize_patches(patches, card).astype(float) - other)
     assert apart.max() <= most
     assert apart.mean() < 0.4
 
 
 def test_a_card_with_a_crop_takes_the_middle() -> None:
     card, patches = CARDS["gigapath"], noise(1, side=256)
-    np.testing.assert_array_equal(fit(patches, card), patches[:, 16:240, 16:240])
+    np.testing.assert_array_equal(resize_patches(patches, card), patches[:, 16:240, 16:240])
 
 
 def test_an_oblong_patch_is_scaled_by_its_shorter_side() -> None:
     patches = noise(1, side=448)[:, :, :300]
-    assert fit(patches, CARDS["uni"]).shape == (1, 224, 224, 3)
+    assert resize_patches(patches, CARDS["uni"]).shape == (1, 224, 224, 3)
 
 
 # The fingerprint
@@ -338,7 +338,7 @@ def test_a_function_is_known_by_its_name_and_its_behaviour() -> None:
 
 def test_behaviour_does_not_hang_on_the_last_digits() -> None:
     answer = np.random.default_rng(0).normal(size=1024).astype(np.float32)
-    assert behaviour(answer) == behaviour(answer * np.float32(1 + 3e-7))
+    assert summarise_output(answer) == summarise_output(answer * np.float32(1 + 3e-7))
 
 
 @pytest.mark.parametrize(

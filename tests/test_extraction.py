@@ -28,7 +28,7 @@ from caprmil.features.extract import Extraction
 from caprmil.features.settings import ExtractionConfig, configure
 from caprmil.slides.patches import PatchConfig
 from caprmil.slides.qc import Record
-from caprmil.slides.selection import listed, read_shard, share
+from caprmil.slides.selection import parse_shard, select_listed, select_shard
 from caprmil.slides.slide import find_slides
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
@@ -404,7 +404,7 @@ def test_a_missing_scale_is_given_by_hand_or_by_the_table(job: Extraction, tmp_p
     assert states(job.run(slides)) == ["failed"]
     table = tmp_path / "labels.csv"
     table.write_text("slide,label,mpp\ns.tiff,0,2.0\n")
-    chosen, job.mpps = listed(slides, table)
+    chosen, job.mpps = select_listed(slides, table)
     assert states(job.run(chosen)) == ["done"]
     assert bags.inspect(job.out / "s.h5").slide_mpp == 2.0
 
@@ -413,9 +413,9 @@ def test_a_table_that_names_other_slides_is_refused(tmp_path: Path) -> None:
     table = tmp_path / "labels.csv"
     table.write_text("slide,mpp\na,0.5\nb,x\n")
     with pytest.raises(CohortError, match=r"Not among the slides given, but in .* \(1\): b"):
-        listed({"a": Path("a.svs")}, table)
+        select_listed({"a": Path("a.svs")}, table)
     with pytest.raises(CohortError, match="mpp is 'x', not a number"):
-        listed({"a": Path("a.svs"), "b": Path("b.svs")}, table)
+        select_listed({"a": Path("a.svs"), "b": Path("b.svs")}, table)
 
 
 def test_without_an_encoder_there_are_pictures_and_no_bags(
@@ -435,10 +435,10 @@ def test_without_an_encoder_there_are_pictures_and_no_bags(
 
 def test_every_slide_falls_to_one_share_whatever_the_order() -> None:
     slides = {f"s{number}": Path(f"s{number}.svs") for number in (4, 1, 3, 0, 2)}
-    shares = [share(slides, which, 3) for which in (1, 2, 3)]
+    shares = [select_shard(slides, which, 3) for which in (1, 2, 3)]
     assert [list(own) for own in shares] == [["s0", "s3"], ["s1", "s4"], ["s2"]]
-    assert share(dict(sorted(slides.items())), 2, 3) == shares[1]
-    assert share(slides, 7, 9) == {}
+    assert select_shard(dict(sorted(slides.items())), 2, 3) == shares[1]
+    assert select_shard(slides, 7, 9) == {}
 
 
 def test_shares_make_the_bags_of_one_job(
@@ -447,7 +447,7 @@ def test_shares_make_the_bags_of_one_job(
     whole = {record.slide: record for record in job.run(slides)}
     parts = replace(job, out=tmp_path / "parts")
     for which in (2, 1, 3, 4):  # the last has nothing to do
-        for record in parts.run(share(slides, which, 4)):
+        for record in parts.run(select_shard(slides, which, 4)):
             assert replace(record, seconds=0) == replace(whole.pop(record.slide), seconds=0)
     assert not whole
     with (parts.out / "qc.csv").open() as table:
@@ -460,7 +460,7 @@ def test_shares_make_the_bags_of_one_job(
 @pytest.mark.parametrize("wrong", ["0/4", "5/4", "x", "1/0", "-1/4", "1/4/2", ""])
 def test_a_share_that_is_none_is_refused(wrong: str) -> None:
     with pytest.raises(RecipeError, match=f"I from 1 to N, e.g. 2/8, not '{wrong}'"):
-        read_shard(wrong)
+        parse_shard(wrong)
 
 
 # Settings

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from caprmil.errors import RecipeError, SlideError
 from caprmil.slides import patches
-from caprmil.slides.patches import PatchConfig, _means, lay, read, side_level0
+from caprmil.slides.patches import PatchConfig, _means, lay_grid, read, side_level0
 from caprmil.slides.slide import Slide
 
 
@@ -36,7 +36,7 @@ def scaled(slide: Slide, mpp: float) -> Slide:
 
 
 def test_patches_come_row_by_row_and_do_not_overlap(slide: Slide) -> None:
-    grid = lay(slide, everywhere(slide), 10, PatchConfig(px=100, mpp=1.0, min_tissue=0))
+    grid = lay_grid(slide, everywhere(slide), 10, PatchConfig(px=100, mpp=1.0, min_tissue=0))
     assert grid.coords[:3].tolist() == [[0, 0], [200, 0], [400, 0]]
     assert grid.coords.tolist() == sorted(grid.coords.tolist(), key=lambda xy: (xy[1], xy[0]))
     assert (grid.side, grid.step) == (200, 200)
@@ -44,13 +44,13 @@ def test_patches_come_row_by_row_and_do_not_overlap(slide: Slide) -> None:
 
 def test_an_overlap_is_counted_in_pixels_of_the_patch(slide: Slide) -> None:
     config = PatchConfig(px=100, mpp=1.0, overlap=25, min_tissue=0)
-    grid = lay(slide, everywhere(slide), 10, config)
+    grid = lay_grid(slide, everywhere(slide), 10, config)
     assert (grid.side, grid.step) == (200, 150)
 
 
 def test_steps_that_are_no_whole_pixels_do_not_drift(slide: Slide) -> None:
     odd = scaled(slide, 0.2527)
-    grid = lay(odd, everywhere(odd), 10, PatchConfig(px=24, mpp=0.5, min_tissue=0))
+    grid = lay_grid(odd, everywhere(odd), 10, PatchConfig(px=24, mpp=0.5, min_tissue=0))
     step = 24 * 0.5 / 0.2527
     columns = np.unique(grid.coords[:, 0])
     assert grid.step == pytest.approx(step)
@@ -62,19 +62,19 @@ def test_only_squares_with_enough_tissue_are_kept(slide: Slide) -> None:
     mask[:, :40] = True  # to x = 400
     for least, columns in [(0.25, {0, 300}), (0.5, {0}), (0.0, {0, 300})]:
         config = PatchConfig(px=300, mpp=0.5, min_tissue=least)
-        assert set(lay(slide, mask, 10, config).coords[:, 0].tolist()) == columns
+        assert set(lay_grid(slide, mask, 10, config).coords[:, 0].tolist()) == columns
 
 
 def test_a_square_over_the_edge_counts_what_is_outside_as_no_tissue(slide: Slide) -> None:
-    grid = lay(slide, everywhere(slide), 10, PatchConfig(px=400, mpp=0.5, min_tissue=0))
+    grid = lay_grid(slide, everywhere(slide), 10, PatchConfig(px=400, mpp=0.5, min_tissue=0))
     corner = grid.tissue[(grid.coords == [1200, 800]).all(axis=1)]
     assert corner == pytest.approx((300 / 400) * (200 / 400))
 
 
 def test_no_tissue_gives_no_patches(slide: Slide) -> None:
     nothing = np.zeros((100, 150), dtype=bool)
-    assert len(lay(slide, nothing, 10, PatchConfig(min_tissue=0))) == 0
-    assert list(read(slide, lay(slide, nothing, 10, PatchConfig()))) == []
+    assert len(lay_grid(slide, nothing, 10, PatchConfig(min_tissue=0))) == 0
+    assert list(read(slide, lay_grid(slide, nothing, 10, PatchConfig()))) == []
 
 
 @settings(max_examples=40, deadline=None)
@@ -119,7 +119,7 @@ def test_the_exact_rule_means_what_it_says(slide: Slide) -> None:
 
 def test_a_coarse_slide_is_not_blown_up(slide: Slide) -> None:
     with pytest.raises(SlideError, match=r"has 0.5 um/px and cannot show 0.25 um/px.*coarser"):
-        lay(slide, everywhere(slide), 10, PatchConfig(mpp=0.25))
+        lay_grid(slide, everywhere(slide), 10, PatchConfig(mpp=0.25))
 
 
 def test_beyond_the_buckets_the_nominal_rule_says_so(slide: Slide) -> None:
@@ -138,7 +138,7 @@ def test_settings_that_make_no_grid_are_refused(wrong: dict[str, object]) -> Non
 
 @pytest.mark.parametrize("mpp", [0.5, 1.0, 1.3])
 def test_pixels_are_those_of_their_place_in_order(slide: Slide, mpp: float) -> None:
-    grid = lay(slide, everywhere(slide), 10, PatchConfig(px=32, mpp=mpp, min_tissue=1))
+    grid = lay_grid(slide, everywhere(slide), 10, PatchConfig(px=32, mpp=mpp, min_tissue=1))
     pixels = np.concatenate(list(read(slide, grid, batch=7, workers=3)))
     assert pixels.shape == (len(grid), 32, 32, 3)
     centres = (grid.coords + grid.side / 2) / 8 - 0.5  # what the ramp says at the middle
@@ -146,7 +146,7 @@ def test_pixels_are_those_of_their_place_in_order(slide: Slide, mpp: float) -> N
 
 
 def test_reading_ahead_is_bounded(slide: Slide, monkeypatch: pytest.MonkeyPatch) -> None:
-    grid = lay(slide, everywhere(slide), 10, PatchConfig(px=16, mpp=0.5, min_tissue=0))
+    grid = lay_grid(slide, everywhere(slide), 10, PatchConfig(px=16, mpp=0.5, min_tissue=0))
     count = 0
     plain = Slide.read
 
@@ -173,6 +173,6 @@ def test_a_slide_that_breaks_on_the_way_says_so(slide: Slide, tmp_path: Path) ->
     content[third : 2 * third] = bytes(third)
     path.write_bytes(content)
     broken = Slide(path)
-    grid = lay(broken, everywhere(broken), 10, PatchConfig(px=64, mpp=1.0, min_tissue=0))
+    grid = lay_grid(broken, everywhere(broken), 10, PatchConfig(px=64, mpp=1.0, min_tissue=0))
     with pytest.raises(SlideError, match=r"broken.tiff cannot be read.*Copy it again"):
         list(read(broken, grid))

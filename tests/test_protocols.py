@@ -12,7 +12,7 @@ from caprmil.experiments import paper
 from caprmil.experiments import reproduce as protocols
 from caprmil.experiments.reproduce import PROTOCOLS, Reproduction
 from caprmil.runs.run import Run
-from caprmil.synthetic import StandIn
+from caprmil.synthetic import BenchmarkCohort
 
 QUICK = ("train.epochs=2", "train.warmup_epochs=0", "model.dim=16")
 
@@ -23,7 +23,7 @@ def study(
 ) -> tuple[str, Path, Reproduction]:
     """A protocol that was run on its stand-in with two models."""
     folder = tmp_path_factory.mktemp(request.param)
-    table = StandIn(protocol=request.param).write(folder / "data")
+    table = BenchmarkCohort(protocol=request.param).write(folder / "data")
     result = protocols.reproduce(
         request.param,
         table,
@@ -100,7 +100,7 @@ def test_a_finished_protocol_is_not_trained_again(study: tuple[str, Path, Reprod
 
 
 def test_missing_slides_are_named_and_nothing_is_trained(tmp_path: Path) -> None:
-    table = StandIn(protocol="camelyon16").write(tmp_path / "data")
+    table = BenchmarkCohort(protocol="camelyon16").write(tmp_path / "data")
     for name in ("normal_002", "test_003"):
         (tmp_path / f"data/features/{name}.h5").unlink()
     where = (table, tmp_path / "data/features", ["mean"], tmp_path / "out")
@@ -167,7 +167,7 @@ def test_models_are_chosen_once_each() -> None:
 
 @pytest.mark.parametrize("model", ["clam", "bayesmil"])
 def test_baselines_go_through_a_protocol_by_their_own_recipes(model: str, tmp_path: Path) -> None:
-    table = StandIn(protocol="bracs").write(tmp_path / "data")
+    table = BenchmarkCohort(protocol="bracs").write(tmp_path / "data")
     changes = ["train.epochs=1", "splits.repeats=1"]
     result = protocols.reproduce(
         "bracs",

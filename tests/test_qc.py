@@ -49,7 +49,7 @@ def test_the_picture_has_outline_grid_and_pen_where_they_are() -> None:
     mask[100:300, 100:300] = True
     pen[350:450, 400:500] = True
     thumbnail = Thumbnail(image=image, scale=4.0, mpp=8.0)
-    picture = np.array(qc.picture(thumbnail, mask, pen, grid((800, 800))))
+    picture = np.array(qc.overlay(thumbnail, mask, pen, grid((800, 800))))
     assert picture.shape == image.shape
     assert tuple(picture[200, 100]) == OUTLINE
     assert tuple(picture[400, 400]) == PEN
@@ -61,8 +61,8 @@ def test_a_large_slide_has_a_picture_of_moderate_size() -> None:
     image = np.full((3000, 4000, 3), 240, dtype=np.uint8)
     thumbnail = Thumbnail(image=image, scale=32.0, mpp=8.0)
     nothing = np.zeros((3000, 4000), dtype=bool)
-    picture = qc.picture(thumbnail, nothing, nothing, grid())
+    picture = qc.overlay(thumbnail, nothing, nothing, grid())
     assert picture.size == (1600, 1200)
-    captioned = qc.captioned(picture, "a long line of text " * 20)
+    captioned = qc.add_caption(picture, "a long line of text " * 20)
     assert captioned.height > picture.height
     assert captioned.width >= picture.width

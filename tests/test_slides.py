@@ -23,7 +23,7 @@ from caprmil.errors import SlideError
 from caprmil.slides import readers
 from caprmil.slides import slide as slides
 from caprmil.slides.readers import Pixels
-from caprmil.slides.slide import Slide, exact_ratio, find_slides
+from caprmil.slides.slide import Slide, exact_downsample, find_slides
 
 ROOT = Path(__file__).parents[1]
 DATA = Path(os.environ.get("CAPRMIL_DATA", ROOT.parent / "shared" / "data")) / "slides"
@@ -199,7 +199,7 @@ def test_halving_gives_powers_of_two_however_it_is_rounded(
         size = tuple(-(-side // 2) if up else side // 2 for side in size)  # type: ignore[assignment]
         if min(size) < 4:  # 127 pixels that became one can be 64 or 128 times as wide
             break
-        assert exact_ratio(full, size) == 2**level
+        assert exact_downsample(full, size) == 2**level
 
 
 @given(
@@ -210,12 +210,12 @@ def test_halving_gives_powers_of_two_however_it_is_rounded(
 )
 def test_other_whole_ratios_are_found(width: int, height: int, ratio: int, up: bool) -> None:
     size = tuple(-(-side // ratio) if up else side // ratio for side in (width, height))
-    assert exact_ratio((width, height), size) == ratio  # type: ignore[arg-type]
+    assert exact_downsample((width, height), size) == ratio  # type: ignore[arg-type]
 
 
 def test_a_ratio_that_is_not_whole_is_the_quotient() -> None:
-    assert exact_ratio((10_000, 5_000), (4_000, 2_000)) == pytest.approx(2.5)
-    assert exact_ratio((10_000, 5_000), (4_700, 2_350)) == pytest.approx(10 / 4.7)
+    assert exact_downsample((10_000, 5_000), (4_000, 2_000)) == pytest.approx(2.5)
+    assert exact_downsample((10_000, 5_000), (4_700, 2_350)) == pytest.approx(10 / 4.7)
 
 
 # Outside
@@ -343,8 +343,8 @@ def aperio(path: Path, compression: str | int) -> Path:
 
 def test_an_aperio_slide_says_its_scale_and_power(tmp_path: Path) -> None:
     with Slide(aperio(tmp_path / "a.svs", "jpeg")) as slide:
-        assert (slide.vendor, slide.power, slide.mpp) == ("aperio", 40, 0.25)
-        assert [level.ratio for level in slide.levels] == [1, 2]  # the thumbnail is no level
+        assert (slide.vendor, slide.objective_power, slide.mpp) == ("aperio", 40, 0.25)
+        assert [level.downsample for level in slide.levels] == [1, 2]  # the thumbnail is no level
         assert slide.fast
 
 
@@ -727,7 +727,7 @@ def test_real_slides_open_as_they_are_known(
 ) -> None:
     with Slide(DATA / name) as slide:
         assert (slide.vendor, slide.size, slide.fast) == (vendor, size, fast)
-        assert [level.ratio for level in slide.levels] == levels
+        assert [level.downsample for level in slide.levels] == levels
         assert slide.name == name.removesuffix(".svs").removesuffix(".tiff").split(".")[0]
         assert 60 < slide.read(size[0] // 2, size[1] // 2, 448, 224).mean() < 250
 
@@ -735,7 +735,7 @@ def test_real_slides_open_as_they_are_known(
 @needs_data
 def test_real_slides_say_their_scale_or_are_refused() -> None:
     assert Slide(DATA / "CMU-1-Small-Region.svs").mpp == pytest.approx(0.499)
-    assert Slide(DATA / "CMU-1-Small-Region.svs").power == 20
+    assert Slide(DATA / "CMU-1-Small-Region.svs").objective_power == 20
     assert Slide(DATA / "CMU-1-Small-Region-dicom").mpp == pytest.approx(0.499)
     with pytest.raises(SlideError, match="does not say how large a pixel is"):
         _ = Slide(DATA / "tcga-cr-7395-01a-01-ts1.svs").mpp
@@ -783,7 +783,7 @@ def test_pictures_in_the_folder_of_results_are_no_slides(tmp_path: Path) -> None
     for name in ("a.png", "out/qc/a.png"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (8, 8)).save(tmp_path / name)
-    assert find_slides([tmp_path], outside=tmp_path / "out") == {"a": tmp_path / "a.png"}
+    assert find_slides([tmp_path], exclude=tmp_path / "out") == {"a": tmp_path / "a.png"}
 
 
 def test_pictures_that_an_earlier_encode_made_are_no_slides(tmp_path: Path) -> None:

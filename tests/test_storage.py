@@ -36,7 +36,7 @@ from caprmil.executors.job_status import place as unit_place
 from caprmil.experiments.status import read_status
 from caprmil.features import bags
 from caprmil.features.extract import Extraction
-from caprmil.features.settings import ExtractionConfig, stamp
+from caprmil.features.settings import ExtractionConfig, hash_slide_file
 from caprmil.io import tables
 from caprmil.io.atomic import check_new, write_text
 from caprmil.io.paths import RemotePath, as_path, is_remote, upload, upload_all, write_small
@@ -647,8 +647,10 @@ def test_slides_elsewhere_become_the_bags_they_become_here(
     monkeypatch.setenv("TMPDIR", str(tmp_path / "scratch"))
     monkeypatch.setattr("tempfile.tempdir", None)
     (tmp_path / "scratch").mkdir()
-    found = find_slides([f"{lab}/slides"], outside=lab / "encoded")
-    assert [stamp(found[name]) for name in slides] == [stamp(slides[name]) for name in slides]
+    found = find_slides([f"{lab}/slides"], exclude=lab / "encoded")
+    assert [hash_slide_file(found[name]) for name in slides] == [
+        hash_slide_file(slides[name]) for name in slides
+    ]
     records = job(lab / "encoded").run(found)
     assert [record.state for record in records] == ["done", "done"]
     job(tmp_path / "out").run(slides)

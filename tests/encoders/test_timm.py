@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from caprmil.encoders import CARDS, Card, load
-from caprmil.encoders.encoder import fit
+from caprmil.encoders.encoder import resize_patches
 from caprmil.encoders.networks import build_timm, import_timm, with_pooling
 from caprmil.errors import EncoderError, UnknownNameError
 
@@ -99,7 +99,7 @@ def test_every_row_can_be_built_and_has_the_width_it_says(name: str) -> None:
 def test_pixels_are_those_of_timms_transform(name: str, shape: tuple[int, int]) -> None:
     card, pictures = CARDS[name], patches(1, 512)[:, : shape[0], : shape[1]]
     mean, std = (torch.tensor(values).view(3, 1, 1) for values in (card.mean, card.std))
-    ours = torch.from_numpy(fit(pictures, card)).permute(0, 3, 1, 2) / 255
+    ours = torch.from_numpy(resize_patches(pictures, card)).permute(0, 3, 1, 2) / 255
     torch.testing.assert_close((ours - mean) / std, seen(card, pictures), atol=1e-6, rtol=1e-6)
 
 

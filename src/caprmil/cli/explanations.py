@@ -108,10 +108,10 @@ def _subject(
     from caprmil.explain import find
     from caprmil.io.progress import bar
     from caprmil.runs import predict as inference
-    from caprmil.slides.names import IMAGES
+    from caprmil.slides.names import SLIDE_SUFFIXES
 
     file = as_path(what)
-    slide = file.suffix.lower() in IMAGES or (file.is_dir() and any(file.glob("*.dcm")))
+    slide = file.suffix.lower() in SLIDE_SUFFIXES or (file.is_dir() and any(file.glob("*.dcm")))
     if what in run.paths or not (slide and file.exists()):
         return find(run, what, pixels=pixels)
     name = _name(what)

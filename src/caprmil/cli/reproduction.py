@@ -37,11 +37,11 @@ def reproduce(
     chosen, changes = protocols.choose(models), change or []
     out = out or Path("runs") / (f"{protocol}-rehearsal" if rehearse else protocol)
     if rehearse:
-        from caprmil.synthetic import StandIn
+        from caprmil.synthetic import BenchmarkCohort
 
         if features or labels:
             raise CohortError("--rehearse makes its own slides: leave --features and --labels out.")
-        labels = StandIn(protocol=protocol).write(require_local(out) / "stand-in")
+        labels = BenchmarkCohort(protocol=protocol).write(require_local(out) / "stand-in")
         features = labels.parent / "features"
         changes = [*protocols.REHEARSAL, *changes]
         typer.echo("A rehearsal on generated bags: its figures stand for nothing.")

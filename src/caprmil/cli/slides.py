@@ -84,7 +84,7 @@ def encode(
     from caprmil.slides import selection
 
     place = pick_device("cpu" if ray else device)  # workers of Ray load it on their own device
-    part = selection.read_shard(shard)
+    part = selection.parse_shard(shard)
     load = partial(encoders.load, encoder, weights=weights, trust_remote_code=trust_remote_code)
     loaded = load(device=place)
     config = settings.configure(
@@ -145,14 +145,14 @@ def _extract(
     crew: "Crew | None" = None,
 ) -> None:
     from caprmil.io.progress import bar
-    from caprmil.slides.selection import listed, share
+    from caprmil.slides.selection import select_listed, select_shard
     from caprmil.slides.slide import find_slides
 
-    found = find_slides(slides, outside=job.out)
+    found = find_slides(slides, exclude=job.out)
     if table is not None:
-        found, job.mpps = listed(found, table)
+        found, job.mpps = select_listed(found, table)
     if part != (1, 1):
-        found = share(found, *part)
+        found = select_shard(found, *part)
     with bar("Encoding" if job.encoder else "Looking") as step:
         records = job.run(found, progress=step, crew=crew)
     count = {state: sum(r.state == state for r in records) for state in ("done", "no tissue")}
@@ -183,13 +183,13 @@ def convert(
 ) -> None:
     """Write bags in the layout of another tool, or those of another tool in ours."""
     from caprmil.cohort.cohort import find_bags
-    from caprmil.features import convert as interchange
+    from caprmil.features.convert import convert as convert_bags
     from caprmil.io.progress import bar
     from caprmil.slides.slide import find_slides
 
     found = find_bags(bags)
     with bar("Converting") as step:
-        done = interchange.convert(
+        done = convert_bags(
             found,
             out,
             to,

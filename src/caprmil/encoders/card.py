@@ -19,7 +19,7 @@ class Card:
     hub: str | None = None
     revision: str | None = None
     """A commit of the hub; None is whatever its main branch holds today."""
-    loader: Literal["lite", "timm", "keep", "transformers", "titan", "callable"] = "callable"
+    loader: Literal["lite0", "timm", "keep", "transformers", "titan", "callable"] = "callable"
     architecture: str = ""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Passed to the architecture. Layers are given by the name they have in timm or torch."""
@@ -51,11 +51,11 @@ class Card:
             raise ValueError(f"{self.name}: {self.resize_px=} has no {self.input_px=} within.")
 
     @property
-    def sees_px(self) -> int:
+    def native_px(self) -> int:
         """Side of patches that the network sees as they are, without resampling."""
         return self.resize_px or self.input_px or self.patch_px or 224
 
-    def facts(self) -> dict[str, Any]:
+    def fingerprint_fields(self) -> dict[str, Any]:
         """Return what decides, beside the weights, what the features of a patch are."""
         return {
             "pooled": self.pooled,

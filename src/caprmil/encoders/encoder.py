@@ -20,7 +20,7 @@ log = logging.getLogger("caprmil")
 
 TYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
-CPU_PIECE = 16  # patches at a time on the CPU: small pieces stay in its cache (measured with lite0)
+CPU_CHUNK = 16  # patches at a time on the CPU: small pieces stay in its cache (measured with lite0)
 
 
 class Encoder:
@@ -40,13 +40,13 @@ class Encoder:
             raise ValueError(f"{card.name}: {card.width=} is not known.")
         self.card = card
         self.name, self.width, self.mpp = card.name, card.width, card.mpp
-        self.patch_px = card.sees_px
+        self.patch_px = card.native_px
         self.fingerprint = fingerprint
         """Of the weights and of all that is done to a patch, in hex; equal on every machine."""
         self.revision = revision
         """The commit of the hub that the weights came from, where they did."""
         self.device = choose_device(device)
-        self.precision = choose_precision(card, self.device, precision)
+        self.precision = pick_precision(card, self.device, precision)
         self._network = network
         if isinstance(network, nn.Module):
             self._network = network.eval().to(self.device)
@@ -58,14 +58,14 @@ class Encoder:
         check(patches)
         if len(patches) == 0:
             return np.empty((0, self.width), dtype=np.float32)
-        features = self.ask(patches)
+        features = self.forward(patches)
         self._check(features, len(patches))
         return features
 
-    def ask(self, patches: NDArray[np.uint8]) -> NDArray[np.float32]:
+    def forward(self, patches: NDArray[np.uint8]) -> NDArray[np.float32]:
         """Return what the network answers, unchecked."""
-        pictures = torch.from_numpy(fit(patches, self.card))
-        piece = CPU_PIECE if self.device.type == "cpu" else len(pictures)
+        pictures = torch.from_numpy(resize_patches(patches, self.card))
+        piece = CPU_CHUNK if self.device.type == "cpu" else len(pictures)
         with torch.inference_mode(), self._autocast():
             answers = [self._answer(part) for part in torch.split(pictures, piece)]
         features: NDArray[np.float32] = torch.cat(answers).cpu().numpy()
@@ -113,7 +113,7 @@ def check(patches: NDArray[Any]) -> None:
         raise ValueError(f"{patches.shape=} has patches without a pixel.")
 
 
-def fit(patches: NDArray[np.uint8], card: Card) -> NDArray[np.uint8]:
+def resize_patches(patches: NDArray[np.uint8], card: Card) -> NDArray[np.uint8]:
     """Bring patches to the size that the network wants, by the rule of its card.
 
     Pillow does it, on every device: it is what the encoders' own transforms use, so that the
@@ -144,7 +144,7 @@ def fingerprint(weights: Mapping[str, Tensor], card: Card, *more: str) -> str:
     precision, file format and the folding of layers leave it as it is.
     """
     digest = hashlib.sha256()
-    for line in ("caprmil encoder 1", json.dumps(card.facts(), sort_keys=True), *more):
+    for line in ("caprmil encoder 1", json.dumps(card.fingerprint_fields(), sort_keys=True), *more):
         digest.update(line.encode() + b"\n")
     for name in sorted(weights):
         tensor = weights[name].detach().cpu().contiguous()
@@ -161,7 +161,7 @@ def probe_patches(side: int) -> NDArray[np.uint8]:
     return np.stack([patch, 255 - patch[::-1]])
 
 
-def behaviour(answer: NDArray[np.float32]) -> str:
+def summarise_output(answer: NDArray[np.float32]) -> str:
     """Return a few coarse numbers of an answer, to know a function by that shows no weights.
 
     Two decimals of the largest value: machines differ in the seventh digit, networks in the first.
@@ -182,7 +182,7 @@ def choose_device(device: str | torch.device) -> torch.device:
     return device
 
 
-def choose_precision(card: Card, device: torch.device, precision: str) -> str:
+def pick_precision(card: Card, device: torch.device, precision: str) -> str:
     """Return what to compute in: that of the card on CUDA, float32 elsewhere."""
     if precision not in ("auto", *TYPES):
         raise ValueError(f"{precision=} is not one of auto, {', '.join(TYPES)}.")

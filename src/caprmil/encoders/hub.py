@@ -35,7 +35,7 @@ def locate(card: Card, weights: Path | None) -> Source:
     return Source(file, file.parent, commit if re.fullmatch("[0-9a-f]{40}", commit) else None)
 
 
-def names(card: Card) -> tuple[str, ...]:
+def weight_files(card: Card) -> tuple[str, ...]:
     """Return what the file of weights may be called."""
     return (card.file,) if card.file else (SAFE, PICKLED)
 
@@ -48,12 +48,12 @@ def _local(card: Card, weights: Path) -> Source:
         )
     if weights.is_file():
         return Source(weights, weights.parent, None)
-    for name in names(card):
+    for name in weight_files(card):
         if (weights / name).is_file():
             return Source(weights / name, weights, None)
     what = "has neither" if weights.is_dir() else "is no folder with"
     raise EncoderError(
-        f"{weights} {what} {' nor '.join(names(card))}, the weights of {card.name}. "
+        f"{weights} {what} {' nor '.join(weight_files(card))}, the weights of {card.name}. "
         f"Pass a folder with {origin(card)}, or the file itself."
     )
 
@@ -65,7 +65,7 @@ def _download(card: Card) -> Path:
     if card.hub is None:
         raise EncoderError(f"The hub has no weights of {card.name}. Pass them: --weights FOLDER.")
     try:
-        file, reached = _download_first(card.hub, names(card), card.revision)
+        file, reached = _download_first(card.hub, weight_files(card), card.revision)
         if card.loader in ("transformers", "titan"):
             snapshot_download(
                 card.hub,
@@ -119,13 +119,13 @@ def _explain(card: Card, problem: Exception) -> EncoderError:
             f"{card.name}. Try again with a network,"
         )
     elif isinstance(problem, errors.EntryNotFoundError):
-        said = f"{card.hub} holds no {' nor '.join(names(card))}. Tell us,"
+        said = f"{card.hub} holds no {' nor '.join(weight_files(card))}. Tell us,"
     else:
         said = f"The hub did not give the weights of {card.name} ({problem}). Try again,"
     return EncoderError(f"{said} {otherwise}")
 
 
-def read(file: Path) -> dict[str, Tensor]:
+def read_weights(file: Path) -> dict[str, Tensor]:
     """Read a file of weights. Of a pickle only tensors are taken; anything else is refused."""
     try:
         if file.suffix == ".safetensors":
@@ -144,12 +144,12 @@ def read(file: Path) -> dict[str, Tensor]:
     return dict(state)
 
 
-def fit(network: nn.Module, state: Mapping[str, Tensor], card: Card) -> None:
+def load_weights(network: nn.Module, state: Mapping[str, Tensor], card: Card) -> None:
     """Put weights into a network, all of them or none. It takes the tensors, not copies."""
     wanted = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
     given = {name: tuple(tensor.shape) for name, tensor in state.items()}
     other = [name for name in wanted if name in given and given[name] != wanted[name]]
-    check(
+    check_names(
         card,
         missing=[name for name in wanted if name not in given],
         unknown=[name for name in given if name not in wanted],
@@ -158,7 +158,7 @@ def fit(network: nn.Module, state: Mapping[str, Tensor], card: Card) -> None:
     network.load_state_dict(state, assign=True)
 
 
-def check(card: Card, *, missing: list[str], unknown: list[str], other: list[str]) -> None:
+def check_names(card: Card, *, missing: list[str], unknown: list[str], other: list[str]) -> None:
     """Raise if weights and network do not fit, and name the first that do not."""
     said = [
         f"{len(found)} {what} ({', '.join(found[:3])}{', ...' if len(found) > 3 else ''})"
@@ -176,6 +176,6 @@ def check(card: Card, *, missing: list[str], unknown: list[str], other: list[str
         )
 
 
-def used(state: Mapping[str, Tensor], card: Card) -> dict[str, Tensor]:
+def drop_unused(state: Mapping[str, Tensor], card: Card) -> dict[str, Tensor]:
     """Return the weights without those that the features have no need of."""
     return {name: tensor for name, tensor in state.items() if not name.startswith(card.unused)}

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from caprmil.encoders import hub, lite, networks
+from caprmil.encoders import hub, lite0, networks
 from caprmil.encoders.card import Card
-from caprmil.encoders.encoder import Encoder, behaviour, fingerprint, probe_patches
+from caprmil.encoders.encoder import Encoder, fingerprint, probe_patches, summarise_output
 from caprmil.encoders.table import DEFAULT, find, url
 from caprmil.errors import CaprmilError, EncoderError
 
@@ -48,8 +48,8 @@ def load(
 
 
 def _load_card(card: Card, weights: Path | None, trust: bool, how: dict[str, Any]) -> Encoder:
-    if card.loader == "lite":
-        return _load_lite(card, weights, how)
+    if card.loader == "lite0":
+        return _load_lite0(card, weights, how)
     if card.loader == "callable":
         raise ValueError(f"{card.name} is the card of a callable. Pass the callable itself.")
     if card.remote_code and not trust:
@@ -61,7 +61,7 @@ def _load_card(card: Card, weights: Path | None, trust: bool, how: dict[str, Any
     # Said before gigabytes are downloaded.
     (networks.import_timm if of_timm else networks.import_transformers)(card.name)
     source = hub.locate(card, weights)
-    state = hub.used(hub.read(source.file), card)
+    state = hub.drop_unused(hub.read_weights(source.file), card)
     mark = fingerprint(state, card)
     if of_timm:
         network = networks.load_timm(card, state)
@@ -71,12 +71,16 @@ def _load_card(card: Card, weights: Path | None, trust: bool, how: dict[str, Any
     return Encoder(network, card, fingerprint=mark, revision=source.revision, **how)
 
 
-def _load_lite(card: Card, weights: Path | None, how: dict[str, Any]) -> Encoder:
-    state = lite.read_weights() if weights is None else hub.read(hub.locate(card, weights).file)
-    network = lite.Lite0()
-    hub.fit(network, state, card)
+def _load_lite0(card: Card, weights: Path | None, how: dict[str, Any]) -> Encoder:
+    state = (
+        lite0.read_weights()
+        if weights is None
+        else hub.read_weights(hub.locate(card, weights).file)
+    )
+    network = lite0.Lite0()
+    hub.load_weights(network, state, card)
     mark = fingerprint(state, card)
-    folded = lite.fold(network.eval()).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    folded = lite0.fuse_batch_norm(network.eval()).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return Encoder(folded, card, fingerprint=mark, **how)
 
 
@@ -108,7 +112,7 @@ def _load_callable(called: Callee, card: Card, how: dict[str, Any]) -> Encoder:
     probe = probe_patches(card.input_px or card.patch_px or 224)
     trial = Encoder(called, replace(card, width=card.width or 1), fingerprint="", **how)
     try:
-        answer = trial.ask(probe)
+        answer = trial.forward(probe)
     except CaprmilError:
         raise
     except Exception as problem:  # whatever somebody's code raises
@@ -117,7 +121,9 @@ def _load_callable(called: Callee, card: Card, how: dict[str, Any]) -> Encoder:
             f" {problem}). It is called with a float tensor (B, 3, H, W)."
         ) from problem
     state = called.state_dict() if isinstance(called, nn.Module) else {}
-    more = () if state else (f"{called.__module__}.{_name(called)}", behaviour(answer.ravel()))
+    more = (
+        () if state else (f"{called.__module__}.{_name(called)}", summarise_output(answer.ravel()))
+    )
     mark = fingerprint(state, card, *more)
     width = card.width or answer.shape[1]
     return Encoder(called, replace(card, width=width), fingerprint=mark, **how)

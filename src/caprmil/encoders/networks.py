@@ -68,7 +68,7 @@ def _require(wanted_by: str, *packages: str) -> None:
             )
 
 
-class Tokens(nn.Module):
+class TokenPooling(nn.Module):
     """A vision transformer of timm, and which of its tokens are the features."""
 
     def __init__(self, trunk: nn.Module, pooled: str) -> None:
@@ -81,7 +81,7 @@ class Tokens(nn.Module):
         return pool(tokens, self.pooled, before=self.trunk.num_prefix_tokens)  # type: ignore[arg-type]
 
 
-class LastStage(nn.Module):
+class LastStagePooling(nn.Module):
     """A network that gives maps, and the mean over the last of them."""
 
     def __init__(self, trunk: nn.Module) -> None:
@@ -108,7 +108,7 @@ class Keep(nn.Module):
         return F.normalize(self.visual_head(self.visual(x)), dim=-1)
 
 
-class Hidden(nn.Module):
+class HiddenStatePooling(nn.Module):
     """A model of transformers, and which of its answers are the features."""
 
     def __init__(self, model: nn.Module, pooled: str) -> None:
@@ -152,17 +152,17 @@ def _layer(timm: ModuleType, value: Any) -> Any:
 def with_pooling(card: Card, trunk: nn.Module) -> nn.Module:
     """Put the card's pooling behind a network of timm."""
     if card.settings.get("features_only"):
-        return LastStage(trunk)
-    return Tokens(trunk, card.pooled) if card.pooled in ("cls", "cls+mean") else trunk
+        return LastStagePooling(trunk)
+    return TokenPooling(trunk, card.pooled) if card.pooled in ("cls", "cls+mean") else trunk
 
 
 def load_timm(card: Card, state: Mapping[str, Tensor]) -> nn.Module:
     """Build the network of a card around its weights."""
     trunk = build_timm(card, "meta")
-    hub.fit(trunk, state, card)
+    hub.load_weights(trunk, state, card)
     if any(tensor.is_meta for tensor in (*trunk.parameters(), *trunk.buffers())):
         trunk = build_timm(card)  # it has constants that are in no file
-        hub.fit(trunk, state, card)
+        hub.load_weights(trunk, state, card)
     return with_pooling(card, trunk.float())
 
 
@@ -172,7 +172,7 @@ def build_transformers(card: Card, changes: Mapping[str, Any] | None = None) -> 
     kind = getattr(transformers, card.architecture)
     settings = {**card.settings, **(changes or {})}
     extra = {"add_pooling_layer": False} if settings.pop("add_pooling_layer", None) is False else {}
-    return Hidden(kind(kind.config_class(**settings), **extra), card.pooled)
+    return HiddenStatePooling(kind(kind.config_class(**settings), **extra), card.pooled)
 
 
 def load_transformers(card: Card, folder: Path, *, trust_remote_code: bool) -> nn.Module:
@@ -187,7 +187,7 @@ def load_transformers(card: Card, folder: Path, *, trust_remote_code: bool) -> n
         )
     except (OSError, ValueError, RuntimeError, KeyError) as problem:
         raise EncoderError(f"{card.name} cannot be loaded from {folder}: {problem}") from problem
-    hub.check(
+    hub.check_names(
         card,
         missing=sorted(loaded["missing_keys"]),
         unknown=[n for n in sorted(loaded["unexpected_keys"]) if not n.startswith(card.unused)],
@@ -196,7 +196,7 @@ def load_transformers(card: Card, folder: Path, *, trust_remote_code: bool) -> n
     if card.loader == "titan":
         conch: nn.Module = model.return_conch()[0]
         return conch.float()
-    return Hidden(model.float(), card.pooled)
+    return HiddenStatePooling(model.float(), card.pooled)
 
 
 def timm_card(name: str) -> Card:

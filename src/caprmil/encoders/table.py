@@ -96,7 +96,7 @@ _KAIKO_HUB = "1aurent/{}.kaiko_ai_towards_large_pathology_fms"
 _ROWS = (
     Card(
         name="lite0",
-        loader="lite",
+        loader="lite0",
         architecture="EfficientNet-Lite0",
         width=1280,
         pooled="mean",

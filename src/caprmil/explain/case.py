@@ -86,7 +86,9 @@ class Case:
 
     def mpp(self, slide: Slide | None) -> float | None:
         """Return the microns per pixel at level 0, if the bag or the slide says them."""
-        return self.explanation.info.slide_mpp or (slide.said_mpp if slide is not None else None)
+        return self.explanation.info.slide_mpp or (
+            slide.reported_mpp if slide is not None else None
+        )
 
     def squares(self, slide: Slide | None = None) -> Squares | None:
         """Return where the patches lie, as far as the bag (and the slide's scale) tells."""
@@ -102,7 +104,7 @@ def open_slide(path: Path, info: BagInfo) -> Slide:
             f"{path} is {slide.size[0]} x {slide.size[1]} pixels, but its bag was encoded from "
             f"{info.slide_size[0]} x {info.slide_size[1]}. Pass the right one: --slide."
         )
-    if info.slide_mpp is None and slide.said_mpp is None:  # any scale serves to read pixels
+    if info.slide_mpp is None and slide.reported_mpp is None:  # any scale serves to read pixels
         slide.close()
         slide = Slide(path, mpp=1.0)
     return slide

@@ -17,15 +17,15 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from caprmil.errors import BagError
-from caprmil.features import formats as layouts
+from caprmil.features import formats
 from caprmil.features.formats import Found
 from caprmil.io.atomic import atomic_write
 from caprmil.io.paths import as_path
 from caprmil.slides.names import slide_name
 from caprmil.slides.scale import ScaleRule
 
-SUFFIXES = layouts.SUFFIXES
-STORED = (
+SUFFIXES = formats.SUFFIXES
+ATTRIBUTES = (
     *("encoder", "fingerprint", "settings", "mpp", "scale_rule", "patch_px", "patch_level0"),
     *("step", "slide_mpp"),
 )
@@ -75,10 +75,10 @@ class Bag:
 
         CLAM lays a grid of its own on every contour, so two of its patches can share a cell.
         """
-        return cells_of(self.coords, self.info)
+        return grid_cells(self.coords, self.info)
 
 
-def cells_of(coords: NDArray[Any] | None, info: "BagInfo") -> NDArray[np.int64] | None:
+def grid_cells(coords: NDArray[Any] | None, info: "BagInfo") -> NDArray[np.int64] | None:
     """Return column and row of each patch, from 0, or None where no grid is known."""
     if coords is None or info.step is None:
         return None
@@ -87,12 +87,12 @@ def cells_of(coords: NDArray[Any] | None, info: "BagInfo") -> NDArray[np.int64] 
 
 def inspect(path: str | Path) -> BagInfo:
     """Describe a feature file. The features of HDF5 and `.npy` files are not read."""
-    return layouts.glance(as_path(path), _describe)
+    return formats.glance(as_path(path), _describe)
 
 
 def read(path: str | Path) -> Bag:
     """Read a feature file whole, and check every value in it."""
-    with layouts.opened(as_path(path)) as found:
+    with formats.opened(as_path(path)) as found:
         return _load(found)
 
 
@@ -102,7 +102,7 @@ def streaming(path: str | Path, *, rows: int = ROWS) -> Iterator["Stream"]:
 
     HDF5 and `.npy` files are read so; the others are in memory as soon as they are open.
     """
-    with layouts.opened(as_path(path)) as found:
+    with formats.opened(as_path(path)) as found:
         yield Stream(found, _describe(found), rows)
 
 
@@ -129,7 +129,7 @@ class Stream:
             features = np.load(str(self._found.file), mmap_mode="r", allow_pickle=False)
         rows = slice(start, start + self.rows)
         piece = features[0, rows] if len(features.shape) == 3 else features[rows]
-        return _as_floats(self._found, layouts.array(piece), start)
+        return _as_floats(self._found, formats.array(piece), start)
 
     @cached_property
     def coords(self) -> NDArray[Any] | None:
@@ -138,12 +138,12 @@ class Stream:
 
     def grid(self) -> NDArray[np.int64] | None:
         """Return column and row of each patch, as in a bag."""
-        return cells_of(self.coords, self.info)
+        return grid_cells(self.coords, self.info)
 
 
 def from_arrays(features: ArrayLike, coords: ArrayLike | None = None, **said: Any) -> Bag:
     """Make a bag in memory, checked like a file. `said` are fields of `BagInfo`."""
-    return _load(layouts.in_memory(None, features, coords, said))
+    return _load(formats.in_memory(None, features, coords, said))
 
 
 def write(
@@ -161,16 +161,16 @@ def write(
     for other readers.
     """
     path = as_path(path)
-    bag = _load(layouts.in_memory(path, features, coords, {}))
+    bag = _load(formats.in_memory(path, features, coords, {}))
     n, width = bag.features.shape
     info = BagInfo(path=path, kind="caprmil", n_patches=n, width=width, dtype=dtype, **said)
-    with filling(info, bag.coords, attributes=attributes) as put:
+    with writing(info, bag.coords, attributes=attributes) as put:
         put(bag.features)
     return path
 
 
 @contextmanager
-def filling(
+def writing(
     info: BagInfo,
     coords: NDArray[Any] | None,
     *,
@@ -188,11 +188,11 @@ def filling(
         None,
     ):
         raise ValueError(f"{info.dtype=} or {info.scale_rule=} is not known.")
-    if path.suffix.lower() not in layouts.HDF5:
+    if path.suffix.lower() not in formats.HDF5:
         raise BagError(f"{path} cannot be written as '{path.suffix}'. Name it .h5.")
     if path.exists() and not replace:
         raise BagError(f"{path} is there already. Remove it first, or write elsewhere.")
-    ours = {"caprmil_schema": layouts.SCHEMA, **{name: getattr(info, name) for name in STORED}}
+    ours = {"caprmil_schema": formats.SCHEMA, **{name: getattr(info, name) for name in ATTRIBUTES}}
     ours["slide_width"], ours["slide_height"] = info.slide_size or (None, None)
     if taken := {*ours, "feat_type"} & set(attributes or ()):
         raise ValueError(f"{sorted(taken)} cannot be extra attributes: the layout has them.")
@@ -256,7 +256,7 @@ def _as_pixels(path: Path, coords: NDArray[Any]) -> NDArray[np.int64]:
 def _load(found: Found) -> Bag:
     """Read what was found, and check each value."""
     info = _describe(found)
-    features = layouts.array(found.features).reshape(info.n_patches, info.width)
+    features = formats.array(found.features).reshape(info.n_patches, info.width)
     return Bag(
         features=_as_floats(found, features), coords=_load_coords(found, info.n_patches), info=info
     )
@@ -280,7 +280,7 @@ def _as_floats(found: Found, rows: NDArray[Any], start: int = 0) -> NDArray[np.f
 def _load_coords(found: Found, n: int) -> NDArray[Any] | None:
     if found.coords is None:
         return None
-    coords = layouts.array(found.coords).reshape(n, 2)
+    coords = formats.array(found.coords).reshape(n, 2)
     coords = coords.astype(np.float64 if coords.dtype.kind == "f" else np.int64)
     if not np.isfinite(coords).all():
         raise BagError(f"{found} has NaN or infinite coordinates. Extract it again.")
@@ -301,12 +301,12 @@ def _not_finite(features: NDArray[Any]) -> NDArray[np.bool_]:
 
 def _describe(found: Found) -> BagInfo:
     n, width = _check(found)
-    said = layouts.say(found)
+    said = formats.say(found)
     if found.coords is None:
         said["unit"] = None
     elif said.get("step") is None:
-        found.coords = layouts.array(found.coords)  # kept, since rows as chunks are slow to read
-        said["step"] = layouts.infer_step(found.coords.reshape(n, 2))
+        found.coords = formats.array(found.coords)  # kept, since rows as chunks are slow to read
+        said["step"] = formats.infer_step(found.coords.reshape(n, 2))
     return BagInfo(
         path=found.path, kind=found.kind, n_patches=n, width=width, dtype=found.dtype, **said
     )

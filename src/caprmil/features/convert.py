@@ -10,16 +10,15 @@ import h5py
 import numpy as np
 
 from caprmil.errors import BagError, CaprmilError, SlideError, UnknownNameError
-from caprmil.features import bags
-from caprmil.features import formats as layouts
-from caprmil.features.layouts import TARGETS, Planned
-from caprmil.features.level0 import Understood, understand
+from caprmil.features import bags, formats
+from caprmil.features.level0 import Level0Bag, to_level0
+from caprmil.features.output_formats import PLANNERS, PlannedFile
 from caprmil.io.atomic import atomic_write, check_writable, write_text
 from caprmil.io.paths import require_local
 from caprmil.io.progress import Step
 from caprmil.slides.slide import COARSEST_MPP, FINEST_MPP
 
-LAYOUTS = tuple(TARGETS)
+FORMATS = tuple(PLANNERS)
 SIZES = "slide_sizes.txt"
 """Lines of name,width,height beside CLAM's folders, whose feature files cannot say them."""
 
@@ -27,7 +26,7 @@ _PASSING = ("savetodir", "save_path", "stamp_version")  # equal files may differ
 
 
 @dataclass(kw_only=True)
-class Converted:
+class Conversion:
     """What became of the bags: files with features, and why others have none."""
 
     written: list[Path] = field(default_factory=list)
@@ -46,7 +45,7 @@ def convert(
     encoder: str | None = None,
     replace: bool = False,
     progress: Step | None = None,
-) -> Converted:
+) -> Conversion:
     """Write bags in another layout, under the folder `out`.
 
     `slides` (by name), `slide_mpp` and `patch_px` are for what a bag does not say, and may not
@@ -54,16 +53,16 @@ def convert(
     be written, else its bag fails, unless `replace`. One that fails does not stop the others.
     """
     out = require_local(out)
-    if to not in LAYOUTS:
-        raise UnknownNameError("layout", to, LAYOUTS)
+    if to not in FORMATS:
+        raise UnknownNameError("layout", to, FORMATS)
     if slide_mpp is not None and not FINEST_MPP <= slide_mpp <= COARSEST_MPP:
         raise SlideError(f"No microscope has {slide_mpp:g} um/px; 0.05 to 20 can be.")
     check_writable(out / to)
-    done = Converted()
+    done = Conversion()
     sizes: dict[str, tuple[int, int]] = {}
     for number, (name, path) in enumerate(sources.items(), 1):
         try:
-            bag = understand(
+            bag = to_level0(
                 name,
                 path,
                 slide=(slides or {}).get(name),
@@ -71,7 +70,7 @@ def convert(
                 patch_px=patch_px,
                 encoder=encoder,
             )
-            files = TARGETS[to](bag, out)
+            files = PLANNERS[to](bag, out)
             fresh = _write(bag, files, replace=replace)
         except CaprmilError as problem:
             done.failed[name] = str(problem)
@@ -85,7 +84,7 @@ def convert(
     return done
 
 
-def _write(bag: Understood, files: list[Planned], *, replace: bool) -> bool:
+def _write(bag: Level0Bag, files: list[PlannedFile], *, replace: bool) -> bool:
     """Write the files that are not there yet; tell whether there were any."""
     for file in files:
         if file.path.resolve() == bag.path.resolve():
@@ -93,7 +92,7 @@ def _write(bag: Understood, files: list[Planned], *, replace: bool) -> bool:
     missing = [file for file in files if replace or not _is_there(bag, file)]
     for file in missing:
         if file.ours is not None:
-            with bags.filling(file.ours, file.coords, replace=replace) as put:
+            with bags.writing(file.ours, file.coords, replace=replace) as put:
                 for rows in bag.features(file.dtype):
                     put(rows)
         else:
@@ -102,14 +101,14 @@ def _write(bag: Understood, files: list[Planned], *, replace: bool) -> bool:
     return bool(missing)
 
 
-def _is_there(bag: Understood, file: Planned) -> bool:
+def _is_there(bag: Level0Bag, file: PlannedFile) -> bool:
     """Tell whether a file is there; refuse one that is not what would be written."""
     if not file.path.exists():
         return False
     same = False
     with suppress(OSError, KeyError, BagError):
         if file.path.suffix == ".pt":
-            with layouts.opened(file.path) as found:
+            with formats.opened(file.path) as found:
                 same = _same_ends(bag, file, found.features)
         else:
             with h5py.File(file.path) as h5:
@@ -122,7 +121,7 @@ def _is_there(bag: Understood, file: Planned) -> bool:
     return True
 
 
-def _same_content(bag: Understood, file: Planned, h5: Any) -> bool:
+def _same_content(bag: Level0Bag, file: PlannedFile, h5: Any) -> bool:
     grid = "coords" not in h5 if file.coords is None else np.array_equal(h5["coords"], file.coords)
     said = all(
         np.array_equal((h5[holder] if holder else h5).attrs[name], value)
@@ -133,7 +132,7 @@ def _same_content(bag: Understood, file: Planned, h5: Any) -> bool:
     return grid and said and (not file.features or _same_ends(bag, file, h5[file.features]))
 
 
-def _same_ends(bag: Understood, file: Planned, stored: Any) -> bool:
+def _same_ends(bag: Level0Bag, file: PlannedFile, stored: Any) -> bool:
     if stored.shape != (bag.info.n_patches, bag.info.width) or stored.dtype != file.dtype:
         return False
     ends = (stored[0], stored[bag.info.n_patches - 1])
@@ -141,7 +140,7 @@ def _same_ends(bag: Understood, file: Planned, stored: Any) -> bool:
     return all(np.array_equal(rows[0], end) for rows, end in zip(ours, ends, strict=True))
 
 
-def _fill_h5(passing: Path, bag: Understood, file: Planned) -> None:
+def _fill_h5(passing: Path, bag: Level0Bag, file: PlannedFile) -> None:
     def shape(width: int) -> dict[str, Any]:
         if file.chunk is None:
             return {"shape": (bag.info.n_patches, width)}
@@ -160,7 +159,7 @@ def _fill_h5(passing: Path, bag: Understood, file: Planned) -> None:
             (h5[holder] if holder else h5).attrs.update(attributes)
 
 
-def _fill_pt(passing: Path, bag: Understood, file: Planned) -> None:
+def _fill_pt(passing: Path, bag: Level0Bag, file: PlannedFile) -> None:
     import torch  # only here: the other layouts do without
 
     whole = np.empty((bag.info.n_patches, bag.info.width), file.dtype)

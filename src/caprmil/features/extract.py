@@ -36,7 +36,7 @@ from caprmil.executors.base import Listen
 from caprmil.executors.job_status import here, place
 from caprmil.features import bags
 from caprmil.features.bags import BagInfo
-from caprmil.features.settings import ExtractionConfig, Settings, stamp
+from caprmil.features.settings import ExtractionConfig, Settings, hash_slide_file
 from caprmil.io.atomic import check_writable, remove_leftovers, write_text
 from caprmil.io.paths import RemotePath, as_path
 from caprmil.io.progress import Bar, Pace
@@ -227,7 +227,7 @@ class Extraction:
             encoder=self.encoder.name if self.encoder else None,
             fingerprint=self.encoder.fingerprint if self.encoder else None,
             extraction=self.config,
-            slide_file=stamp(path),
+            slide_file=hash_slide_file(path),
             slide_mpp=self.mpps.get(name, self.mpp),
             regions=hashlib.sha256(drawn.read_bytes()).hexdigest() if drawn else None,
         )
@@ -241,7 +241,7 @@ class Extraction:
             found = tissue.find(thumbnail.image, thumbnail.mpp, self.config.tissue)
             if self.regions is not None:
                 found = self._restricted(name, found, thumbnail.scale)
-            grid = patches.lay(slide, found.mask, thumbnail.scale, self.config.patches)
+            grid = patches.lay_grid(slide, found.mask, thumbnail.scale, self.config.patches)
         except Exception as problem:
             if slide is not None:
                 slide.close()
@@ -329,7 +329,7 @@ class Extraction:
         if len(grid) and self.encoder is not None:
             info = self._describe(record.slide, slide, grid, wanted, self.encoder)
             encoded = 0
-            with bags.filling(info, grid.coords, replace=self.replace) as put:
+            with bags.writing(info, grid.coords, replace=self.replace) as put:
                 for pixels in patches.read(slide, grid, batch=self.batch, workers=self.workers):
                     put(self.encoder(pixels))
                     encoded += len(pixels)
@@ -360,13 +360,13 @@ class Extraction:
     def _draw(self, record: Record, ready: Prepared) -> None:
         """Write the picture of a slide, and its outline for QuPath."""
         mask, scale = ready.tissue.mask, ready.thumbnail.scale
-        image = qc.picture(ready.thumbnail, mask, ready.tissue.pen, ready.patches)
+        image = qc.overlay(ready.thumbnail, mask, ready.tissue.pen, ready.patches)
         text = (
             f"{record.slide}: {record.patches:,} patches of {ready.patches.side * record.mpp:.0f} "
             f"um, {record.tissue_mm2:.1f} mm2 of tissue"
         )
         text += f"; {record.flags}" if record.flags else ""
-        qc.save(qc.captioned(image, text), self._qc / f"{record.slide}.png")
+        qc.save_image(qc.add_caption(image, text), self._qc / f"{record.slide}.png")
         outline = json.dumps(regions.as_geojson(mask, (scale, scale)))
         write_text(self._qc / f"{record.slide}.geojson", outline, replace=True)
 
@@ -448,7 +448,7 @@ def _listener(clock: Pace) -> Listen:
 
 def _doubts(slide: Slide) -> list[str]:
     """Return a flag if the scale that was given is not the one in the file."""
-    said = slide.said_mpp
+    said = slide.reported_mpp
     if said is None or max(said, slide.mpp) <= 1.05 * min(said, slide.mpp):
         return []
     return [f"scale given as {slide.mpp:g} um/px, the file says {said:g}"]

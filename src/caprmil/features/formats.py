@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 
 from caprmil.errors import BagError, CaprmilError
 from caprmil.io.paths import Parts, RemotePath, local_copy, read_blocks
-from caprmil.slides.names import BAGS
+from caprmil.slides.names import BAG_SUFFIXES
 
 T = TypeVar("T")
 
-SUFFIXES = BAGS
+SUFFIXES = BAG_SUFFIXES
 """What a bag's file may end in. Where a slide has several, the first is the one to take: HDF5 has
 coordinates, `.pt` hardly ever."""
 

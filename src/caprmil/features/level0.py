@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caprmil.errors import BagError, SlideError
-from caprmil.features import bags
-from caprmil.features import formats as layouts
+from caprmil.features import bags, formats
 from caprmil.features.bags import BagInfo
 from caprmil.slides.slide import Slide
 
@@ -37,7 +36,7 @@ _REMEDIES = {
 
 
 @dataclass(kw_only=True)
-class Understood:
+class Level0Bag:
     """A bag whose lengths are level-0 pixels. Its features stay on disk."""
 
     name: str
@@ -66,7 +65,7 @@ class Understood:
         """Yield the features in order, some rows at a time, or only the first and the last row."""
         n, each = self.info.n_patches, max(1, BLOCK // self.info.width)
         parts = [(0, 1), (n - 1, n)] if ends else [(at, at + each) for at in range(0, n, each)]
-        with layouts.opened(self.path) as found:
+        with formats.opened(self.path) as found:
             for start, end in parts:
                 whole = found.features.ndim == 2
                 rows = found.features[start:end] if whole else found.features[0, start:end]
@@ -86,7 +85,7 @@ def _fitting(path: Path, rows: NDArray[Any], dtype: str) -> NDArray[Any]:
     return stored
 
 
-def understand(
+def to_level0(
     name: str,
     path: Path,
     *,
@@ -94,14 +93,14 @@ def understand(
     slide_mpp: float | None = None,
     patch_px: int | None = None,
     encoder: str | None = None,
-) -> Understood:
+) -> Level0Bag:
     """Put a bag in our terms, with the help of its slide and of what the user said."""
     said = bags.inspect(path)
     coords, noted = _look(path)
     if coords is not None and said.unit is None:
         raise BagError(
             f"{path} does not say in what unit its coordinates are. Write them in level-0 pixels, "
-            "with caprmil.bags.write."
+            "with caprmil.features.bags.write."
         )
     if said.kind == "clam" and coords is not None:
         noted = _clam_grid(name, path, coords) or {"patch_level0": said.step}
@@ -111,7 +110,7 @@ def understand(
     info = replace(info, patch_px=px, slide_mpp=mpp0, encoder=encoder or info.encoder)
     if slide is not None and None in (info.slide_mpp, info.slide_size):
         info = _with_slide(info, slide)
-    bag = Understood(name=name, path=path, info=info, coords=None)
+    bag = Level0Bag(name=name, path=path, info=info, coords=None)
     if coords is not None and said.unit == "um":
         (mpp0,) = bag.need("slide_mpp")
         side = said.step and said.step / mpp0  # STAMP's patches touch
@@ -124,9 +123,9 @@ def understand(
 
 def _look(path: Path) -> tuple[NDArray[Any] | None, dict[str, Any]]:
     """Return the coordinates in a file, and what we noted there for ourselves."""
-    with layouts.opened(path) as found:
-        layouts.say(found)  # turns the pixels of historic STAMP files into micrometres
-        coords = None if found.coords is None else layouts.array(found.coords).reshape(-1, 2)
+    with formats.opened(path) as found:
+        formats.say(found)  # turns the pixels of historic STAMP files into micrometres
+        coords = None if found.coords is None else formats.array(found.coords).reshape(-1, 2)
         return coords, _noted(found.attributes)
 
 

@@ -58,11 +58,11 @@ def configure(
             raise RecipeError(f"A magnification is more than 0, not {magnification:g}.")
         mpp = 10 / magnification
     table: dict[str, Any] = {"scale_rule": "nominal" if nominal else "exact"}
-    table |= {"px": card.sees_px, "mpp": (card.mpp or 1.0) if mpp is None else mpp}
+    table |= {"px": card.native_px, "mpp": (card.mpp or 1.0) if mpp is None else mpp}
     return config.parse({"patches": table}, into=ExtractionConfig, name="--set", changes=changes)
 
 
-def stamp(path: Path) -> str:
+def hash_slide_file(path: Path) -> str:
     """Return a hash of the size and the ends of a slide's file, or of all in its folder."""
     stamp = hashlib.sha256()
     for file in [path] if path.is_file() else sorted(path.glob("*")):

@@ -16,7 +16,7 @@ from caprmil.io.paths import as_path
 from caprmil.io.progress import Bar
 from caprmil.models.device import pick_device
 from caprmil.runs.run import Run
-from caprmil.slides.names import IMAGES
+from caprmil.slides.names import SLIDE_SUFFIXES
 from caprmil.slides.patches import PatchConfig
 from caprmil.slides.qc import Record
 from caprmil.slides.slide import find_slides
@@ -41,8 +41,8 @@ def bags_of(
     inputs, out = [as_path(path) for path in inputs], as_path(out)
     given = [path for path in inputs if _holds(path, bags.SUFFIXES)]
     found = find_bags(given) if given else {}
-    pixels = [path for path in inputs if path not in given or _holds(path, IMAGES)]
-    slides = find_slides(pixels, outside=out) if pixels else {}
+    pixels = [path for path in inputs if path not in given or _holds(path, SLIDE_SUFFIXES)]
+    slides = find_slides(pixels, exclude=out) if pixels else {}
     slides = {name: path for name, path in slides.items() if name not in found}
     if not slides:
         return found, []

@@ -89,7 +89,7 @@ def nominal_magnification(slide: Slide) -> int:
     )
 
 
-def lay(slide: Slide, mask: NDArray[np.bool_], scale: float, config: PatchConfig) -> Patches:
+def lay_grid(slide: Slide, mask: NDArray[np.bool_], scale: float, config: PatchConfig) -> Patches:
     """Lay the grid on a slide and keep the squares with enough tissue.
 
     A pixel of the mask is `scale` level-0 pixels wide. The grid begins in the slide's corner and

@@ -59,13 +59,13 @@ def write_table(folder: Path, path: Path) -> None:
     text = StringIO()
     table = csv.DictWriter(text, [field.name for field in fields(Record)], lineterminator="\n")
     table.writeheader()
-    for record in by_suspicion(record for record in found if record is not None):
+    for record in worst_first(record for record in found if record is not None):
         row = asdict(record)
         table.writerow({k: f"{v:.6g}" if isinstance(v, float) else v for k, v in row.items()})
     write_text(path, text.getvalue(), replace=True)
 
 
-def by_suspicion(records: Iterable[Record]) -> list[Record]:
+def worst_first(records: Iterable[Record]) -> list[Record]:
     """Return failed slides first, then empty ones, then flagged ones, each by name."""
 
     def rank(record: Record) -> int:
@@ -74,7 +74,7 @@ def by_suspicion(records: Iterable[Record]) -> list[Record]:
     return sorted(records, key=lambda record: (rank(record), record.slide))
 
 
-def picture(
+def overlay(
     thumbnail: Thumbnail, mask: NDArray[np.bool_], pen: NDArray[np.bool_], patches: Patches
 ) -> Image.Image:
     """Return the slide with the outline of its tissue, what was taken for pen, and the grid."""
@@ -99,7 +99,7 @@ def _edge(mask: NDArray[np.bool_], size: tuple[int, int]) -> NDArray[np.bool_]:
     return edge
 
 
-def captioned(image: Image.Image, text: str) -> Image.Image:
+def add_caption(image: Image.Image, text: str) -> Image.Image:
     """Return the picture with a line of text under it."""
     font = ImageFont.load_default(size=16)
     wide = max(image.width, int(font.getlength(text)) + 16)
@@ -109,7 +109,7 @@ def captioned(image: Image.Image, text: str) -> Image.Image:
     return whole
 
 
-def save(image: Image.Image, path: Path) -> None:
+def save_image(image: Image.Image, path: Path) -> None:
     """Write a picture whole or not at all, over an older one of the same slide."""
     with atomic_write(path, replace=True) as passing:
         image.save(passing)

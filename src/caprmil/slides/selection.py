@@ -9,7 +9,9 @@ from caprmil.io import tables
 from caprmil.slides.names import slide_name
 
 
-def listed(slides: Mapping[str, Path], table: Path) -> tuple[dict[str, Path], dict[str, float]]:
+def select_listed(
+    slides: Mapping[str, Path], table: Path
+) -> tuple[dict[str, Path], dict[str, float]]:
     """Return the slides that a table names, and the scales that its column `mpp` gives."""
     content = tables.read(table)
     column = next(iter(tables.called(content.columns, tables.COLUMNS["slide"])), None)
@@ -32,7 +34,7 @@ def listed(slides: Mapping[str, Path], table: Path) -> tuple[dict[str, Path], di
     return {name: slides[name] for name in dict.fromkeys(names)}, mpps
 
 
-def read_shard(text: str) -> tuple[int, int]:
+def parse_shard(text: str) -> tuple[int, int]:
     """Return which share of how many is meant by `2/8`, the second of eight."""
     numbers = re.fullmatch(r"(\d+)/(\d+)", text)
     which, many = map(int, numbers.groups()) if numbers else (0, 0)
@@ -44,7 +46,7 @@ def read_shard(text: str) -> tuple[int, int]:
     return which, many
 
 
-def share(slides: Mapping[str, Path], which: int, many: int) -> dict[str, Path]:
+def select_shard(slides: Mapping[str, Path], which: int, many: int) -> dict[str, Path]:
     """Return one of as many shares as there are jobs: every so-manieth slide by name.
 
     Which slides are done already plays no part, so that all jobs see the same shares whenever they

@@ -22,7 +22,7 @@ from scipy.sparse import csr_array
 
 from caprmil.errors import SlideError
 from caprmil.io.paths import RemotePath, as_path, fetch_all, scratch_folder
-from caprmil.slides.names import IMAGES, slide_name
+from caprmil.slides.names import SLIDE_SUFFIXES, slide_name
 from caprmil.slides.readers import (
     OpenSlideReader,
     Pixels,
@@ -41,10 +41,10 @@ _BLOCK = 1024  # side of what is read at once for a thumbnail, in pixels of its 
 
 @dataclass(frozen=True, kw_only=True)
 class Level:
-    """One image of a pyramid. `ratio` is how many level-0 pixels one of its pixels is wide."""
+    """One image of a pyramid. `downsample` is how many level-0 pixels one of its pixels is wide."""
 
     size: tuple[int, int]
-    ratio: float
+    downsample: float
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -131,7 +131,7 @@ class Slide:
         return isinstance(self._reader, VipsReader)
 
     @property
-    def power(self) -> float | None:
+    def objective_power(self) -> float | None:
         """The magnification that the file names, a nickname and no scale."""
         with suppress(KeyError, ValueError):
             return float(self.properties[openslide.PROPERTY_NAME_OBJECTIVE_POWER])
@@ -143,7 +143,7 @@ class Slide:
         return self._given if self._given is not None else self._read_mpp()
 
     @cached_property
-    def said_mpp(self) -> float | None:
+    def reported_mpp(self) -> float | None:
         """What the file says of its scale, if that can be one."""
         with suppress(SlideError):
             return self._read_mpp()
@@ -155,7 +155,11 @@ class Slide:
         try:
             x, y = (float(value) for value in said if value)
         except ValueError:
-            power = f" (it names {self.power:g}x, which is no scale)" if self.power else ""
+            power = (
+                f" (it names {self.objective_power:g}x, which is no scale)"
+                if self.objective_power
+                else ""
+            )
             raise SlideError(
                 f"{self.path} does not say how large a pixel is{power}. {remedy}"
             ) from None
@@ -174,7 +178,7 @@ class Slide:
         the square alone.
         """
         number = self._level_for(side / px)
-        ratio = self.levels[number].ratio
+        ratio = self.levels[number].downsample
         left, top, width = x / ratio, y / ratio, side / ratio
         if abs(width - px) < 0.5:
             return self.block(number, round(left), round(top), px, px)
@@ -212,7 +216,7 @@ class Slide:
         """
         scale = max(mpp / self.mpp, 1.0)
         number = self._level_for(scale)
-        shrink = scale / self.levels[number].ratio
+        shrink = scale / self.levels[number].downsample
         width, height = (ceil(side / scale) for side in self.size)
         image = np.empty((height, width, 3), dtype=np.uint8)
         each = max(1, int(_BLOCK / shrink))
@@ -237,20 +241,20 @@ class Slide:
 
         Scanners mean 0.25 um/px and say 0.2527: to read four times the pixels for that is no gain.
         """
-        fine = [n for n, level in enumerate(self.levels) if level.ratio <= 1.02 * ratio]
-        return max(fine, key=lambda n: self.levels[n].ratio, default=0)
+        fine = [n for n, level in enumerate(self.levels) if level.downsample <= 1.02 * ratio]
+        return max(fine, key=lambda n: self.levels[n].downsample, default=0)
 
 
 def find_slides(
-    paths: Iterable[str | Path], *, outside: str | Path | None = None
+    paths: Iterable[str | Path], *, exclude: str | Path | None = None
 ) -> dict[str, Path]:
     """Return slides by name: the files given, and those in the folders given.
 
     A folder of DICOM files is one slide, called as the folder. Pictures that lie in the folder
-    `outside` are none.
+    `exclude` are none.
     """
     found: dict[str, Path] = {}
-    barred = None if outside is None else as_path(outside).resolve()
+    barred = None if exclude is None else as_path(exclude).resolve()
     for path in map(as_path, paths):
         if not path.exists():
             raise SlideError(f"There is no slide or folder {path}. Check its name.")
@@ -259,7 +263,7 @@ def find_slides(
         own = _in_folder(path) if path.is_dir() else [path]
         own = [file for file in own if barred not in file.resolve().parents]
         if not own:
-            raise SlideError(f"There are no slides in {path}. Known: {', '.join(IMAGES)}.")
+            raise SlideError(f"There are no slides in {path}. Known: {', '.join(SLIDE_SUFFIXES)}.")
         for file in own:
             name = slide_name_of(file)
             if found.setdefault(name, file) != file:
@@ -284,7 +288,9 @@ def _in_folder(folder: Path) -> list[Path]:
         )
         return not (hidden or of_ours) and path.is_file()
 
-    files = sorted(p for p in folder.rglob("*") if p.suffix.lower() in IMAGES and is_slide(p))
+    files = sorted(
+        p for p in folder.rglob("*") if p.suffix.lower() in SLIDE_SUFFIXES and is_slide(p)
+    )
     dicom = sorted({file.parent for file in files if file.suffix.lower() == ".dcm"})
     return [file for file in files if file.suffix.lower() != ".dcm"] + dicom
 
@@ -328,10 +334,10 @@ def _opened(path: Path) -> openslide.OpenSlide:
 
 
 def _levels(sizes: Sequence[tuple[int, int]]) -> tuple[Level, ...]:
-    return tuple(Level(size=size, ratio=exact_ratio(sizes[0], size)) for size in sizes)
+    return tuple(Level(size=size, downsample=exact_downsample(sizes[0], size)) for size in sizes)
 
 
-def exact_ratio(full: tuple[int, int], part: tuple[int, int]) -> float:
+def exact_downsample(full: tuple[int, int], part: tuple[int, int]) -> float:
     """Return how many level-0 pixels a pixel of a level is wide.
 
     Sizes are whole, ratios need not look it: 20001 / 10000 and 20001 / 10001 are both 2, rounded

@@ -1,18 +1,18 @@
 """Synthetic data with a known secret, for first steps, the demo and tests."""
 
 from caprmil.synthetic.anatomy import KINDS, TRUTH_UM
-from caprmil.synthetic.bags import RareSignal
-from caprmil.synthetic.painting import ARTEFACTS
+from caprmil.synthetic.benchmark_cohorts import BenchmarkCohort
+from caprmil.synthetic.rare_signal import RareSignal
+from caprmil.synthetic.rendering import ARTEFACTS
 from caprmil.synthetic.sections import Rendered, Section, SlideCohort
-from caprmil.synthetic.standins import StandIn
 
 __all__ = [
     "ARTEFACTS",
     "KINDS",
     "TRUTH_UM",
+    "BenchmarkCohort",
     "RareSignal",
     "Rendered",
     "Section",
     "SlideCohort",
-    "StandIn",
 ]

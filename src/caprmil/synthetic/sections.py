@@ -18,8 +18,8 @@ from caprmil.errors import SlideError, UnknownNameError
 from caprmil.io.atomic import atomic_write, check_new, write_text
 from caprmil.io.progress import Step
 from caprmil.synthetic.anatomy import KINDS, TRUTH_UM, Anatomy, lay_out
-from caprmil.synthetic.claims import claim
-from caprmil.synthetic.painting import ARTEFACTS, Box, Painter, Pixels
+from caprmil.synthetic.cohort_folder import claim_folder
+from caprmil.synthetic.rendering import ARTEFACTS, Box, Pixels, Renderer
 from caprmil.synthetic.textures import textures
 
 VENDORS = ("generic", "aperio")
@@ -120,12 +120,12 @@ class Section:
         return lay_out((rows, columns), tumour=self.tumour, seed=self.seed)
 
     def _bands(self, anatomy: Anatomy) -> Iterator[Pixels]:
-        painter = Painter(anatomy, mpp=self.mpp, seed=self.seed, artefacts=self.artefacts)
+        renderer = Renderer(anatomy, mpp=self.mpp, seed=self.seed, artefacts=self.artefacts)
         for y in range(0, self.height, BLOCK):
             band = np.empty((min(BLOCK, self.height - y), self.width, 3), dtype=np.uint8)
             for x in range(0, self.width, BLOCK):
                 block = band[:, x : x + BLOCK]
-                block[...] = painter.block(Box(x, y, block.shape[1], block.shape[0]))
+                block[...] = renderer.block(Box(x, y, block.shape[1], block.shape[0]))
             yield band
 
 
@@ -165,7 +165,7 @@ class SlideCohort:
         Slides of the same cohort that are there already are left as they are.
         """
         folder = Path(folder)
-        claim(folder, self)
+        claim_folder(folder, self)
         labels = folder / "labels.csv"
         table = self._table()
         if labels.exists() and labels.read_text() != table:

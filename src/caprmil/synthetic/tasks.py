@@ -88,7 +88,7 @@ class Task:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RareSignal(Task):
+class RarePatches(Task):
     """A few patches of a kind that negative bags do not have, as in a small metastasis.
 
     The share of each tissue moves the mean of a bag more than the few do.
@@ -155,7 +155,7 @@ class Proportion(Task):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Distractors(RareSignal):
+class Distractors(RarePatches):
     """A rare signal, and loud patches in bags of both classes: ink, folds, pen marks.
 
     Those of a slide lie far out in one direction, each slide in its own. They rule the mean and
@@ -180,7 +180,7 @@ class Distractors(RareSignal):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BatchEffect(RareSignal):
+class BatchEffect(RarePatches):
     """A rare signal that stands out from its slide alone: stain and scanner shift whole slides.
 
     The shifts cover the signal's direction, and are wide: where a patch lies says nothing, how far
@@ -204,7 +204,7 @@ class BatchEffect(RareSignal):
 
 
 TASKS: dict[str, type[Task]] = {
-    "rare": RareSignal,
+    "rare": RarePatches,
     "co-occurrence": CoOccurrence,
     "proportion": Proportion,
     "distractors": Distractors,

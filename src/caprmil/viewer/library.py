@@ -243,7 +243,7 @@ class Library:
         if told.where is None:
             raise Gone(told.facts["problem"] or _missing(self.subject(key)))
         slide, side = self.opened(key), told.where.side
-        fine = [level.ratio for level in slide.levels if level.ratio <= 1.02 * side / px]
+        fine = [level.downsample for level in slide.levels if level.downsample <= 1.02 * side / px]
         if side / max(fine, default=1.0) > LONGEST:
             raise SlideError(f"A patch of {side:g} pixels is too large to be cut out.")
         return cut(slide, told.where, row, px)

@@ -85,7 +85,7 @@ def tile(slide: Slide, zoom: int, x: int, y: int, *, child: Join | None = None) 
 
 def is_joined(slide: Slide, scale: float) -> bool:
     """Tell whether no level of a slide is near enough to a scale to be read at once."""
-    fine = [level.ratio for level in slide.levels if level.ratio <= 1.02 * scale]
+    fine = [level.downsample for level in slide.levels if level.downsample <= 1.02 * scale]
     return scale > SHRINK * max(fine, default=1.0)
 
 

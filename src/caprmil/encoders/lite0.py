@@ -119,7 +119,7 @@ def read_weights() -> dict[str, Tensor]:
     return state
 
 
-def fold(network: Lite0) -> Lite0:
+def fuse_batch_norm(network: Lite0) -> Lite0:
     """Fold each normalisation into the convolution before it: the same function, in fewer steps."""
     for module in (network, *network._blocks):
         pairs = {

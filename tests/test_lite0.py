@@ -10,7 +10,7 @@ from PIL import Image
 from sklearn.datasets import load_sample_image
 from torch import Tensor
 
-from caprmil.encoders import lite
+from caprmil.encoders import lite0
 
 DAISY, PALACE = 985, 698  # of the thousand classes of ImageNet
 
@@ -26,9 +26,9 @@ REFERENCE = {
 
 
 @pytest.fixture(scope="module")
-def network() -> lite.Lite0:
-    network = lite.Lite0().eval()
-    network.load_state_dict(lite.read_weights())
+def network() -> lite0.Lite0:
+    network = lite0.Lite0().eval()
+    network.load_state_dict(lite0.read_weights())
     return network
 
 
@@ -52,7 +52,7 @@ def photo(name: str) -> NDArray[np.uint8]:
 
 @pytest.mark.parametrize(("name", "expected"), [("flower.jpg", DAISY), ("china.jpg", PALACE)])
 @torch.inference_mode()
-def test_it_knows_a_flower_and_a_palace(network: lite.Lite0, name: str, expected: int) -> None:
+def test_it_knows_a_flower_and_a_palace(network: lite0.Lite0, name: str, expected: int) -> None:
     probabilities = network.classify(scaled(photo(name)))[0]
     assert probabilities.argmax() == expected
     assert probabilities[expected] > 0.3
@@ -60,7 +60,7 @@ def test_it_knows_a_flower_and_a_palace(network: lite.Lite0, name: str, expected
 
 @torch.inference_mode()
 def test_it_is_less_sure_if_the_colours_are_scaled_as_for_other_networks(
-    network: lite.Lite0,
+    network: lite0.Lite0,
 ) -> None:
     picture = torch.from_numpy(photo("flower.jpg")).permute(2, 0, 1)[None] / 255
     mean, std = torch.tensor([[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]]).view(2, 3, 1, 1)
@@ -69,15 +69,15 @@ def test_it_is_less_sure_if_the_colours_are_scaled_as_for_other_networks(
 
 
 @torch.inference_mode()
-def test_its_features_are_those_that_were_written_down(network: lite.Lite0) -> None:
+def test_its_features_are_those_that_were_written_down(network: lite0.Lite0) -> None:
     features = network(scaled(pattern()))[0]
     np.testing.assert_allclose(features[list(REFERENCE)], [*REFERENCE.values()], atol=2e-4)
 
 
 @torch.inference_mode()
-def test_folding_changes_nothing(network: lite.Lite0) -> None:
+def test_folding_changes_nothing(network: lite0.Lite0) -> None:
     pictures = torch.randn(2, 3, 224, 224, generator=torch.Generator().manual_seed(0))
-    folded = lite.fold(deepcopy(network))
+    folded = lite0.fuse_batch_norm(deepcopy(network))
     assert not any(isinstance(module, torch.nn.BatchNorm2d) for module in folded.modules())
     np.testing.assert_allclose(folded(pictures), network(pictures), atol=1e-4, rtol=1e-4)
 
@@ -102,7 +102,7 @@ def naive_depthwise(x: NDArray[np.float64], kernel: NDArray[np.float64], stride:
 @pytest.mark.parametrize("shape", [(12, 12), (9, 13)])
 @torch.inference_mode()
 def test_a_block_is_what_plain_loops_make_of_it(
-    network: lite.Lite0, index: int, shape: tuple[int, int]
+    network: lite0.Lite0, index: int, shape: tuple[int, int]
 ) -> None:
     block = network._blocks[index]
     state = {name: value.double().numpy() for name, value in block.state_dict().items()}

@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 from caprmil.features import bags
 from caprmil.features.bags import BagInfo
-from caprmil.features.level0 import GRID, ORIGIN, SCALE, Understood
+from caprmil.features.level0 import GRID, ORIGIN, SCALE, Level0Bag
 from caprmil.slides.patches import MAGNIFICATIONS
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Planned:
+class PlannedFile:
     """A file to be written: arrays, how they lie, and attributes."""
 
     path: Path
@@ -29,15 +29,17 @@ class Planned:
     ours: BagInfo | None = None  # for a bag in our own layout
 
 
-def as_caprmil(bag: Understood, out: Path) -> list[Planned]:
+def as_caprmil(bag: Level0Bag, out: Path) -> list[PlannedFile]:
     """Plan OUT/NAME.h5."""
     info = replace(bag.info, path=out / f"{bag.name}.h5", kind="caprmil", dtype=bag.dtype)
-    said = {name: getattr(info, name) for name in bags.STORED if getattr(info, name) is not None}
+    said = {
+        name: getattr(info, name) for name in bags.ATTRIBUTES if getattr(info, name) is not None
+    }
     own: dict[str, Any] = {"features": "features", "dtype": bag.dtype, "said": {"": said}}
-    return [Planned(path=out / f"{bag.name}.h5", coords=bag.coords, ours=info, **own)]
+    return [PlannedFile(path=out / f"{bag.name}.h5", coords=bag.coords, ours=info, **own)]
 
 
-def as_trident(bag: Understood, out: Path) -> list[Planned]:
+def as_trident(bag: Level0Bag, out: Path) -> list[PlannedFile]:
     """Plan the files of patches and of features in OUT/10x_224px_0px_overlap, or what it is."""
     coords = bag.points
     encoder, px, mpp, side = bag.need("encoder", "patch_px", "mpp", "patch_level0")
@@ -64,8 +66,8 @@ def as_trident(bag: Understood, out: Path) -> list[Planned]:
     said = {"coords": on_coords, "features": on_features}
     own: dict[str, Any] = {"features": "features", "dtype": bag.dtype, "said": said}
     return [
-        Planned(path=patches / f"{bag.name}_patches.h5", said={"coords": on_coords}, **grid),
-        Planned(path=features / f"{bag.name}.h5", **grid, **own),
+        PlannedFile(path=patches / f"{bag.name}_patches.h5", said={"coords": on_coords}, **grid),
+        PlannedFile(path=features / f"{bag.name}.h5", **grid, **own),
     ]
 
 
@@ -84,7 +86,7 @@ def _level0_magnification(info: BagInfo, target: float) -> int:
     return max(1, round(target * (info.patch_level0 or 1) / (info.patch_px or 1)))
 
 
-def as_clam(bag: Understood, out: Path) -> list[Planned]:
+def as_clam(bag: Level0Bag, out: Path) -> list[PlannedFile]:
     """Plan files in OUT/patches, pt_files and h5_files, with patches that were cut at level 0."""
     name, coords, short = bag.name, bag.points, bag.points.astype(np.int32)
     (side,) = bag.need("patch_level0")
@@ -99,13 +101,17 @@ def as_clam(bag: Understood, out: Path) -> list[Planned]:
         **_notes(bag.info, *GRID),
     }
     return [
-        Planned(path=out / "patches" / f"{name}.h5", coords=coords, chunk=1, said={"coords": said}),
-        Planned(path=out / "pt_files" / f"{name}.pt", features="features"),
-        Planned(path=out / "h5_files" / f"{name}.h5", coords=short, features="features", chunk=32),
+        PlannedFile(
+            path=out / "patches" / f"{name}.h5", coords=coords, chunk=1, said={"coords": said}
+        ),
+        PlannedFile(path=out / "pt_files" / f"{name}.pt", features="features"),
+        PlannedFile(
+            path=out / "h5_files" / f"{name}.h5", coords=short, features="features", chunk=32
+        ),
     ]
 
 
-def as_stamp(bag: Understood, out: Path) -> list[Planned]:
+def as_stamp(bag: Level0Bag, out: Path) -> list[PlannedFile]:
     """Plan OUT/NAME.h5, in micrometres. Its version says that we wrote it, in a form to compare."""
     coords = bag.points
     encoder, px, side, mpp = bag.need("encoder", "patch_px", "patch_level0", "slide_mpp")
@@ -122,10 +128,10 @@ def as_stamp(bag: Understood, out: Path) -> list[Planned]:
     }
     um = (coords * mpp).astype(np.float32)
     own: dict[str, Any] = {"features": "feats", "dtype": "float16", "said": {"": said}}
-    return [Planned(path=out / f"{bag.name}.h5", coords=um, **own)]
+    return [PlannedFile(path=out / f"{bag.name}.h5", coords=um, **own)]
 
 
-TARGETS = {
+PLANNERS = {
     "caprmil": as_caprmil,
     "trident": as_trident,
     "clam": as_clam,

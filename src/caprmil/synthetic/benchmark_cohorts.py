@@ -12,7 +12,7 @@ import numpy as np
 from caprmil.errors import UnknownNameError
 from caprmil.features import bags
 from caprmil.io.atomic import write_text
-from caprmil.synthetic.claims import claim
+from caprmil.synthetic.cohort_folder import claim_folder
 
 Row = dict[str, str]
 
@@ -61,7 +61,7 @@ SHAPES: dict[str, tuple[int, Callable[[Row], int], Callable[[int], Row]]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class StandIn:
+class BenchmarkCohort:
     """A cohort of a benchmark's shape whose classes are plain to see. It stands for no result."""
 
     protocol: str
@@ -77,7 +77,7 @@ class StandIn:
     def write(self, folder: str | Path) -> Path:
         """Write bags and the table into a folder, and return the table."""
         folder = Path(folder)
-        claim(folder, self)
+        claim_folder(folder, self)
         slides, label, row = SHAPES[self.protocol]
         rows = [row(number) for number in range(slides)]
         text = StringIO()

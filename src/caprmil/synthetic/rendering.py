@@ -28,7 +28,7 @@ class Box(NamedTuple):
     height: int
 
 
-class Painter:
+class Renderer:
     """Paints blocks of a section, each on its own: what bounds memory, whatever the size.
 
     A cell of a texture shows where its field is above the rank of the cell, so that tissues begin

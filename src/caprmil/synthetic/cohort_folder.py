@@ -9,7 +9,7 @@ from caprmil.errors import CohortError
 from caprmil.io.atomic import write_text
 
 
-def claim(folder: Path, cohort: Any) -> None:
+def claim_folder(folder: Path, cohort: Any) -> None:
     """Say which cohort a folder holds; refuse one that holds another."""
     path, text = folder / "cohort.json", json.dumps(asdict(cohort), indent=2) + "\n"
     if not path.exists():

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from caprmil.features import bags
 from caprmil.io.atomic import write_text
-from caprmil.synthetic.claims import claim
+from caprmil.synthetic.cohort_folder import claim_folder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +61,7 @@ class RareSignal:
         Bags of the same cohort that are there already are left as they are.
         """
         folder = Path(folder)
-        claim(folder, self)
+        claim_folder(folder, self)
         text = StringIO()
         table = csv.writer(text, lineterminator="\n")
         table.writerow(["slide", "patient", "label"])

@@ -20,9 +20,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from caprmil.errors import SlideError, UnknownNameError
-from caprmil.features import bags
-from caprmil.features import level0 as terms
-from caprmil.features.convert import LAYOUTS, SIZES, Converted, convert
+from caprmil.features import bags, level0
+from caprmil.features.convert import FORMATS, SIZES, Conversion, convert
 from caprmil.slides.slide import Slide
 
 MPP = 0.2527
@@ -199,8 +198,8 @@ def ours(tmp_path: Path) -> Path:
     return bags.write(tmp_path / "ours" / "slide.h5", features, corners, **OURS)
 
 
-@pytest.mark.parametrize("to", LAYOUTS)
-@pytest.mark.parametrize("of", LAYOUTS)
+@pytest.mark.parametrize("to", FORMATS)
+@pytest.mark.parametrize("of", FORMATS)
 def test_the_pixels_say_that_every_row_is_at_its_place(
     of: str, to: str, tiff: Path, tmp_path: Path
 ) -> None:
@@ -424,7 +423,7 @@ def test_a_bag_is_never_in_memory_whole(tmp_path: Path, monkeypatch: pytest.Monk
     corners = np.stack([np.arange(n), np.arange(n)], axis=1)
     features = np.random.default_rng(0).normal(size=(n, 256)).astype(np.float16)
     source = bags.write(tmp_path / "slide.h5", features, corners, **{**OURS, "slide_size": None})
-    monkeypatch.setattr(terms, "BLOCK", 2**16)
+    monkeypatch.setattr(level0, "BLOCK", 2**16)
     for to in ("stamp", "caprmil"):
         tracemalloc.start()
         path = moved(source, tmp_path / to, to)
@@ -434,11 +433,11 @@ def test_a_bag_is_never_in_memory_whole(tmp_path: Path, monkeypatch: pytest.Monk
         np.testing.assert_array_equal(bags.read(path).features, features)
 
 
-@pytest.mark.parametrize("to", LAYOUTS)
+@pytest.mark.parametrize("to", FORMATS)
 def test_giving_the_command_again_keeps_what_is_there(to: str, ours: Path, tmp_path: Path) -> None:
     path = moved(ours, tmp_path / "out", to)
     before = {file: file.stat().st_mtime_ns for file in (tmp_path / "out").rglob("*.*")}
-    assert convert({"slide": ours}, tmp_path / "out", to) == Converted(kept=[path])
+    assert convert({"slide": ours}, tmp_path / "out", to) == Conversion(kept=[path])
     assert {file: file.stat().st_mtime_ns for file in before} == before
 
 
@@ -449,7 +448,7 @@ def test_what_is_missing_is_made_up_for(ours: Path, tmp_path: Path) -> None:
     assert (tmp_path / "out" / "pt_files" / "slide.pt").is_file()
 
 
-@pytest.mark.parametrize("to", LAYOUTS)
+@pytest.mark.parametrize("to", FORMATS)
 @pytest.mark.parametrize("change", ["features", "coords", "scale"])
 def test_another_bag_of_that_name_is_replaced_only_if_asked(
     change: str, to: str, ours: Path, tmp_path: Path
@@ -490,7 +489,7 @@ def test_a_broken_bag_does_not_stop_the_others(ours: Path, tmp_path: Path) -> No
     assert steps == [(1, 2), (2, 2)]
 
 
-@pytest.mark.parametrize("to", LAYOUTS)
+@pytest.mark.parametrize("to", FORMATS)
 def test_a_bag_that_turns_out_bad_leaves_no_features(to: str, ours: Path, tmp_path: Path) -> None:
     with h5py.File(ours, "a") as h5:
         h5["features"][5] = np.nan
