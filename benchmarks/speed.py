@@ -160,7 +160,7 @@ def take_turns(
 
 def peak(side: Side, work: str, features: Tensor) -> int:
     """Return the most bytes that the work needs beyond the model and the bag."""
-    with LiveTensors(besides=[*side.own(), features]) as live:
+    with LiveTensors(exclude=[*side.own(), features]) as live:
         getattr(side, work)(features)
     return live.peak
 

@@ -1,5 +1,6 @@
-"""What costs promise: bytes one can count by hand, models left as they were, honest tables."""
+"""Costs: memory checked by hand, models left unchanged, tables next to the paper's figures."""
 
+import os
 import subprocess
 import sys
 from copy import deepcopy
@@ -12,7 +13,7 @@ from typer.testing import CliRunner
 
 from caprmil.cli import app
 from caprmil.experiments import cost, paper
-from caprmil.experiments.cost import Cost, LiveTensors, tables
+from caprmil.experiments.cost import Cost, LiveTensors, cost_tables
 from caprmil.models import MODELS, create
 from caprmil.models.caprmil import CAPRMIL
 from caprmil.models.mean import MeanMIL
@@ -32,7 +33,7 @@ def some_cost(name: str, **changes: object) -> Cost:
 # Memory
 
 
-def test_live_tensors_are_counted_once_and_forgotten_when_they_die() -> None:
+def test_live_tensors_count_once_until_they_are_freed() -> None:
     with LiveTensors() as live:
         first = torch.zeros(1000)
         assert live.now == 4000
@@ -40,62 +41,62 @@ def test_live_tensors_are_counted_once_and_forgotten_when_they_die() -> None:
         view = second.view(10, 100)
         assert live.now == 8000
         del first, second
-        assert live.now == 4000  # the view keeps its storage
+        assert live.now == 4000  # the view keeps the storage alive
         del view
     assert (live.now, live.peak) == (0, 8000)
 
 
-def test_a_backward_pass_is_seen() -> None:
+def test_the_backward_pass_is_counted() -> None:
     weights = torch.ones(1000, requires_grad=True)
-    with LiveTensors(besides=[weights]) as live:
-        loss = weights.exp().sum()  # 4000 kept for the way back, 4 of the sum
+    with LiveTensors(exclude=[weights]) as live:
+        loss = weights.exp().sum()  # 4000 saved for the backward pass, 4 of the sum
         assert live.now == 4004
         loss.backward()
-    # On the way back: what was kept, the gradient, the sum, and the one that the way starts with.
+    # In the backward pass: the saved tensor, the gradient, the sum, and the initial gradient of 1.
     assert live.peak == 4000 + 4000 + 4 + 4
     assert live.now == 4000 + 4
 
 
-def test_what_was_there_before_does_not_count() -> None:
+def test_excluded_tensors_do_not_count() -> None:
     held = torch.zeros(1000)
-    with LiveTensors(besides=[held]) as live:
+    with LiveTensors(exclude=[held]) as live:
         held.add_(1)
         held.view(10, 100).mul_(2)
     assert live.peak == 0
 
 
-def test_the_memory_of_mean_is_what_one_counts_by_hand() -> None:
+def test_the_memory_of_mean_is_as_counted_by_hand() -> None:
     patches, width = 500, 128
     measured = cost.measure(MeanMIL(64, 2), patches, repeats=1)
-    layer, sums = 4 * patches * width, 3 * 4  # three running sums begin as single numbers
-    assert measured.inference_peak_mib * MIB == 2 * layer + sums  # before GELU, and after
+    layer, sums = 4 * patches * width, 3 * 4  # three running sums start as scalars
+    assert measured.inference_peak_mib * MIB == 2 * layer + sums  # before and after GELU
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="asks the kernel in Linux's way")
-def test_memory_is_what_the_system_gives() -> None:
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_memory_agrees_with_the_resident_memory_of_the_process() -> None:
     program = """
 from pathlib import Path
-from caprmil.cost.measuring import Bench
+from caprmil.experiments.cost.measure import Bench
 from caprmil.models import create
-def resident():  # the peak of this process alone; getrusage carries over that of its parent
+def resident():  # the peak of this process alone; getrusage includes that of its parent
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM"))
-Bench(create("abmil", 256, 2), 100).train_twice()  # torch's own, once and for all
+Bench(create("abmil", 256, 2), 100).train_twice()  # load what torch loads once
 bench = Bench(create("abmil", 256, 2), 30_000)
 before = resident()
 bench.train_twice()
 print(resident() - before, bench.peak_mib(bench.train_twice))
 """
-    # Each tensor in pages of its own: else the allocator keeps what was freed, for later.
-    environment = {"MALLOC_MMAP_THRESHOLD_": "65536", "OMP_NUM_THREADS": "1"}
+    # Separate pages for each tensor: otherwise the allocator keeps freed memory.
+    environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", program]
-    said = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-    grown, counted = map(float, said.stdout.split())
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    grown, counted = map(float, done.stdout.split())
     assert counted > 150
     assert grown == pytest.approx(counted, rel=0.1)
 
 
-def test_memory_grows_with_the_bag_and_is_the_same_twice() -> None:
+def test_memory_grows_with_the_bag_and_is_reproducible() -> None:
     small, again, large = (
         cost.measure(CAPRMIL(32, 2, dim=16, heads=2), n, repeats=1) for n in (100, 100, 1000)
     )
@@ -120,7 +121,7 @@ def test_every_model_can_be_measured(name: str) -> None:
     assert measured.train_peak_mib > measured.inference_peak_mib > 0
 
 
-def test_measuring_teaches_a_model_nothing() -> None:
+def test_measuring_changes_neither_the_model_nor_the_random_state() -> None:
     model = CAPRMIL(32, 2, dim=16, heads=2).train()
     before, mode = deepcopy(model.state_dict()), model.training
     torch.manual_seed(3)
@@ -130,27 +131,27 @@ def test_measuring_teaches_a_model_nothing() -> None:
     torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
     assert model.training is mode
     assert all(parameter.grad is None for parameter in model.parameters())
-    assert torch.rand(1) == expected  # the caller's randomness is left alone too
+    assert torch.rand(1) == expected
 
 
-def test_models_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_alternate(monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[int] = []
     forward = MeanMIL.forward
 
-    def heard(self: MeanMIL, *args: object, **options: object) -> object:
+    def recorded(self: MeanMIL, *args: object, **options: object) -> object:
         order.append(self.in_dim)
         return forward(self, *args, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(MeanMIL, "forward", heard)
-    told: list[tuple[int, int]] = []
+    monkeypatch.setattr(MeanMIL, "forward", recorded)
+    steps: list[tuple[int, int]] = []
     cost.compare(
-        {"a": MeanMIL(3, 2), "b": MeanMIL(4, 2)}, 10, repeats=2, progress=lambda *n: told.append(n)
+        {"a": MeanMIL(3, 2), "b": MeanMIL(4, 2)}, 10, repeats=2, progress=lambda *n: steps.append(n)
     )
-    assert order[:16] == [3, 3, 4, 4, 4, 4, 3, 3] * 2  # two rounds to warm up, two that count
-    assert told[-1] == (10, 10)
+    assert order[:16] == [3, 3, 4, 4, 4, 4, 3, 3] * 2  # two warm-up rounds, two that count
+    assert steps[-1] == (10, 10)
 
 
-def test_a_bag_of_no_patches_is_a_mistake() -> None:
+def test_a_bag_without_patches_is_refused() -> None:
     with pytest.raises(ValueError, match="n_patches=0"):
         cost.measure(MeanMIL(3, 2), 0)
 
@@ -158,45 +159,45 @@ def test_a_bag_of_no_patches_is_a_mistake() -> None:
 # Tables
 
 
-def test_the_papers_figures_stand_only_beside_what_they_were_made_on() -> None:
-    row = tables.rows([some_cost("caprmil")])[0]
+def test_the_papers_figures_are_shown_only_for_its_bag_and_models() -> None:
+    row = cost_tables.rows([some_cost("caprmil")])[0]
     assert row[1:5] == ["0.314", "0.314", "0.626", "0.628"]
-    assert tables.rows([some_cost("caprmil", n_patches=999)])[0][1:5] == [*row[1:4], "-"]
-    assert tables.rows([some_cost("caprmil", in_dim=512)])[0][2] == "-"
-    assert tables.rows([some_cost("caprmil (my-run)")])[0][2] == "-"
+    assert cost_tables.rows([some_cost("caprmil", n_patches=999)])[0][1:5] == [*row[1:4], "-"]
+    assert cost_tables.rows([some_cost("caprmil", in_dim=512)])[0][2] == "-"
+    assert cost_tables.rows([some_cost("caprmil (my-run)")])[0][2] == "-"
 
 
-def test_a_figure_that_does_not_come_out_is_said_to() -> None:
+def test_a_figure_that_differs_from_the_papers_has_a_note() -> None:
     transmil = some_cost("transmil", parameters=2_672_146, flops=27_671_000_000)
-    said = tables.notes([some_cost("caprmil"), transmil])
-    (note,) = [line for line in said if line.startswith("transmil")]
+    notes = cost_tables.notes([some_cost("caprmil"), transmil])
+    (note,) = [line for line in notes if line.startswith("transmil")]
     assert "the paper has 85.02 GFLOP, torch's counter finds 27.67" in note
-    assert not [line for line in said if line.startswith("caprmil")]
+    assert not [line for line in notes if line.startswith("caprmil")]
 
 
-def test_the_weights_of_dgrmil_that_nothing_uses_are_missed() -> None:
+def test_the_parameters_of_dgrmil_differ_from_the_papers() -> None:
     dgrmil = some_cost("dgrmil", parameters=4_211_218, flops=79_880_000_000)
-    (note,) = [line for line in tables.notes([dgrmil]) if line.startswith("dgrmil")]
+    (note,) = [line for line in cost_tables.notes([dgrmil]) if line.startswith("dgrmil")]
     assert note == "dgrmil: the paper has 4.34 M parameters, this model 4.211 M."
 
 
-def test_small_differences_of_rounding_are_not_held_against_the_paper() -> None:
+def test_rounding_has_no_note() -> None:
     ours = {"mean": 131_458, "abmil": 657_283, "caprmil+gated": 347_471}
     for name, parameters in ours.items():
         flops = round(1e9 * paper.GIGAFLOPS.get(name, 1.0))
         assert not [
             note
-            for note in tables.notes([some_cost(name, parameters=parameters, flops=flops)])
+            for note in cost_tables.notes([some_cost(name, parameters=parameters, flops=flops)])
             if note.startswith(name)
         ]
 
 
-def test_tables_have_a_line_a_model_in_every_format() -> None:
+def test_tables_have_one_row_per_model_in_every_format() -> None:
     costs = [some_cost("caprmil"), replace(some_cost("my_model"), train_ms=1 / 3)]
-    assert tables.as_markdown(costs).count("\n| ") == 3
-    assert tables.as_latex(costs).count(r" \\") == 4
-    assert r"my\_model" in tables.as_latex(costs)
-    head, _, last = tables.as_csv(costs).splitlines()
+    assert cost_tables.as_markdown(costs).count("\n| ") == 3
+    assert cost_tables.as_latex(costs).count(r" \\") == 4
+    assert r"my\_model" in cost_tables.as_latex(costs)
+    head, _, last = cost_tables.as_csv(costs).splitlines()
     assert float(dict(zip(head.split(","), last.split(","), strict=True))["train_ms"]) == 1 / 3
 
 
@@ -214,8 +215,8 @@ def test_the_command_writes_tables_and_pictures(tiny_run: Run, tmp_path: Path) -
         str(tmp_path / "o"),
     ]
     options = ["--patches", "60", "--features", "64", "--repeats", "1", "--device", "cpu"]
-    said = CliRunner().invoke(app, [*words, *options], catch_exceptions=False)
-    assert said.exit_code == 0
+    result = CliRunner().invoke(app, [*words, *options], catch_exceptions=False)
+    assert result.exit_code == 0
     files = {"cost.csv", "cost.md", "cost.tex", "cost.png", "performance.png"}
     assert {file.name for file in (tmp_path / "o").iterdir()} == files
     assert "caprmil (run)" in (tmp_path / "o/cost.md").read_text()

@@ -120,7 +120,7 @@ def test_the_official_names_of_classes_are_understood(tmp_path: Path) -> None:
     lesions = ["N", "PB", "UDH", "FEA", "ADH", "DCIS", "IC", "Group_BT", "2"]
     rows = [f"BRACS_{n},{lesion},{n},Training" for n, lesion in enumerate(lesions)]
     table.write_text("\n".join(["WSI Filename,WSI label,Patient Id,Set", *rows]))
-    found = [(row["label"], row["split"]) for row in protocols.prepare("bracs", table)]
+    found = [(row["label"], row["split"]) for row in protocols.read_labels("bracs", table)]
     groups = ["benign"] * 3 + ["atypical"] * 2 + ["malignant"] * 2 + ["benign", "malignant"]
     assert found == [(group, "train") for group in groups]
 
@@ -128,7 +128,7 @@ def test_the_official_names_of_classes_are_understood(tmp_path: Path) -> None:
 def test_patients_of_tcga_are_read_from_the_barcode(tmp_path: Path) -> None:
     table = tmp_path / "labels.csv"
     table.write_text("slide,label\nTCGA-05-4244-01Z-00-DX1.d4ff32cd,LUAD\n")
-    (row,) = protocols.prepare("tcga-nsclc", table)
+    (row,) = protocols.read_labels("tcga-nsclc", table)
     assert row["patient"] == "TCGA-05-4244"
 
 
@@ -136,33 +136,33 @@ def test_a_label_of_another_benchmark_is_refused_by_name(tmp_path: Path) -> None
     table = tmp_path / "labels.csv"
     table.write_text("slide,label\nnormal_001,normal\ntumor_001,benign\n")
     with pytest.raises(CohortError, match=r"tumor_001 \(benign\).*classes are normal, tumour"):
-        protocols.prepare("camelyon16", table)
+        protocols.read_labels("camelyon16", table)
 
 
 def test_a_slide_of_no_official_part_is_refused_by_name(tmp_path: Path) -> None:
     table = tmp_path / "labels.csv"
     table.write_text("slide,label\nnormal_001,normal\nmystery,tumor\n")
     with pytest.raises(CohortError, match=r"\(1\): mystery. Add a column split"):
-        protocols.prepare("camelyon16", table)
+        protocols.read_labels("camelyon16", table)
     table.write_text("slide,label,split\nnormal_001,normal,left out\ntumor_001,tumor,\n")
     with pytest.raises(CohortError, match=r"\(1\): normal_001. Add a column split"):
-        protocols.prepare("camelyon16", table)
+        protocols.read_labels("camelyon16", table)
 
 
 def test_an_unknown_protocol_or_model_is_refused_with_a_hint(tmp_path: Path) -> None:
     with pytest.raises(UnknownNameError, match="camelyon16"):
-        protocols.find("camelyon17")
+        protocols.find_protocol("camelyon17")
     with pytest.raises(UnknownNameError, match="abmil"):
-        protocols.recipe("panda", "abmill", tmp_path, tmp_path, ())
+        protocols.protocol_recipe("panda", "abmill", tmp_path, tmp_path, ())
     with pytest.raises(UnknownNameError, match="no model with a recipe called 'bracs'"):
-        protocols.recipe("panda", "bracs", tmp_path, tmp_path, ())
+        protocols.protocol_recipe("panda", "bracs", tmp_path, tmp_path, ())
 
 
 def test_models_are_chosen_once_each() -> None:
-    assert protocols.choose(" mean,clam, mean ,") == ["mean", "clam"]
-    assert protocols.choose("all") == protocols.all_models()
+    assert protocols.choose_models(" mean,clam, mean ,") == ["mean", "clam"]
+    assert protocols.choose_models("all") == protocols.all_models()
     with pytest.raises(RecipeError, match="Name a model"):
-        protocols.choose(" , ")
+        protocols.choose_models(" , ")
 
 
 @pytest.mark.parametrize("model", ["clam", "bayesmil"])
@@ -202,7 +202,7 @@ def test_another_table_in_the_same_folder_is_refused(
 @pytest.mark.parametrize("model", protocols.all_models())
 @pytest.mark.parametrize("name", sorted(PROTOCOLS))
 def test_every_model_has_a_recipe_for_every_protocol(name: str, model: str) -> None:
-    recipe = protocols.recipe(name, model, Path("t.csv"), Path("f"), ())
+    recipe = protocols.protocol_recipe(name, model, Path("t.csv"), Path("f"), ())
     assert recipe.model.build(32, len(PROTOCOLS[name].classes))
     assert (recipe.train.sampling, recipe.train.clip, recipe.train.weights) == (
         "balanced",

@@ -130,7 +130,7 @@ def test_a_step_takes_less_than_half_of_the_memory_of_the_equations() -> None:
     bag, plain = torch.randn(1, 3000, 64), PlainCAPRMIL(CAPRMIL(64, 2))
     peaks = []
     for model in (CAPRMIL(64, 2), plain):
-        with LiveTensors(besides=[*model.parameters(), bag]) as live:
+        with LiveTensors(exclude=[*model.parameters(), bag]) as live:
             model(bag).logits.square().sum().backward()
         peaks.append(live.peak)
     assert peaks[0] < 0.5 * peaks[1]

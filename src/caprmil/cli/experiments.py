@@ -45,7 +45,7 @@ def cost(
     device: Device = "auto",
 ) -> None:
     """Measure what models cost: parameters, operations, time and peak memory of one bag."""
-    from caprmil.experiments.cost import compare, tables
+    from caprmil.experiments.cost import compare, cost_tables
     from caprmil.io.atomic import check_new
     from caprmil.io.progress import bar
     from caprmil.models import create, list_models
@@ -66,8 +66,8 @@ def cost(
         costs = compare(
             measured, patches, device=pick_device(device), repeats=repeats, progress=step
         )
-    show_table(tables.HEADER, tables.rows(costs))
-    for note in tables.notes(costs):
+    show_table(cost_tables.HEADER, cost_tables.rows(costs))
+    for note in cost_tables.notes(costs):
         typer.echo(f"- {note}")
     if out is not None:
         typer.echo(f"Written to {out}: {', '.join(_write_costs(costs, scores, out))}.")
@@ -78,7 +78,7 @@ def _write_costs(
 ) -> list[str]:
     """Write tables and pictures, and return their names."""
     from caprmil import figures
-    from caprmil.experiments.cost import tables
+    from caprmil.experiments.cost import cost_tables
     from caprmil.io.atomic import write_text
 
     def bubble(each: "Cost", up: float, spread: float | None = None) -> figures.Bubble:
@@ -111,9 +111,9 @@ def _write_costs(
             up="Balanced accuracy, mean ± std over folds",
         )
     texts = {
-        "cost.csv": tables.as_csv(costs),
-        "cost.md": tables.as_markdown(costs),
-        "cost.tex": tables.as_latex(costs),
+        "cost.csv": cost_tables.as_csv(costs),
+        "cost.md": cost_tables.as_markdown(costs),
+        "cost.tex": cost_tables.as_latex(costs),
     }
     for name, text in texts.items():
         write_text(out / name, text)

@@ -33,8 +33,8 @@ def reproduce(
     from caprmil.experiments import reproduce as protocols
     from caprmil.io.paths import require_local
 
-    protocols.find(protocol)
-    chosen, changes = protocols.choose(models), change or []
+    protocols.find_protocol(protocol)
+    chosen, changes = protocols.choose_models(models), change or []
     out = out or Path("runs") / (f"{protocol}-rehearsal" if rehearse else protocol)
     if rehearse:
         from caprmil.synthetic import BenchmarkCohort

@@ -1,7 +1,6 @@
-"""What a model costs: parameters, operations, time and memory at a bag size."""
+"""What a model costs at a bag size: parameters, operations, time and memory."""
 
-from caprmil.experiments.cost.measuring import Cost, compare, measure
-from caprmil.experiments.cost.memory import LiveTensors
-from caprmil.experiments.cost.sizes import flops, parameters
+from caprmil.experiments.cost.live_tensors import LiveTensors
+from caprmil.experiments.cost.measure import Cost, compare, flops, measure, parameters
 
 __all__ = ["Cost", "LiveTensors", "compare", "flops", "measure", "parameters"]

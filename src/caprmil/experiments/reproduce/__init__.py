@@ -1,18 +1,18 @@
-"""Protocols: the paper's four benchmarks, run as it ran them, beside its figures.
+"""The paper's four benchmarks, run by its protocols and compared with its figures.
 
-A protocol knows what its benchmark's table calls things, and its recipe says how it is split and
-trained; a model's own recipe says the rest. The paper's figures are in `paper`.
+A protocol has the names in the benchmark's table, its splits and its metrics. A model's recipe has
+its settings and its training. The paper's figures are in `caprmil.experiments.paper`.
 """
 
-from caprmil.experiments.reproduce.benchmarks import (
+from caprmil.experiments.reproduce.protocols import (
     PROTOCOLS,
     REHEARSAL,
     Protocol,
     all_models,
-    choose,
-    find,
-    prepare,
-    recipe,
+    choose_models,
+    find_protocol,
+    protocol_recipe,
+    read_labels,
     recipe_folder,
 )
 from caprmil.experiments.reproduce.result import Line, Reproduction
@@ -25,10 +25,10 @@ __all__ = [
     "Protocol",
     "Reproduction",
     "all_models",
-    "choose",
-    "find",
-    "prepare",
-    "recipe",
+    "choose_models",
+    "find_protocol",
+    "protocol_recipe",
+    "read_labels",
     "recipe_folder",
     "reproduce",
 ]

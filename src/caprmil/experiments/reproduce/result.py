@@ -8,7 +8,7 @@ from math import isnan
 from pathlib import Path
 
 from caprmil.experiments import paper
-from caprmil.experiments.reproduce.benchmarks import Protocol, Row
+from caprmil.experiments.reproduce.protocols import Protocol, Row
 from caprmil.io import tables
 from caprmil.io.atomic import write_text
 

@@ -10,7 +10,13 @@ from caprmil.errors import CohortError, shorten
 from caprmil.evaluation import comparison, metrics
 from caprmil.executors import Crew
 from caprmil.experiments import cost, paper
-from caprmil.experiments.reproduce.benchmarks import Protocol, Row, find, prepare, recipe
+from caprmil.experiments.reproduce.protocols import (
+    Protocol,
+    Row,
+    find_protocol,
+    protocol_recipe,
+    read_labels,
+)
 from caprmil.experiments.reproduce.result import Line, Reproduction
 from caprmil.io.atomic import write_text
 from caprmil.io.paths import as_path, require_local
@@ -35,10 +41,10 @@ def reproduce(
 
     What is finished there is not trained again. A crew has the folds of all models at once.
     """
-    protocol, out, features = find(name), require_local(out), as_path(features)
-    rows = prepare(name, labels)
+    protocol, out, features = find_protocol(name), require_local(out), as_path(features)
+    rows = read_labels(name, labels)
     table = out / "cohort.csv"
-    recipes = {model: recipe(name, model, table, features, changes) for model in models}
+    recipes = {model: protocol_recipe(name, model, table, features, changes) for model in models}
     for each in recipes.values():
         each.model.build(1024, len(protocol.classes))  # before anything is written or trained
     notes = _check_slides(protocol, rows, features, out, next(iter(recipes.values())))

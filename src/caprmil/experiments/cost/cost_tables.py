@@ -1,4 +1,4 @@
-"""Tables of costs, with the paper's own figures beside ours where it has them."""
+"""Tables of costs, next to the paper's figures where it has them."""
 
 import csv
 from collections.abc import Iterator, Sequence
@@ -8,10 +8,10 @@ from io import StringIO
 import torch
 
 from caprmil.experiments import paper
-from caprmil.experiments.cost.measuring import Cost
+from caprmil.experiments.cost.measure import Cost
 from caprmil.io import tables
 
-PAPERS_BAG = (1000, 1024, 2)  # patches, features, classes
+PAPER_BAG = (1000, 1024, 2)  # patches, features, outputs
 TOLERANCE = 0.025  # the paper prints two or three digits, and draws count differently
 
 HEADER = (
@@ -28,14 +28,14 @@ HEADER = (
 
 
 def rows(costs: Sequence[Cost]) -> list[list[str]]:
-    """Return a line of text for each model, under HEADER."""
+    """Return the cells of each model, in the order of HEADER."""
     return [
         [
             cost.name,
             f"{cost.parameters / 1e6:.3f}",
-            _printed(papers_millions(cost)),
+            _printed(paper_millions(cost)),
             f"{cost.flops / 1e9:.3f}",
-            _printed(papers_gigaflops(cost)),
+            _printed(paper_gigaflops(cost)),
             f"{cost.train_ms:.1f}",
             f"{cost.inference_ms:.1f}",
             f"{cost.train_peak_mib:.1f}",
@@ -45,30 +45,30 @@ def rows(costs: Sequence[Cost]) -> list[list[str]]:
     ]
 
 
-def papers_millions(cost: Cost) -> float | None:
+def paper_millions(cost: Cost) -> float | None:
     """Return the paper's parameters of this model, if it prints them for this bag."""
-    same = (cost.in_dim, cost.n_outputs) == PAPERS_BAG[1:]
+    same = (cost.in_dim, cost.n_outputs) == PAPER_BAG[1:]
     return paper.MILLIONS.get(cost.name) if same else None
 
 
-def papers_gigaflops(cost: Cost) -> float | None:
+def paper_gigaflops(cost: Cost) -> float | None:
     """Return the paper's FLOPs of this model, if it prints them for this bag."""
-    same = (cost.n_patches, cost.in_dim, cost.n_outputs) == PAPERS_BAG
+    same = (cost.n_patches, cost.in_dim, cost.n_outputs) == PAPER_BAG
     return paper.GIGAFLOPS.get(cost.name) if same else None
 
 
 def notes(costs: Sequence[Cost]) -> list[str]:
-    """Say how it was measured, and where the paper's figures do not come out."""
-    return [*_protocol(costs), *(note for cost in costs for note in _differences(cost))]
+    """Return how it was measured, and which of the paper's figures differ from ours."""
+    return [*_conditions(costs), *(note for cost in costs for note in _differences(cost))]
 
 
 def as_markdown(costs: Sequence[Cost]) -> str:
-    """Return the table, and below it what a reader must know."""
+    """Return the table, with notes below it."""
     return tables.markdown(HEADER, rows(costs), notes(costs))
 
 
 def as_latex(costs: Sequence[Cost]) -> str:
-    """Return a table for a paper; it needs the package booktabs."""
+    """Return a LaTeX table; it needs the package booktabs."""
     body = [" & ".join(cell.replace("_", r"\_") for cell in row) + r" \\" for row in rows(costs)]
     return "\n".join(
         [
@@ -97,43 +97,43 @@ def as_csv(costs: Sequence[Cost]) -> str:
     return text.getvalue()
 
 
-def _protocol(costs: Sequence[Cost]) -> Iterator[str]:
+def _conditions(costs: Sequence[Cost]) -> Iterator[str]:
     first = costs[0]
     widths = sorted({cost.in_dim for cost in costs})
     threads = torch.get_num_threads()
-    place = f"CPU, {threads} thread{'s' * (threads > 1)}"
+    device = f"CPU, {threads} thread{'s' * (threads > 1)}"
     if first.device.startswith("cuda"):
-        place = torch.cuda.get_device_name(first.device)
+        device = torch.cuda.get_device_name(first.device)
     elif not first.device.startswith("cpu"):
-        place = first.device
+        device = first.device
     yield (
         f"One bag of {first.n_patches:,} patches of {' or '.join(f'{w:,}' for w in widths)} "
-        f"features, fp32, {place}, torch {torch.__version__}."
+        f"features, fp32, {device}, torch {torch.__version__}."
     )
     yield (
-        "Times are medians over rounds in which the models take turns. A training step is "
+        "Times are medians over rounds in which the models alternate. A training step is "
         "forward, loss, backward and AdamW."
     )
     yield (
         "Peak memory is what a step needs beyond the parameters and the bag; in training, "
         "gradients and AdamW's moments are part of it."
     )
-    if any(papers_millions(cost) for cost in costs):
+    if any(paper_millions(cost) for cost in costs):
         yield "The columns called paper are the figures that CAPRMIL's paper prints."
 
 
 def _differences(cost: Cost) -> Iterator[str]:
-    ours, theirs = cost.parameters / 1e6, papers_millions(cost)
+    ours, theirs = cost.parameters / 1e6, paper_millions(cost)
     if theirs and abs(ours - theirs) > TOLERANCE * theirs:
         yield f"{cost.name}: the paper has {theirs} M parameters, this model {ours:.3f} M."
-    ours, theirs = cost.flops / 1e9, papers_gigaflops(cost)
+    ours, theirs = cost.flops / 1e9, paper_gigaflops(cost)
     if theirs and abs(ours - theirs) > TOLERANCE * theirs:
         yield (
-            f"{cost.name}: the paper has {theirs} GFLOP, torch's counter finds {ours:.2f}. No way "
-            "of counting that we know gives the paper's figure."
+            f"{cost.name}: the paper has {theirs} GFLOP, torch's counter finds {ours:.2f}. We "
+            "found no way of counting that gives the paper's figure."
         )
     if theirs and cost.name == "sgpmil":
-        yield "sgpmil: the paper has 2.44 GFLOP in its first table and 2.43 in that of the times."
+        yield "sgpmil: the paper has 2.44 GFLOP in its first table and 2.43 in the table of times."
 
 
 def _printed(figure: float | None) -> str:

@@ -1,4 +1,4 @@
-"""Memory counted tensor by tensor: the same number on every machine, without asking the system."""
+"""Memory counted tensor by tensor: the same number on every machine."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -11,19 +11,19 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 
 class LiveTensors(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the bytes of all tensors made inside that are still alive, and keeps the peak.
+    """The bytes of all tensors that are created inside the context and still alive, and their peak.
 
-    Views share their storage and count once; so does what is only kept for the backward pass,
-    which is seen too. What a kernel takes for itself and returns within one operation is not.
+    Views share their storage and count once. Tensors that are saved for the backward pass count.
+    Scratch memory that a kernel allocates and frees within one operation does not.
 
     >>> with LiveTensors() as live:
     ...     model(features)
     >>> live.peak
     """
 
-    def __init__(self, *, besides: Iterable[Tensor] = ()) -> None:
+    def __init__(self, *, exclude: Iterable[Tensor] = ()) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.besides = WeakIdKeyDictionary({t.untyped_storage(): True for t in besides})
+        self.excluded = WeakIdKeyDictionary({t.untyped_storage(): True for t in exclude})
         self.alive = WeakIdKeyDictionary()
         self.peak = 0
 
@@ -35,11 +35,11 @@ class LiveTensors(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        made = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves(made):
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
             if isinstance(leaf, Tensor) and leaf.layout is torch.strided:
                 storage = leaf.untyped_storage()
-                if storage not in self.besides:
+                if storage not in self.excluded:
                     self.alive[storage] = True
         self.peak = max(self.peak, self.now)
-        return made
+        return result

@@ -1,21 +1,24 @@
-"""What must be measured: the time of a training step and of an answer, and their peak memory."""
+"""Parameters and operations, which are counted; time and peak memory, which are measured."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
 from time import perf_counter
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
-from caprmil.experiments.cost.memory import LiveTensors
-from caprmil.experiments.cost.sizes import flops, parameters, random_bag
+from caprmil.experiments.cost.live_tensors import LiveTensors
 from caprmil.io.progress import Step
 from caprmil.models import MILModel
 
 MIB = 2**20
-WARM_UP = 2  # rounds that do not count: the first pass asks for memory and picks its kernels
+WARM_UP = 2  # rounds that do not count: the first pass allocates memory and selects kernels
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,21 +32,59 @@ class Cost:
     device: str
     parameters: int
     flops: int
-    """Of an evaluation pass, matrix products only, two for a multiplication with an addition."""
+    """Of a forward pass in evaluation: matrix products only, a multiply-add counts as two."""
     train_ms: float
     """Median of a training step: forward, loss, backward, AdamW."""
     train_ms_spread: float
-    """Between the quartiles."""
+    """Interquartile range."""
     inference_ms: float
     inference_ms_spread: float
     train_peak_mib: float
-    """Beyond parameters, buffers and the bag; gradients and AdamW's moments are in it."""
+    """Beyond parameters, buffers and the bag. It includes gradients and AdamW's moments."""
     inference_peak_mib: float
+
+
+class RandomBag(NamedTuple):
+    """Random features on a square grid, for models that use positions."""
+
+    features: Tensor
+    grid: Tensor
+
+
+def random_bag(model: MILModel, n_patches: int, seed: int = 0) -> RandomBag:
+    """Return a bag of the model's width, on its device."""
+    device = next(model.parameters()).device
+    generator = torch.Generator().manual_seed(seed)
+    features = torch.randn(1, n_patches, model.in_dim, generator=generator)
+    side = max(1, round(n_patches**0.5))
+    cells = torch.arange(n_patches)
+    grid = torch.stack([cells % side, cells // side], dim=-1)[None]
+    return RandomBag(features.to(device), grid.to(device))
+
+
+def parameters(model: MILModel) -> int:
+    """Return the number of trainable parameters."""
+    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+
+
+def flops(model: MILModel, n_patches: int = 1000) -> int:
+    """Return the operations of one forward pass in evaluation; a multiply-add counts as two.
+
+    Torch's counter sees matrix products only, and nothing of the fused attention on CPUs. So
+    attention is computed in its plain form here.
+    """
+    was_training = model.training
+    bag = random_bag(model, n_patches)
+    counter = FlopCounterMode(display=False)
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), counter:
+        model.eval()(bag.features, grid=bag.grid)
+    model.train(was_training)
+    return int(counter.get_total_flops())
 
 
 @dataclass
 class Bench:
-    """A copy of a model with all that a step needs. The model itself learns nothing."""
+    """A copy of a model with a bag, an optimizer, and the times measured so far."""
 
     model: MILModel
     n_patches: int
@@ -55,10 +96,10 @@ class Bench:
         self.bag = random_bag(self.model, self.n_patches)
         self.label = torch.zeros(1, dtype=torch.long, device=self.device)
         self.model.on_epoch_start(0, 1)
-        self.start_anew()
+        self.reset()
 
-    def start_anew(self) -> None:
-        """Forget gradients and moments: the memory of a step begins with none of them."""
+    def reset(self) -> None:
+        """Drop gradients and moments, so that the memory of a step is counted from zero."""
         self.model.zero_grad(set_to_none=True)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=2e-4, weight_decay=1e-5)
 
@@ -76,13 +117,13 @@ class Bench:
             self.model(self.bag.features, grid=self.bag.grid)
 
     def train_twice(self) -> None:
-        """Do two steps: from the second on, the moments lie beside the activations."""
-        self.start_anew()
+        """Run two steps: only from the second on do AdamW's moments exist during the forward."""
+        self.reset()
         self.train()
         self.train()
 
     def peak_mib(self, work: Callable[[], None]) -> float:
-        """Return the most memory that the work takes beyond the model and its bag."""
+        """Return the peak memory of the work, beyond the model and its bag."""
         if self.device.type == "cuda":
             before = torch.cuda.memory_allocated(self.device)
             torch.cuda.reset_peak_memory_stats(self.device)
@@ -90,7 +131,7 @@ class Bench:
             torch.cuda.synchronize(self.device)
             return (torch.cuda.max_memory_allocated(self.device) - before) / MIB
         known = [*self.model.parameters(), *self.model.buffers(), *self.bag, self.label]
-        with LiveTensors(besides=known) as live:
+        with LiveTensors(exclude=known) as live:
             work()
         return live.peak / MIB
 
@@ -102,8 +143,8 @@ class Bench:
         return 1000 * (perf_counter() - start)
 
     def cost(self, name: str) -> Cost:
-        """Put together what the rounds have measured, and what needs no rounds."""
-        self.start_anew()
+        """Return the times of the rounds, with peak memory, parameters and operations."""
+        self.reset()
         inference_peak = self.peak_mib(self.infer)
         train_peak = self.peak_mib(self.train_twice)
         return Cost(
@@ -115,9 +156,9 @@ class Bench:
             parameters=parameters(self.model),
             flops=flops(self.model, self.n_patches),
             train_ms=float(np.median(self.train_times)),
-            train_ms_spread=between_quartiles(self.train_times),
+            train_ms_spread=interquartile_range(self.train_times),
             inference_ms=float(np.median(self.inference_times)),
-            inference_ms_spread=between_quartiles(self.inference_times),
+            inference_ms_spread=interquartile_range(self.inference_times),
             train_peak_mib=train_peak,
             inference_peak_mib=inference_peak,
         )
@@ -131,7 +172,7 @@ def measure(
     device: str | torch.device = "cpu",
     repeats: int = 15,
 ) -> Cost:
-    """Return what a model costs on a bag of that size. The model is left as it was."""
+    """Return what a model costs on a bag of that size. The model itself is not changed."""
     models = {name or type(model).__name__: model}
     return compare(models, n_patches, device=device, repeats=repeats)[0]
 
@@ -144,17 +185,17 @@ def compare(
     repeats: int = 15,
     progress: Step | None = None,
 ) -> list[Cost]:
-    """Return what models cost. They take turns, so that a busy minute strikes them all alike."""
+    """Return what models cost. They alternate, so that a busy minute affects all of them."""
     if n_patches < 1 or repeats < 1:
         raise ValueError(f"There must be patches and repeats: {n_patches=}, {repeats=}.")
-    place, rounds = torch.device(device), WARM_UP + repeats
+    device, rounds = torch.device(device), WARM_UP + repeats
     done, total = 0, len(models) * (rounds + 1)
-    with own_randomness(place):
+    with fixed_seed(device):
         benches = {
-            name: Bench(deepcopy(model).to(place), n_patches) for name, model in models.items()
+            name: Bench(deepcopy(model).to(device), n_patches) for name, model in models.items()
         }
         for number in range(rounds):
-            # To and fro: nobody comes always after the same one, whose memory is still warm.
+            # Every other round is reversed: no model always follows the same one, with its caches.
             for bench in list(benches.values())[:: -1 if number % 2 else 1]:
                 times = bench.milliseconds(bench.train), bench.milliseconds(bench.infer)
                 if number >= WARM_UP:
@@ -172,20 +213,20 @@ def compare(
     return costs
 
 
-def between_quartiles(times: list[float]) -> float:
+def interquartile_range(times: list[float]) -> float:
     low, high = np.quantile(times, [0.25, 0.75])
     return float(high - low)
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until the device has done what it was told."""
+    """Wait until the device has finished its queue."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
 
 
 @contextmanager
-def own_randomness(device: torch.device) -> Iterator[None]:
-    """Draw what is drawn from a seed of its own, and leave the caller's as it was."""
+def fixed_seed(device: torch.device) -> Iterator[None]:
+    """Draw random numbers from a fixed seed, and restore the caller's state."""
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(0)
         yield
