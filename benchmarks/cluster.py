@@ -24,8 +24,8 @@ import pyvips
 
 from caprmil import encoders
 from caprmil.cohort.folds import SplitConfig
-from caprmil.executors import Crew, Here, OnRay, Unit, Worker
-from caprmil.executors.job_status import place
+from caprmil.executors import Executor, LocalExecutor, RayExecutor, Task, Worker
+from caprmil.executors.job_status import status_path
 from caprmil.features import bags
 from caprmil.features.extract import Extraction
 from caprmil.features.settings import ExtractionConfig
@@ -38,7 +38,7 @@ from caprmil.training.module import TrainConfig
 from caprmil.training.recipe import Recipe
 from record import Page
 
-Work = Callable[[Crew, Path], bytes]
+Work = Callable[[Executor, Path], bytes]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +58,7 @@ QUICK = Sizes(slides=4, folds=2, epochs=2, patches=(40, 80), rounds=1)
 class Idle(Worker):
     """Does nothing: what is left is the start of a worker."""
 
-    def work(self, unit: Unit, tell: Bar) -> None:  # noqa: ARG002
+    def run(self, task: Task, report: Bar) -> None:  # noqa: ARG002
         import torch  # noqa: F401  what every worker needs
 
 
@@ -74,35 +74,35 @@ def make_slides(folder: Path, count: int) -> None:
         whole.copy(xres=1, yres=1).tiffsave(str(folder / f"s{number:03d}.tiff"), **options)
 
 
-def encode(slides: dict[str, Path], crew: Crew, out: Path) -> bytes:
+def encode(slides: dict[str, Path], executor: Executor, out: Path) -> bytes:
     """Encode all slides, and return the features."""
     load = partial(encoders.load, "lite0", device="cpu")
     job = Extraction(
         out=out, encoder=load(), config=ExtractionConfig(patches=PatchConfig(px=224, mpp=1.0)),
         mpp=1.0, load=load,
     )  # fmt: skip
-    job.run(slides, crew=crew)
+    job.run(slides, executor=executor)
     return b"".join(bags.read(out / f"{name}.h5").features.tobytes() for name in slides)
 
 
-def train(recipe: Recipe, crew: Crew, out: Path) -> bytes:
+def train(recipe: Recipe, executor: Executor, out: Path) -> bytes:
     """Train all folds, and return the predictions."""
-    run = cross_validate(recipe, out, device="cpu", progress=False, crew=crew)
+    run = cross_validate(recipe, out, device="cpu", progress=False, executor=executor)
     return (run.folder / "predictions.csv").read_bytes()
 
 
 Seconds = dict[str, list[float]]  # of each side, round by round
 
 
-def measure(work: Work, crews: dict[str, Crew], folder: Path, rounds: int) -> Seconds:
-    """Return the seconds of each crew; all must come to the same answer."""
-    seconds: Seconds = {name: [] for name in crews}
+def measure(work: Work, executors: dict[str, Executor], folder: Path, rounds: int) -> Seconds:
+    """Return the seconds of each executor; all must come to the same answer."""
+    seconds: Seconds = {name: [] for name in executors}
     answers = set()
     for number in range(rounds):
-        order = list(crews) if number % 2 else list(reversed(crews))
+        order = list(executors) if number % 2 else list(reversed(executors))
         for name in order:
             began = perf_counter()
-            answers.add(work(crews[name], folder / f"{number} {name}"))
+            answers.add(work(executors[name], folder / f"{number} {name}"))
             seconds[name].append(perf_counter() - began)
             print(f"round {number + 1}: {name}, {seconds[name][-1]:.1f} s", file=sys.stderr)
     if len(answers) > 1:
@@ -110,11 +110,11 @@ def measure(work: Work, crews: dict[str, Crew], folder: Path, rounds: int) -> Se
     return seconds
 
 
-def starting(crew: OnRay, folder: Path) -> float:
+def starting(executor: RayExecutor, folder: Path) -> float:
     """Return the seconds until a worker has started and is done with nothing."""
     folder.mkdir(exist_ok=True)
     began = perf_counter()
-    list(crew.do([Unit("idle", place(folder, "idle"))], Idle, lambda *_: None))
+    list(executor.run([Task("idle", status_path(folder, "idle"))], Idle, lambda *_: None))
     return perf_counter() - began
 
 
@@ -165,16 +165,20 @@ def main() -> None:
             loggers={},
         )
         began = perf_counter()
-        with OnRay(workers=1) as one:
+        with RayExecutor(workers=1) as one:
             init = perf_counter() - began
             start = starting(one, folder / "idle")
-            crews: dict[str, Crew] = {"plain": Here(), "one": one, "two": OnRay(workers=2)}
+            executors: dict[str, Executor] = {
+                "plain": LocalExecutor(),
+                "one": one,
+                "two": RayExecutor(workers=2),
+            }
             works: dict[str, Work] = {
                 f"{sizes.slides} slides encoded": partial(encode, slides),
                 f"{sizes.folds} folds trained": partial(train, recipe),
             }
             found = {
-                title: measure(work, crews, folder / title, sizes.rounds)
+                title: measure(work, executors, folder / title, sizes.rounds)
                 for title, work in works.items()
             }
     text = section(sizes, found, init, start)

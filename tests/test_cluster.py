@@ -21,8 +21,7 @@ import pytest
 import torch
 
 from caprmil import config
-from caprmil.executors import Crew, OnRay
-from caprmil.executors.job_status import read
+from caprmil.executors import Executor, JobStatus, RayExecutor
 from caprmil.experiments import reproduce as protocols
 from caprmil.experiments.status import read_status
 from caprmil.experiments.sweep import Plan, sweep
@@ -36,7 +35,7 @@ from caprmil.synthetic import BenchmarkCohort, Section
 from caprmil.training import cross_validation as training
 from caprmil.training.cross_validation import cross_validate
 from caprmil.training.recipe import Recipe
-from crews import Colour, Logged
+from executor_workers import Logged, MeanColour
 
 QUIET = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
 NODE: dict[str, Any] = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
@@ -61,8 +60,8 @@ class Two:
         head = {**NODE, "include_dashboard": False}
         self.cluster = Cluster(initialize_head=True, head_node_args=head)
         self.second = self.cluster.add_node(**NODE)
-        self.crew = OnRay(self.cluster.address)
-        self.crew.__enter__()
+        self.executor = RayExecutor(self.cluster.address)
+        self.executor.__enter__()
 
     def kill_second(self) -> None:
         self.cluster.remove_node(self.second, allow_graceful=False)
@@ -71,7 +70,7 @@ class Two:
         return str(self.second.node_id)
 
     def close(self) -> None:
-        self.crew.__exit__()
+        self.executor.__exit__()
         self.cluster.shutdown()
 
 
@@ -88,34 +87,34 @@ def two(monkeypatch: pytest.MonkeyPatch) -> Iterator[Two]:
 
 
 @pytest.fixture
-def one(monkeypatch: pytest.MonkeyPatch) -> Iterator[OnRay]:
+def one(monkeypatch: pytest.MonkeyPatch) -> Iterator[RayExecutor]:
     """Two workers on one node."""
     for name, value in QUIET.items():
         monkeypatch.setenv(name, value)
-    crew = OnRay()
+    executor = RayExecutor()
     options: dict[str, Any] = {
         "address": "local",
         "include_dashboard": False,
         "log_to_driver": False,
     }
-    crew.ray.init(num_cpus=2, object_store_memory=100 * 2**20, logging_level=40, **options)
+    executor.ray.init(num_cpus=2, object_store_memory=100 * 2**20, logging_level=40, **options)
     try:
-        yield crew
+        yield executor
     finally:
-        crew.ray.shutdown()
+        executor.ray.shutdown()
 
 
 class Slow(Extraction):
     """Encodes slowly, and logs what is begun and ended."""
 
-    def _hire(self, crew: Crew) -> Callable[[], Any]:
+    def _worker_factory(self, executor: Executor) -> Callable[[], Any]:
         job = Extraction(out=self.out, encoder=self.encoder, config=self.config, batch=self.batch)
         return partial(Logged, Encoding, self.out.parent / "log.txt", 0.4, job)
 
 
 def extraction(out: Path, kind: type[Extraction] = Extraction) -> Extraction:
     settings = ExtractionConfig(patches=PatchConfig(px=64, mpp=2.0))
-    return kind(out=out, encoder=Colour(), config=settings, batch=8)  # type: ignore[arg-type]
+    return kind(out=out, encoder=MeanColour(), config=settings, batch=8)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
@@ -196,14 +195,14 @@ def check_log(log: Path, names: set[str], killed: list[str]) -> None:
 
 
 def test_slides_and_folds_on_ray_are_the_same_to_the_last_bit(
-    one: OnRay, slides: dict[str, Path], tiny_recipe: Recipe, tiny_run: Run, tmp_path: Path
+    one: RayExecutor, slides: dict[str, Path], tiny_recipe: Recipe, tiny_run: Run, tmp_path: Path
 ) -> None:
     few = dict(list(slides.items())[:3])
     extraction(tmp_path / "plain").run(few)
-    records = extraction(tmp_path / "ray").run(few, crew=one)
+    records = extraction(tmp_path / "ray").run(few, executor=one)
     assert [record.state for record in records] == ["done"] * 3
     assert same_bags(tmp_path / "plain", tmp_path / "ray", few)
-    run = cross_validate(tiny_recipe, tmp_path / "run", device="cpu", progress=False, crew=one)
+    run = cross_validate(tiny_recipe, tmp_path / "run", device="cpu", progress=False, executor=one)
     assert contents(run.folder) == contents(tiny_run.folder)
     assert read_status(run.folder).count() == {"done": 4}
 
@@ -215,7 +214,7 @@ def test_an_encode_that_loses_a_worker_and_a_node_loses_nothing(
     extraction(tmp_path / "plain").run(slides)
     log, killed = tmp_path / "log.txt", list[str]()
     thread = harm(log, two, killed)
-    records = extraction(tmp_path / "ray", Slow).run(slides, crew=two.crew)
+    records = extraction(tmp_path / "ray", Slow).run(slides, executor=two.executor)
     thread.join()
     assert [record.state for record in records] == ["done"] * 8
     check_log(log, set(slides), killed)
@@ -233,7 +232,7 @@ def test_a_cross_validation_that_loses_a_worker_and_a_node_loses_nothing(
     monkeypatch.setattr(training, "Folds", partial(Logged, training.Folds, log, 0.7))
     thread = harm(log, two, killed)
     out = tmp_path / "ray" / "run"
-    run = cross_validate(recipe, out, device="cpu", progress=False, crew=two.crew)
+    run = cross_validate(recipe, out, device="cpu", progress=False, executor=two.executor)
     thread.join()
     check_log(log, {f"run/{fold.name}" for fold in run.splits}, killed)
     assert contents(run.folder) == contents(plain.folder)
@@ -262,8 +261,8 @@ def test_a_driver_that_is_killed_or_stopped_goes_on(
         assert process.returncode == 130
         assert "The same command goes on from here." in said
         assert "running" not in read_status(out).count()
-    for path in (out / ".units").glob("*.json"):
-        replace(read(path), signed=0.0).write(path)  # as if a minute had passed
+    for path in (out / ".status").glob("*.json"):
+        replace(JobStatus.read(path), last_heartbeat=0.0).write(path)  # as if a minute had passed
     assert not {"running", "failed"} & set(read_status(out).count())
     with start() as process:
         assert process.wait(timeout=240) == 0
@@ -272,7 +271,7 @@ def test_a_driver_that_is_killed_or_stopped_goes_on(
 
 @pytest.mark.slow
 def test_a_sweep_on_ray_is_the_same_and_a_search_has_as_many_trials(
-    one: OnRay, tiny_recipe: Recipe, tmp_path: Path
+    one: RayExecutor, tiny_recipe: Recipe, tmp_path: Path
 ) -> None:
     small = replace(
         tiny_recipe, splits=replace(tiny_recipe.splits, folds=2), train=replace(
@@ -281,18 +280,18 @@ def test_a_sweep_on_ray_is_the_same_and_a_search_has_as_many_trials(
     grid = Plan(recipe=small, axes={"model.tokens": "2,4,8"})
     options: dict[str, Any] = {"device": "cpu", "progress": False}
     plain = sweep(grid, tmp_path / "plain", **options)
-    on_ray = sweep(grid, tmp_path / "ray", **options, crew=one)
+    on_ray = sweep(grid, tmp_path / "ray", **options, executor=one)
     assert [r.point for r in on_ray.results] == [r.point for r in plain.results]
     assert [r.scores for r in on_ray.results] == [r.scores for r in plain.results]
     search = replace(grid, axes={"train.lr": "1e-4..1e-2"}, search="bayes", prune=True)
-    first = sweep(search, tmp_path / "search", trials=3, **options, crew=one)
-    more = sweep(search, tmp_path / "search", trials=5, **options, crew=one)
+    first = sweep(search, tmp_path / "search", trials=3, **options, executor=one)
+    more = sweep(search, tmp_path / "search", trials=5, **options, executor=one)
     assert [r.point for r in more.results][:3] == [r.point for r in first.results]
     assert len(more.results) + len(more.pruned) == 5
 
 
 @pytest.mark.slow
-def test_a_reproduction_on_ray_has_the_same_table(one: OnRay, tmp_path: Path) -> None:
+def test_a_reproduction_on_ray_has_the_same_table(one: RayExecutor, tmp_path: Path) -> None:
     labels = BenchmarkCohort(protocol="camelyon16").write(tmp_path / "stand-in")
     options: dict[str, Any] = {"changes": protocols.REHEARSAL, "device": "cpu", "progress": False}
     plain, on_ray = (
@@ -303,9 +302,9 @@ def test_a_reproduction_on_ray_has_the_same_table(one: OnRay, tmp_path: Path) ->
             ["mean", "abmil"],
             tmp_path / name,
             **options,
-            crew=crew,
+            executor=executor,
         )
-        for name, crew in (("plain", None), ("ray", one))
+        for name, executor in (("plain", None), ("ray", one))
     )
     assert on_ray.rows() == plain.rows()
     assert "to do" not in read_status(tmp_path / "ray").count()

@@ -31,8 +31,7 @@ from caprmil.errors import (
 )
 from caprmil.evaluation import predictions
 from caprmil.evaluation.predictions import Predictions
-from caprmil.executors.job_status import Note, attended
-from caprmil.executors.job_status import place as unit_place
+from caprmil.executors.job_status import JobStatus, heartbeat, status_path
 from caprmil.experiments.status import read_status
 from caprmil.features import bags
 from caprmil.features.extract import Extraction
@@ -229,9 +228,9 @@ def test_a_folder_elsewhere_lists_like_a_local_one(lab: RemotePath, tiny_cohort:
 
 
 def test_a_unit_in_work_elsewhere_is_told_and_so_is_one_that_was_left(memory: RemotePath) -> None:
-    with attended(unit_place(memory, "slide")):
+    with heartbeat(status_path(memory, "slide")):
         assert read_status(str(memory)).count() == {"running": 1}
-        Note(state="running", signed=1.0).write(unit_place(memory, "slide"))
+        JobStatus(state="running", last_heartbeat=1.0).write(status_path(memory, "slide"))
         assert read_status(memory).count() == {"stopped": 1}
     write_text(memory / "qc.csv", "")
     assert read_status(memory).count() == {}

@@ -12,7 +12,7 @@ from caprmil.cli.shared import (
     Ray,
     RayCommand,
     app,
-    find_crew,
+    find_executor,
     name_runs,
     show_table,
 )
@@ -177,7 +177,7 @@ def sweep(
             typer.secho(f"{told}failed: {outcome}", err=True, fg="red")
 
     progress = sys.stderr.isatty()  # in a log file, a line for each point is enough
-    with find_crew(ray, device, gpus_per_worker) as crew:
+    with find_executor(ray, device, gpus_per_worker) as executor:
         found = sweeps.sweep(
             plan,
             out,
@@ -185,7 +185,7 @@ def sweep(
             device=device,
             progress=progress,
             listen=listen,
-            crew=crew,
+            executor=executor,
         )
     typer.echo(found.as_markdown())
     if found.results:

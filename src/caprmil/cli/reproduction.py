@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from caprmil.cli.shared import Device, Gpus, Ray, RayCommand, app, find_crew, show_table
+from caprmil.cli.shared import Device, Gpus, Ray, RayCommand, app, find_executor, show_table
 from caprmil.cli.studies import Changes
 
 
@@ -47,9 +47,16 @@ def reproduce(
         typer.echo("A rehearsal on generated bags: its figures stand for nothing.")
     if features is None or labels is None:
         raise CohortError("Pass --features DIR and --labels TABLE.csv, or --rehearse to try it.")
-    with find_crew(ray, device, gpus_per_worker) as crew:
+    with find_executor(ray, device, gpus_per_worker) as executor:
         result = protocols.reproduce(
-            protocol, labels, features, chosen, out, changes=changes, device=device, crew=crew
+            protocol,
+            labels,
+            features,
+            chosen,
+            out,
+            changes=changes,
+            device=device,
+            executor=executor,
         )
     rows = result.rows()
     show_table(list(rows[0]), [list(row.values()) for row in rows])

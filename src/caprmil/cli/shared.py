@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from caprmil.evaluation.predictions import Predictions
-    from caprmil.executors import Crew
+    from caprmil.executors import Executor
     from caprmil.slides.qc import Record
 
 
@@ -90,24 +90,24 @@ class RayCommand(TyperCommand):
         return super().parse_args(ctx, args)
 
 
-def find_crew(
+def find_executor(
     ray: str, device: str, gpus: float, readers: int = 1
-) -> "AbstractContextManager[Crew]":
+) -> "AbstractContextManager[Executor]":
     """Return who does the work: this process, or Ray at an address.
 
     There a worker has a share of a GPU, with cores for its readers; or as many as it has threads.
     """
     from caprmil.errors import CaprmilError
-    from caprmil.executors import Here, OnRay
+    from caprmil.executors import LocalExecutor, RayExecutor
 
     if not ray:
-        return nullcontext(Here())
+        return nullcontext(LocalExecutor())
     if ":" in device:
         raise CaprmilError(f"Ray says which GPU a worker has. Use --device cuda, not {device}.")
     if gpus > 1 and gpus != int(gpus):
         raise CaprmilError(f"A worker has a share of one GPU, or whole ones, not {gpus:g}.")
     share = 0.0 if device == "cpu" else gpus
-    return OnRay(ray, gpus=share, readers=readers, needed=device != "auto")
+    return RayExecutor(ray, gpus=share, readers=readers, needed=device != "auto")
 
 
 def show_table(header: "Sequence[str]", rows: "Iterable[Sequence[str]]") -> None:

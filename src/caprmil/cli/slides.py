@@ -14,7 +14,7 @@ from caprmil.cli.shared import (
     Trust,
     Weights,
     app,
-    find_crew,
+    find_executor,
     show_table,
     slides_text,
     tell,
@@ -23,7 +23,7 @@ from caprmil.cli.shared import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from caprmil.executors import Crew
+    from caprmil.executors import Executor
     from caprmil.features.extract import Extraction
 
 Slides = Annotated[list[Path], typer.Argument(help="Slides, or folders of them.")]
@@ -101,8 +101,8 @@ def encode(
         workers=workers,
         load=partial(load, device=device),
     )
-    with find_crew(ray, device, gpus_per_worker, readers=workers) as crew:
-        _extract(job, slides, table, part, crew)
+    with find_executor(ray, device, gpus_per_worker, readers=workers) as executor:
+        _extract(job, slides, table, part, executor)
     typer.echo(f"Train on them with: caprmil train LABELS.csv --features {out} --out runs/first")
 
 
@@ -142,7 +142,7 @@ def _extract(
     slides: "Sequence[Path]",
     table: Path | None,
     part: tuple[int, int] = (1, 1),
-    crew: "Crew | None" = None,
+    executor: "Executor | None" = None,
 ) -> None:
     from caprmil.io.progress import bar
     from caprmil.slides.selection import select_listed, select_shard
@@ -154,7 +154,7 @@ def _extract(
     if part != (1, 1):
         found = select_shard(found, *part)
     with bar("Encoding" if job.encoder else "Looking") as step:
-        records = job.run(found, progress=step, crew=crew)
+        records = job.run(found, progress=step, executor=executor)
     count = {state: sum(r.state == state for r in records) for state in ("done", "no tissue")}
     patches = sum(record.patches for record in records)
     typer.echo(

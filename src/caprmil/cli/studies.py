@@ -15,7 +15,7 @@ from caprmil.cli.shared import (
     Weights,
     answers_table,
     app,
-    find_crew,
+    find_executor,
     show_table,
     slides_text,
     tell,
@@ -47,14 +47,14 @@ def train(
 ) -> None:
     """Train a model on every fold of a cohort, and score each on its own test part."""
     from caprmil.training import cross_validation as training
-    from caprmil.training.distributed import Team
+    from caprmil.training.distributed import ProcessGroup
     from caprmil.training.recipe import read_recipe
 
     settings = read_recipe(recipe, features=features, changes=change or [])
-    with find_crew(ray, device, gpus_per_worker) as crew:
+    with find_executor(ray, device, gpus_per_worker) as executor:
         words: dict[str, Any] = {"device": device, "devices": devices, "nodes": nodes}
-        run = training.cross_validate(settings, out, **words, crew=crew)
-    if not ray and not Team(device, devices, nodes).leads:
+        run = training.cross_validate(settings, out, **words, executor=executor)
+    if not ray and not ProcessGroup(device, devices, nodes).is_main:
         return  # this process has only taken part in learning
     typer.echo((run.folder / "scores.md").read_text())
     typer.echo(f"Written to {out}: scores.md, predictions.csv, curves.png, roc.png, folds/.")

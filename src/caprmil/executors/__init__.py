@@ -1,7 +1,18 @@
-"""Crews: who does the units of a long work, this process or the workers of a Ray cluster."""
+"""Executors: run the tasks of a long job in this process or on the workers of a Ray cluster."""
 
-from caprmil.executors.base import Crew, Done, Failed, Here, Unit, Worker
-from caprmil.executors.job_status import Note, read_notes
-from caprmil.executors.ray import OnRay
+from caprmil.executors.base import Executor, Failed, Succeeded, Task, Worker
+from caprmil.executors.job_status import JobStatus, read_statuses
+from caprmil.executors.local import LocalExecutor
+from caprmil.executors.ray import RayExecutor
 
-__all__ = ["Crew", "Done", "Failed", "Here", "Note", "OnRay", "Unit", "Worker", "read_notes"]
+__all__ = [
+    "Executor",
+    "Failed",
+    "JobStatus",
+    "LocalExecutor",
+    "RayExecutor",
+    "Succeeded",
+    "Task",
+    "Worker",
+    "read_statuses",
+]

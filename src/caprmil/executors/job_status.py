@@ -1,11 +1,11 @@
-"""Notes: what is said of a unit as long as it is not done, in a small file beside the results.
+"""The status of unfinished tasks, in small files next to the results.
 
-FOLDER/.units/NAME.json    running, waiting for another try, or failed; which try, where, why
+FOLDER/.status/NAME.json    running, waiting for a retry, or failed; attempt, process, reason
 
-That a unit is done is said by its result alone, and its note is removed. Whoever works on a unit
-signs its note every few seconds: a note that says "running" and was not signed for a minute is of
-a process that is gone. This needs a common folder, and clocks that agree to within that minute, but
-no locks, which not every storage has, and no word from a process that was killed.
+A finished task has a result and no status file. A running task updates its file every few seconds.
+If the file of a running task is older than a minute, its process is gone. This needs a shared
+folder and clocks that agree to within that minute. It needs no locks, which not every storage has,
+and no message from a process that was killed.
 """
 
 import json
@@ -24,105 +24,118 @@ from caprmil.errors import CaprmilError
 from caprmil.io.atomic import write_text
 from caprmil.io.progress import Bar
 
-FOLDER = ".units"
-BEAT = 5.0  # seconds between two signs of life
-LOST = 60.0  # seconds without one, after which nobody is thought to be alive
+FOLDER = ".status"
+HEARTBEAT_SECONDS = 5.0
+LOST_SECONDS = 60.0  # without a heartbeat; then the process counts as gone
 
 
 @dataclass(frozen=True, kw_only=True)
-class Note:
-    """What is known of a unit that is not done."""
+class JobStatus:
+    """What is known about a task that is not finished."""
 
     state: Literal["running", "waiting", "failed"]
     attempt: int = 1
-    where: str = ""
-    since: float = 0.0
-    signed: float = 0.0
+    process: str = ""
+    started: float = 0.0
+    last_heartbeat: float = 0.0
     reason: str = ""
-    trace: str = ""
+    traceback: str = ""
     done: float = 0.0
     total: float = 0.0
-    remark: str = ""
+    message: str = ""
+
+    @classmethod
+    def read(cls, path: Path) -> "JobStatus | None":
+        """Return the status in a file, or None if there is none that can be read."""
+        try:
+            return cls(**json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError):
+            return None
 
     def write(self, path: Path) -> None:
         write_text(path, json.dumps(asdict(self), indent=2) + "\n", replace=True)
 
+    @property
+    def silent_seconds(self) -> float:
+        """The time since the last heartbeat."""
+        return time.time() - self.last_heartbeat
 
-def place(folder: Path, name: str) -> Path:
-    """Return where the note of a unit is."""
+    @property
+    def lost(self) -> bool:
+        """Whether the task was running and its process is gone."""
+        return self.state == "running" and self.silent_seconds > LOST_SECONDS
+
+
+def status_path(folder: Path, name: str) -> Path:
+    """Return the path of the status file of a task."""
     return folder / FOLDER / f"{name}.json"
 
 
-def read(path: Path) -> Note | None:
-    """Return a note, if there is one that can be understood."""
-    try:
-        return Note(**json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
-        return None
-
-
-def read_notes(folder: Path) -> dict[str, tuple[Note, float]]:
-    """Return the notes in a folder by unit, each with the seconds since its last sign of life."""
+def read_statuses(folder: Path) -> dict[str, JobStatus]:
+    """Return the status of each unfinished task in a folder, by name."""
     found = {}
     for path in sorted((folder / FOLDER).glob("*.json")):
-        if not path.name.startswith(".") and (note := read(path)):
-            found[path.stem] = note, time.time() - note.signed
+        if not path.name.startswith(".") and (status := JobStatus.read(path)):
+            found[path.stem] = status
     return found
 
 
-def here() -> str:
-    """Return the name of this process for those who look for it."""
+def process_name() -> str:
+    """Return the host and the id of this process."""
     return f"{socket.gethostname()}, process {os.getpid()}"
 
 
-def said(problem: BaseException) -> str:
-    """Return an error as one line: its own words if it is ours, else its kind too."""
-    more = "".join(f" ({note})" for note in getattr(problem, "__notes__", ()))
-    if isinstance(problem, CaprmilError):
-        return f"{problem}{more}"
-    return f"{type(problem).__name__}: {problem}{more}"
+def describe_error(error: BaseException) -> str:
+    """Return an error in one line: the message, with the type unless it is a CaprmilError."""
+    notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
+    if isinstance(error, CaprmilError):
+        return f"{error}{notes}"
+    return f"{type(error).__name__}: {error}{notes}"
 
 
 @contextmanager
-def attended(path: Path, *, attempt: int = 1, listen: Bar | None = None) -> Iterator[Bar]:
-    """Keep a note on a unit while it is in work; yield what is called with how far it is.
+def heartbeat(path: Path, *, attempt: int = 1, on_progress: Bar | None = None) -> Iterator[Bar]:
+    """Keep the status file of a task up to date while it runs; yield a callback for its progress.
 
-    If it is done, or is interrupted, the note goes. If it fails, the note says why. Of two who have
-    the same unit, one only waits for the other: their notes are one, for as long as both are there.
+    The file is removed on success and on an interrupt. After an error it has the reason. Two
+    processes with the same task, of which one waits for the other, share the file.
     """
     now = time.time()
-    note = Note(state="running", attempt=attempt, where=here(), since=now, signed=now)
-    note.write(path)
-    news, ended = [note], Event()
+    start = JobStatus(
+        state="running", attempt=attempt, process=process_name(), started=now, last_heartbeat=now
+    )
+    start.write(path)
+    latest, ended = [start], Event()
 
-    def tell(done: float, total: float, remark: str = "") -> None:
-        news[0] = replace(note, done=done, total=total, remark=remark)
-        if listen is not None:
-            listen(done, total, remark)
+    def report(done: float, total: float, remark: str = "") -> None:
+        latest[0] = replace(start, done=done, total=total, message=remark)
+        if on_progress is not None:
+            on_progress(done, total, remark)
 
     def beat() -> None:
-        while not ended.wait(BEAT):
-            with suppress(OSError, CaprmilError):  # a sign of life is not worth a night's work
-                replace(news[0], signed=time.time()).write(path)
+        while not ended.wait(HEARTBEAT_SECONDS):
+            with suppress(OSError, CaprmilError):  # a missed heartbeat must not stop the task
+                replace(latest[0], last_heartbeat=time.time()).write(path)
 
-    heart = Thread(target=beat, name="beat", daemon=True)
-    heart.start()
+    thread = Thread(target=beat, name="heartbeat", daemon=True)
+    thread.start()
     try:
-        yield tell
-    except Exception as problem:
-        _stop(heart, ended)
-        trace = "" if isinstance(problem, CaprmilError) else traceback.format_exc()
-        replace(news[0], state="failed", reason=said(problem), trace=trace).write(path)
+        yield report
+    except Exception as error:
+        _stop(thread, ended)
+        trace = "" if isinstance(error, CaprmilError) else traceback.format_exc()
+        reason = describe_error(error)
+        replace(latest[0], state="failed", reason=reason, traceback=trace).write(path)
         raise
     except BaseException:
-        _stop(heart, ended)
+        _stop(thread, ended)
         path.unlink(missing_ok=True)
         raise
     else:
-        _stop(heart, ended)
+        _stop(thread, ended)
         path.unlink(missing_ok=True)
 
 
-def _stop(heart: Thread, ended: Event) -> None:
+def _stop(thread: Thread, ended: Event) -> None:
     ended.set()
-    heart.join()
+    thread.join()

@@ -1,9 +1,9 @@
-"""A crew on Ray: a cluster of its own on this machine, or one that is there already.
+"""An executor on Ray: a cluster of its own on this machine, or one that is there already.
 
 Workers are few and stay: one on each share of the cores, or of a GPU. A worker that dies is
-replaced, and its unit is tried again, three times in all.
+replaced, and its task is tried again, three times in all.
 
-On a CPU the answer does not depend on who does a unit, to the last bit, if all compute with the
+On a CPU the answer does not depend on who does a task, to the last bit, if all compute with the
 same number of threads. It does depend on that number: with two threads instead of one, sums of
 lite0 and of CAPRMIL are added up in another order, and the last digits differ (measured; ABMIL's
 did not). So a worker has as many threads as this process would have, and as many cores.
@@ -25,19 +25,19 @@ from time import monotonic, sleep
 from typing import Any
 
 from caprmil.errors import CaprmilError
-from caprmil.executors import job_status as notes
-from caprmil.executors.base import Done, Failed, Hire, Listen, Unit
+from caprmil.executors.base import Failed, OnProgress, Succeeded, Task, WorkerFactory
+from caprmil.executors.job_status import JobStatus, describe_error, heartbeat, process_name
 
 LOCAL = "local"
-TRIES = 3
-LOOK = 1.0  # seconds between two looks at how far the workers are
+ATTEMPTS = 3
+POLL_SECONDS = 1.0  # seconds between two looks at how far the workers are
 RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")
 
 _log = logging.getLogger("caprmil")
 
 
 @dataclass(frozen=True)
-class Terms:
+class Requirements:
     """What a worker must agree to before it starts."""
 
     folder: str
@@ -46,102 +46,103 @@ class Terms:
     versions: tuple[tuple[str, str], ...]
 
 
-class Post:
+class RemoteWorker:
     """A process of the cluster, with a worker in it."""
 
-    def start(self, hire: bytes, terms: Terms) -> bool:
-        """Hire the worker, and tell whether it wants to hear of the unit after the present one.
+    def start(self, make_worker: bytes, requirements: Requirements) -> bool:
+        """Create the worker, and return whether it prefetches.
 
         Raise if it could not do its work here, or would do it otherwise.
         """
         import ray.cloudpickle
 
-        if not Path(terms.folder).is_dir():
+        if not Path(requirements.folder).is_dir():
             raise CaprmilError(
-                f"{notes.here()} does not see the folder {terms.folder}. All nodes of the cluster "
-                "need it under this name: use a shared folder."
+                f"{process_name()} does not see the folder {requirements.folder}. All nodes of the "
+                "cluster need it under this name: use a shared folder."
             )
-        os.chdir(terms.folder)  # paths are as seen from the working directory
-        sys.path += [entry for entry in terms.modules if entry not in sys.path]
-        if (has := _versions()) != terms.versions:
+        os.chdir(requirements.folder)  # paths are as seen from the working directory
+        sys.path += [entry for entry in requirements.modules if entry not in sys.path]
+        if (has := _versions()) != requirements.versions:
             raise CaprmilError(
-                f"{notes.here()} has {_listed(has)}, but this process {_listed(terms.versions)}. "
-                "Results of both would be mixed: install the same on all nodes."
+                f"{process_name()} has {_format(has)}, but this process has "
+                f"{_format(requirements.versions)}. Results of both would be mixed: install the "
+                "same on all nodes."
             )
-        os.environ["OMP_NUM_THREADS"] = str(terms.threads)  # before it imports torch
-        for name in RANKS:  # of `ray start`; Lightning would take this process for a follower
+        os.environ["OMP_NUM_THREADS"] = str(requirements.threads)  # before it imports torch
+        for name in RANKS:  # of `ray start`; Lightning would take this process for a worker process
             os.environ.pop(name, None)
-        hired: Hire = ray.cloudpickle.loads(hire)
+        factory: WorkerFactory = ray.cloudpickle.loads(make_worker)
         if "torch" in sys.modules:
             import torch
 
-            torch.set_num_threads(terms.threads)
-        self.worker = hired()
-        return self.worker.ahead
+            torch.set_num_threads(requirements.threads)
+        self.worker = factory()
+        return self.worker.prefetches
 
-    def work(self, unit: Unit, attempt: int, then: Unit | None) -> tuple[str, Any]:
-        """Do a unit, and return the result, or whether it refused or failed, and why."""
+    def run(self, task: Task, attempt: int, following: Task | None) -> tuple[str, Any]:
+        """Do a task, and return the result, or whether it refused or failed, and why."""
         try:
-            if then is not None:
-                self.worker.expect(then)
-            with notes.attended(unit.note, attempt=attempt) as tell:
-                return "done", self.worker.work(unit, tell)
+            if following is not None:
+                self.worker.prefetch(following)
+            with heartbeat(task.status_file, attempt=attempt) as report:
+                return "done", self.worker.run(task, report)
         except CaprmilError as problem:
-            return "refused", notes.said(problem)
+            return "refused", describe_error(problem)
         except Exception as problem:
-            return "failed", notes.said(problem)
+            return "failed", describe_error(problem)
 
     def close(self) -> None:
         self.worker.close()
 
 
-class Shift:
+class Schedule:
     """Who is there, who does what, and what is still to do."""
 
-    def __init__(self, units: Iterator[Unit], most: int) -> None:
-        self.units, self.most, self.left, self.exhausted = units, most, most, False
-        self.again: deque[Unit] = deque()
-        self.ahead = False
-        self.coming: dict[Any, Unit] = {}  # post: what it gets ready for, beside its work
+    def __init__(self, tasks: Iterator[Task], most: int) -> None:
+        self.tasks, self.most, self.left, self.exhausted = tasks, most, most, False
+        self.again: deque[Task] = deque()
+        self.prefetches = False
+        self.prefetched: dict[Any, Task] = {}  # worker: what it gets ready for, beside its work
         self.attempts: Counter[str] = Counter()
-        self.unbegun: Counter[str] = Counter()  # how often a worker was lost before it began
-        self.posts: set[Any] = set()
+        self.not_begun: Counter[str] = Counter()  # how often a worker was lost before it began
+        self.workers: set[Any] = set()
         self.idle: deque[Any] = deque()
-        self.starting: dict[Any, Any] = {}  # promise: post
-        self.working: dict[Any, tuple[Any, Unit]] = {}  # promise: post and unit
-        self.stillborn, self.why = 0, ""  # workers that could not start, since one last did
-        self.proven = False  # whether any worker has ever started
+        self.starting: dict[Any, Any] = {}  # future: worker
+        self.working: dict[Any, tuple[Any, Task]] = {}  # future: worker and task
+        self.failed_starts, self.why = 0, ""  # workers that could not start, since one last did
+        self.any_started = False  # whether any worker has ever started
         self.waiting = False  # for nodes
 
-    def next(self, post: Any) -> Unit | None:
-        """Return the next unit for a worker: what it is ready for, or another before it idles."""
-        if unit := self.coming.pop(post, None) or self.fresh():
-            return unit
-        return self.coming.popitem()[1] if self.coming else None
+    def next(self, worker: Any) -> Task | None:
+        """Return the next task for a worker: what it is ready for, or another before it idles."""
+        if task := self.prefetched.pop(worker, None) or self.fresh():
+            return task
+        return self.prefetched.popitem()[1] if self.prefetched else None
 
-    def fresh(self) -> Unit | None:
-        """Return a unit to try again, or a new one."""
+    def fresh(self) -> Task | None:
+        """Return a task to try again, or a new one."""
         if self.again:
             return self.again.popleft()
-        unit = next(self.units, None)
-        self.left, self.exhausted = self.left - 1, unit is None
-        return unit
+        task = next(self.tasks, None)
+        self.left, self.exhausted = self.left - 1, task is None
+        return task
 
-    def after(self) -> Unit | None:
+    def after(self) -> Task | None:
         """Return what a worker may get ready for: nothing in the end, when others may be free."""
-        return self.fresh() if self.ahead and self.left >= len(self.posts) else None
+        return self.fresh() if self.prefetches and self.left >= len(self.workers) else None
 
     def wanted(self) -> int:
         """Return how many workers there is work for, as far as this is known."""
-        open_ = len(self.working) + len(self.again) + len(self.coming)
+        open_ = len(self.working) + len(self.again) + len(self.prefetched)
         return open_ if self.exhausted else self.most
 
     @property
-    def promises(self) -> list[Any]:
+    def futures(self) -> list[Any]:
         return [*self.starting, *self.working]
 
 
-class OnRay:
+class RayExecutor:
     """The workers of a Ray cluster. With `address` "local", one of its own on this machine.
 
     `gpus` is the share of a GPU that a worker has, and `readers` the cores beside it; 0 is for work
@@ -149,7 +150,7 @@ class OnRay:
     there are at most; by default as many as the cluster has room for, now and later.
     """
 
-    elsewhere = True
+    remote = True
 
     def __init__(
         self,
@@ -165,7 +166,7 @@ class OnRay:
         self.ours = False
         self.ray = import_ray()
 
-    def __enter__(self) -> "OnRay":
+    def __enter__(self) -> "RayExecutor":
         """Connect; a cluster of one's own is started."""
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nobody is told of it
         if self.ray.is_initialized():
@@ -174,7 +175,7 @@ class OnRay:
         if self.address == LOCAL:
             options["include_dashboard"] = False
         try:
-            _knock(self.address)
+            _check_address(self.address)
             self.ray.init(address=self.address, **options)
         except (RuntimeError, ValueError, OSError, self.ray.exceptions.RayError) as problem:
             reason = str(problem).partition("\n")[0]
@@ -192,9 +193,11 @@ class OnRay:
             self.ray.shutdown()
             self.ours = False
 
-    def do(self, units: Iterable[Unit], hire: Hire, listen: Listen) -> Iterator[Done | Failed]:
-        """Yield what came of each unit, as it is done. Leaving early stops those in work."""
-        most = len(units) if isinstance(units, Sized) else sys.maxsize
+    def run(
+        self, tasks: Iterable[Task], make_worker: WorkerFactory, on_progress: OnProgress
+    ) -> Iterator[Succeeded | Failed]:
+        """Yield what came of each task, as it is done. Leaving early stops those in work."""
+        most = len(tasks) if isinstance(tasks, Sized) else sys.maxsize
         if not most:
             return
         if not self.needed and not self.ray.cluster_resources().get("GPU"):
@@ -205,30 +208,34 @@ class OnRay:
                 what += f" and {self.gpus:g} GPU"
                 remedy = "Ask for fewer, or --device cpu, or see to it that nodes with GPUs join."
             raise CaprmilError(f"No node of the cluster has {what} for a worker. {remedy}")
-        shift = Shift(iter(units), most)
-        make = self.ray.remote(num_cpus=self.cpus(), num_gpus=self.gpus, max_restarts=0)(Post)
-        job = self.ray.put(self.ray.cloudpickle.dumps(hire))
-        terms = Terms(str(Path.cwd()), tuple(sys.path), self.cpus(), _versions())
+        schedule = Schedule(iter(tasks), most)
+        make = self.ray.remote(num_cpus=self.cpus(), num_gpus=self.gpus, max_restarts=0)(
+            RemoteWorker
+        )
+        job = self.ray.put(self.ray.cloudpickle.dumps(make_worker))
+        requirements = Requirements(str(Path.cwd()), tuple(sys.path), self.cpus(), _versions())
         room, looked = self.room(), monotonic()
         try:
-            while self._assign(shift):
-                hiring = shift.stillborn < TRIES * max(1, room)
-                if not hiring and not shift.posts:
-                    raise CaprmilError(f"No worker can start. {shift.why}")
-                for _ in range(min(room, shift.wanted()) - len(shift.posts) if hiring else 0):
-                    post = make.remote()
-                    shift.posts.add(post)
-                    shift.starting[post.start.remote(job, terms)] = post
-                for promise in self._wait(shift):
-                    if outcome := self._hear(shift, promise):
+            while self._assign(schedule):
+                starting = schedule.failed_starts < ATTEMPTS * max(1, room)
+                if not starting and not schedule.workers:
+                    raise CaprmilError(f"No worker can start. {schedule.why}")
+                for _ in range(
+                    min(room, schedule.wanted()) - len(schedule.workers) if starting else 0
+                ):
+                    worker = make.remote()
+                    schedule.workers.add(worker)
+                    schedule.starting[worker.start.remote(job, requirements)] = worker
+                for future in self._wait(schedule):
+                    if outcome := self._receive(schedule, future):
                         yield outcome
-                if monotonic() - looked > LOOK:
+                if monotonic() - looked > POLL_SECONDS:
                     room, looked = self.room(), monotonic()
-                    _look(shift, listen)
-            if closing := [post.close.remote() for post in shift.idle]:
+                    _report_progress(schedule, on_progress)
+            if closing := [worker.close.remote() for worker in schedule.idle]:
                 self.ray.wait(closing, num_returns=len(closing), timeout=10)
         finally:
-            self._dismiss(shift)
+            self._stop(schedule)
 
     def cpus(self) -> int:
         """Return the cores of a worker: the threads of this process, or those beside a GPU."""
@@ -256,107 +263,110 @@ class OnRay:
             return int(gpus) * int(1 / self.gpus)  # not //: a whole has ten tenths
         return int(gpus / self.gpus)
 
-    def _assign(self, shift: Shift) -> bool:
-        """Give units to who is free; tell whether there is anything left to wait for."""
-        while shift.idle and (unit := shift.next(shift.idle[0])):
-            post = shift.idle.popleft()
-            shift.attempts[unit.name] += 1
-            if then := shift.after():
-                shift.coming[post] = then
-            promise = post.work.remote(unit, shift.attempts[unit.name], then)
-            shift.working[promise] = post, unit
-        return bool(shift.working or shift.again) or not shift.exhausted
+    def _assign(self, schedule: Schedule) -> bool:
+        """Give tasks to who is free; report whether there is anything left to wait for."""
+        while schedule.idle and (task := schedule.next(schedule.idle[0])):
+            worker = schedule.idle.popleft()
+            schedule.attempts[task.name] += 1
+            if following := schedule.after():
+                schedule.prefetched[worker] = following
+            future = worker.run.remote(task, schedule.attempts[task.name], following)
+            schedule.working[future] = worker, task
+        return bool(schedule.working or schedule.again) or not schedule.exhausted
 
-    def _wait(self, shift: Shift) -> list[Any]:
-        """Return the promises that are kept by now; wait a moment if there are none."""
-        if promises := shift.promises:
-            shift.waiting = False
-            return self.ray.wait(promises, num_returns=1, timeout=LOOK)[0]
-        if not shift.waiting:
+    def _wait(self, schedule: Schedule) -> list[Any]:
+        """Return the futures that are kept by now; wait a moment if there are none."""
+        if futures := schedule.futures:
+            schedule.waiting = False
+            return self.ray.wait(futures, num_returns=1, timeout=POLL_SECONDS)[0]
+        if not schedule.waiting:
             _log.warning("No node is left for a worker. Waiting for one to join.")
-        shift.waiting = True
-        sleep(LOOK)
+        schedule.waiting = True
+        sleep(POLL_SECONDS)
         return []
 
-    def _hear(self, shift: Shift, promise: Any) -> Done | Failed | None:
+    def _receive(self, schedule: Schedule, future: Any) -> Succeeded | Failed | None:
         """Take what a worker has to say, or that it is gone."""
-        if promise in shift.starting:
-            self._welcome(shift, shift.starting.pop(promise), promise)
+        if future in schedule.starting:
+            self._started(schedule, schedule.starting.pop(future), future)
             return None
-        post, unit = shift.working.pop(promise)
+        worker, task = schedule.working.pop(future)
         lost = False
         try:
-            how, result = self.ray.get(promise)
-            shift.idle.append(post)
+            how, result = self.ray.get(future)
+            schedule.idle.append(worker)
         except self.ray.exceptions.RayTaskError as problem:  # e.g. a result that cannot be sent
-            how, result = "failed", notes.said(problem.cause or problem)
-            shift.idle.append(post)
+            how, result = "failed", describe_error(problem.cause or problem)
+            schedule.idle.append(worker)
         except self.ray.exceptions.RayError as problem:
-            self._lose(shift, post)
+            self._discard(schedule, worker)
             lost, how, result = True, "failed", f"Its worker was lost: {_cause(problem)}."
         if how == "done":
-            return Done(unit, result)
-        attempt = shift.attempts[unit.name]
-        before = notes.read(unit.note)
+            return Succeeded(task, result)
+        attempt = schedule.attempts[task.name]
+        before = JobStatus.read(task.status_file)
         begun = before is not None and before.attempt == attempt
-        if lost and not begun and shift.unbegun[unit.name] < TRIES:  # this was no try
-            shift.unbegun[unit.name] += 1
-            shift.attempts[unit.name] -= 1
-            shift.again.append(unit)
+        if lost and not begun and schedule.not_begun[task.name] < ATTEMPTS:  # this was no try
+            schedule.not_begun[task.name] += 1
+            schedule.attempts[task.name] -= 1
+            schedule.again.append(task)
             return None
-        before = before or notes.Note(state="failed")
-        if how == "refused" or attempt == TRIES:
-            replace(before, state="failed", attempt=attempt, reason=result).write(unit.note)
-            return Failed(unit, result, attempts=attempt)
-        replace(before, state="waiting", attempt=attempt, reason=result).write(unit.note)
-        _log.warning("%s failed and is tried again: %s", unit.name, result)
-        shift.again.append(unit)
+        before = before or JobStatus(state="failed")
+        if how == "refused" or attempt == ATTEMPTS:
+            replace(before, state="failed", attempt=attempt, reason=result).write(task.status_file)
+            return Failed(task, result, attempts=attempt)
+        replace(before, state="waiting", attempt=attempt, reason=result).write(task.status_file)
+        _log.warning("%s failed and is tried again: %s", task.name, result)
+        schedule.again.append(task)
         return None
 
-    def _welcome(self, shift: Shift, post: Any, promise: Any) -> None:
+    def _started(self, schedule: Schedule, worker: Any, future: Any) -> None:
         """Let a worker begin that has started. If one cannot, others may; the first must."""
         try:
-            shift.ahead = self.ray.get(promise)
+            schedule.prefetches = self.ray.get(future)
         except self.ray.exceptions.RayTaskError as problem:
-            self._lose(shift, post)
-            shift.stillborn, shift.why = shift.stillborn + 1, notes.said(problem.cause or problem)
-            if not shift.proven:
-                raise CaprmilError(f"No worker can start. {shift.why}") from None
-            _log.warning("A worker cannot start. %s", shift.why)
+            self._discard(schedule, worker)
+            schedule.failed_starts, schedule.why = (
+                schedule.failed_starts + 1,
+                describe_error(problem.cause or problem),
+            )
+            if not schedule.any_started:
+                raise CaprmilError(f"No worker can start. {schedule.why}") from None
+            _log.warning("A worker cannot start. %s", schedule.why)
         except self.ray.exceptions.RayError as problem:
-            self._lose(shift, post)
-            shift.stillborn += 1
-            shift.why = (
+            self._discard(schedule, worker)
+            schedule.failed_starts += 1
+            schedule.why = (
                 f"They die ({_cause(problem)}): look at the memory of nodes, and Ray's logs."
             )
         else:
-            shift.stillborn, shift.proven = 0, True
-            shift.idle.append(post)
+            schedule.failed_starts, schedule.any_started = 0, True
+            schedule.idle.append(worker)
 
-    def _lose(self, shift: Shift, post: Any) -> None:
+    def _discard(self, schedule: Schedule, worker: Any) -> None:
         """Forget a worker; it is replaced where there is room."""
-        shift.posts.discard(post)
-        if unit := shift.coming.pop(post, None):
-            shift.again.append(unit)
-        self.ray.kill(post)  # it may only have been out of reach
+        schedule.workers.discard(worker)
+        if task := schedule.prefetched.pop(worker, None):
+            schedule.again.append(task)
+        self.ray.kill(worker)  # it may only have been out of reach
 
-    def _dismiss(self, shift: Shift) -> None:
+    def _stop(self, schedule: Schedule) -> None:
         """Stop all workers. What they had in work is not done, and nothing else is said of it."""
         with suppress(self.ray.exceptions.RayError):
-            for post in shift.posts:
-                self.ray.kill(post)
-        for _, unit in shift.working.values():
-            unit.note.unlink(missing_ok=True)
+            for worker in schedule.workers:
+                self.ray.kill(worker)
+        for _, task in schedule.working.values():
+            task.status_file.unlink(missing_ok=True)
 
 
-def _look(shift: Shift, listen: Listen) -> None:
-    """Pass on how far the units in work are, as their notes say."""
-    for _, unit in shift.working.values():
-        if (note := notes.read(unit.note)) and note.state == "running" and note.total:
-            listen(unit, note.done, note.total, note.remark)
+def _report_progress(schedule: Schedule, on_progress: OnProgress) -> None:
+    """Pass on how far the tasks in work are, as their notes say."""
+    for _, task in schedule.working.values():
+        if (note := JobStatus.read(task.status_file)) and note.state == "running" and note.total:
+            on_progress(task, note.done, note.total, note.message)
 
 
-def _knock(address: str) -> None:
+def _check_address(address: str) -> None:
     """Raise at once if nobody listens at an address: Ray would wait for minutes."""
     host, _, port = address.rpartition(":")
     if host:
@@ -378,7 +388,7 @@ def _versions() -> tuple[tuple[str, str], ...]:
     return tuple((name, version(name)) for name in ("caprmil", "torch", "numpy"))
 
 
-def _listed(versions: tuple[tuple[str, str], ...]) -> str:
+def _format(versions: tuple[tuple[str, str], ...]) -> str:
     return ", ".join(" ".join(pair) for pair in versions)
 
 

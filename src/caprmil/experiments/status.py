@@ -11,7 +11,7 @@ from pathlib import Path
 
 from caprmil import config
 from caprmil.errors import RecipeError, RunError
-from caprmil.executors.job_status import LOST, Note, read_notes
+from caprmil.executors.job_status import JobStatus, read_statuses
 from caprmil.experiments.sweep.plan import Plan
 from caprmil.experiments.sweep.pruning import PRUNED
 from caprmil.experiments.sweep.running import PICTURE, PLAN
@@ -71,13 +71,13 @@ def read_status(folder: str | Path) -> Status:
 
 def _slides(folder: Path) -> Iterator[Standing]:
     """Tell of slides that were begun; what has not been is known to the command alone."""
-    notes = read_notes(folder)
+    statuses = read_statuses(folder)
     records = {
         path.stem: Record.read(folder / "qc", path.stem) for path in folder.glob("qc/*.json")
     }
     bags = {path.stem for path in folder.glob("*.h5") if not path.name.startswith(".")}
-    for name in sorted({*notes, *records, *bags}):
-        record, at_work = records.get(name), _told(name, notes)
+    for name in sorted({*statuses, *records, *bags}):
+        record, at_work = records.get(name), _told(name, statuses)
         if at_work and at_work.state == "running":
             yield at_work
         elif record and record.state == "failed":
@@ -94,12 +94,12 @@ def _folds(folder: Path, prefix: str = "") -> Iterator[Standing]:
     except RunError:  # stopped before all of it was written
         yield Standing(f"{prefix}folds", "to do", "the run has only just been opened")
         return
-    notes, done = read_notes(folder), {fold.name for fold in run.done}
+    statuses, done = read_statuses(folder), {fold.name for fold in run.done}
     for fold in run.splits:
         name = prefix + fold.name
         if fold.name in done:
             yield Standing(name, "done")
-        elif told := _told(fold.name, notes):
+        elif told := _told(fold.name, statuses):
             yield Standing(name, told.state, told.remark)
         elif (folder / "folds" / f".{fold.name}.part").is_dir():
             yield Standing(name, "stopped", "goes on from its last epoch")
@@ -109,9 +109,9 @@ def _folds(folder: Path, prefix: str = "") -> Iterator[Standing]:
 
 
 def _points(folder: Path) -> Iterator[Standing]:
-    notes = read_notes(folder)
+    statuses = read_statuses(folder)
     names = {path.name: None for path in sorted((folder / "points").glob("*")) if path.is_dir()}
-    names |= dict.fromkeys(notes)
+    names |= dict.fromkeys(statuses)
     # With --trials not all of a grid is asked for: once a sweep has its picture, none is to do.
     # A grid too large to be trained whole is an error here; of a search nobody knows.
     with suppress(RecipeError):
@@ -119,7 +119,7 @@ def _points(folder: Path) -> Iterator[Standing]:
         asked = plan.search == "grid" and not (folder / PICTURE).exists()
         names |= {p.name: None for p in plan.listed()} if asked else {}
     for name in names:
-        point, told = folder / "points" / name, _told(name, notes)
+        point, told = folder / "points" / name, _told(name, statuses)
         if (point / SCORES).exists():
             yield Standing(name, "done")
         elif (point / PRUNED).exists():
@@ -133,21 +133,22 @@ def _points(folder: Path) -> Iterator[Standing]:
             yield Standing(name, "to do")
 
 
-def _told(name: str, notes: Mapping[str, tuple[Note, float]]) -> Standing | None:
-    """Return what the note on a unit says, unless who wrote it is gone."""
-    if name not in notes:
+def _told(name: str, statuses: Mapping[str, JobStatus]) -> Standing | None:
+    """Return the state in a status file; "stopped" if its process is gone."""
+    if name not in statuses:
         return None
-    note, age = notes[name]
-    if note.state == "running" and age > LOST:
-        return Standing(name, "stopped", f"no sign of life for {_span(age)} from {note.where}")
-    tries = f"try {note.attempt}" if note.attempt > 1 or note.state != "running" else ""
-    if note.state == "running":
-        far = f"{note.done:g} of {note.total:g} {note.remark}" if note.total else ""
-        since = f"since {_span(time.time() - note.since)}"
-        parts = [far, since, f"on {note.where}", tries]
+    status = statuses[name]
+    if status.lost:
+        silence = _span(status.silent_seconds)
+        return Standing(name, "stopped", f"no heartbeat for {silence} from {status.process}")
+    tries = f"attempt {status.attempt}" if status.attempt > 1 or status.state != "running" else ""
+    if status.state == "running":
+        far = f"{status.done:g} of {status.total:g} {status.message}" if status.total else ""
+        since = f"since {_span(time.time() - status.started)}"
+        parts = [far, since, f"on {status.process}", tries]
     else:
-        parts = [note.reason, tries]
-    return Standing(name, note.state, "; ".join(part for part in parts if part))
+        parts = [status.reason, tries]
+    return Standing(name, status.state, "; ".join(part for part in parts if part))
 
 
 def _span(seconds: float) -> str:

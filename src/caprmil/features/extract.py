@@ -3,7 +3,7 @@
 OUT/NAME.h5       the bag of a slide, with all settings that shaped it
 OUT/qc.csv        every slide: tissue, patches, flags, or why it failed
 OUT/qc/NAME.png   slide, outline of the tissue and grid; .geojson for QuPath; .json, its row above
-OUT/.units        what is in work, and what was given up: see `crew.notes`
+OUT/.status       the status of unfinished slides: see `executors.job_status`
 """
 
 import hashlib
@@ -31,9 +31,9 @@ from caprmil.errors import (
     SlideError,
     shorten,
 )
-from caprmil.executors import Crew, Done, Failed, Here, Unit, Worker
-from caprmil.executors.base import Listen
-from caprmil.executors.job_status import here, place
+from caprmil.executors import Executor, Failed, LocalExecutor, Succeeded, Task, Worker
+from caprmil.executors.base import OnProgress
+from caprmil.executors.job_status import process_name, status_path
 from caprmil.features import bags
 from caprmil.features.bags import BagInfo
 from caprmil.features.settings import ExtractionConfig, Settings, hash_slide_file
@@ -89,28 +89,30 @@ class Extraction:
         slides: Mapping[str, Path],
         *,
         progress: Bar | None = None,
-        crew: Crew | None = None,
+        executor: Executor | None = None,
     ) -> list[Record]:
         """Encode every slide that is not done yet, and return what became of each.
 
         A slide that fails is noted, and the others go on. Several processes may work on one
-        folder: each takes slides that no other has in hand. So may a crew of them.
+        folder: each takes slides that no other has in hand. So may the workers of an executor.
         """
         self.out = as_path(self.out)
         self._check()
         done = self._look(slides)
         if done:
             _log.info("%d of %d slides are done already.", len(done), len(slides))
-        clock, crew = Pace(progress, total=len(slides) - len(done)), crew or Here()
+        clock, executor = Pace(progress, total=len(slides) - len(done)), executor or LocalExecutor()
         try:
             for wait in (False, True):  # first what nobody has in hand, then what is left
                 todo = [
-                    Unit(name, place(self.out, name), Task(path, wait=wait))
+                    Task(name, status_path(self.out, name), SlideTask(path, wait=wait))
                     for name, path in slides.items()
                     if name not in done
                 ]
-                for outcome in crew.do(todo, self._hire(crew), _listener(clock)):
-                    name = outcome.unit.name
+                for outcome in executor.run(
+                    todo, self._worker_factory(executor), _on_progress(clock)
+                ):
+                    name = outcome.task.name
                     if record := self._record(outcome):
                         done[name] = record
                         clock.tick(name, record.patches)
@@ -121,20 +123,20 @@ class Extraction:
                 qc.write_table(self._qc, self.out / "qc.csv")
         return [done[name] for name in slides]
 
-    def _hire(self, crew: Crew) -> "Callable[[], Encoding]":
+    def _worker_factory(self, executor: Executor) -> "Callable[[], Encoding]":
         """Return what makes a worker: with our encoder, or one that it loads where it is."""
-        if not crew.elsewhere or self.load is None or self.encoder is None:
+        if not executor.remote or self.load is None or self.encoder is None:
             return partial(Encoding, self)
         return partial(
             _load_and_encode, replace(self, encoder=None), self.load, self.encoder.fingerprint
         )
 
-    def _record(self, outcome: Done | Failed) -> Record | None:
+    def _record(self, outcome: Succeeded | Failed) -> Record | None:
         """Return what became of a slide, or None if another process has it in hand."""
-        if isinstance(outcome, Done):
+        if isinstance(outcome, Succeeded):
             record: Record | None = outcome.result
             return record
-        name, path = outcome.unit.name, outcome.unit.task.path
+        name, path = outcome.task.name, outcome.task.payload.path
         _log.error("while encoding %s: %s", name, outcome.reason, exc_info=outcome.error)
         # Without the digest of its settings: the slide may be what cannot be read any more.
         return self._failed(Record(slide=name, state="failed", path=str(path)), outcome.reason)
@@ -268,7 +270,7 @@ class Extraction:
         return file if file.is_file() else None
 
     def take(
-        self, name: str, task: "Task", ready: Prepared | Exception, tell: Bar
+        self, name: str, task: "SlideTask", ready: Prepared | Exception, report: Bar
     ) -> Record | None:
         """Encode a slide and note what became of it; None if another process has it in hand."""
         wanted = self.settings(name, task.path)
@@ -285,7 +287,7 @@ class Extraction:
                     return done
                 if isinstance(ready, Exception):
                     raise ready
-                record = self._encode(record, ready, wanted, tell)
+                record = self._encode(record, ready, wanted, report)
             except CaprmilError as problem:
                 if done := self._made_meanwhile(name, wanted):
                     return done
@@ -309,7 +311,7 @@ class Extraction:
                 return self._done(name, wanted)
         return None
 
-    def _encode(self, record: Record, ready: Prepared, wanted: Settings, tell: Bar) -> Record:
+    def _encode(self, record: Record, ready: Prepared, wanted: Settings, report: Bar) -> Record:
         start, slide, grid = monotonic(), ready.slide, ready.patches
         described = replace(
             record,
@@ -333,7 +335,7 @@ class Extraction:
                 for pixels in patches.read(slide, grid, batch=self.batch, workers=self.workers):
                     put(self.encoder(pixels))
                     encoded += len(pixels)
-                    tell(encoded, len(grid), "patches")
+                    report(encoded, len(grid), "patches")
         return replace(described, seconds=ready.seconds + monotonic() - start)
 
     def _describe(
@@ -391,7 +393,7 @@ class Extraction:
 
 
 @dataclass(frozen=True)
-class Task:
+class SlideTask:
     """What there is to know of a slide to encode, beside its name."""
 
     path: Path
@@ -402,21 +404,21 @@ class Task:
 class Encoding(Worker):
     """Encodes slide after slide. The next is looked at while the present one is being encoded."""
 
-    ahead = True
+    prefetches = True
 
     def __init__(self, job: Extraction) -> None:
         self.job = job
         self.pool = ThreadPoolExecutor(1, thread_name_prefix="prepare")
         self.coming: dict[str, Future[Prepared | Exception]] = {}
 
-    def expect(self, unit: Unit) -> None:
-        self.coming[unit.name] = self.pool.submit(self.job.prepare, unit.name, unit.task.path)
+    def prefetch(self, task: Task) -> None:
+        self.coming[task.name] = self.pool.submit(self.job.prepare, task.name, task.payload.path)
 
-    def work(self, unit: Unit, tell: Bar) -> Record | None:
-        coming = self.coming.pop(unit.name, None)
-        ready = coming.result() if coming else self.job.prepare(unit.name, unit.task.path)
+    def run(self, task: Task, report: Bar) -> Record | None:
+        coming = self.coming.pop(task.name, None)
+        ready = coming.result() if coming else self.job.prepare(task.name, task.payload.path)
         with nullcontext() if isinstance(ready, Exception) else ready.slide:
-            return self.job.take(unit.name, unit.task, ready, tell)
+            return self.job.take(task.name, task.payload, ready, report)
 
     def close(self) -> None:
         self.pool.shutdown(cancel_futures=True)
@@ -430,7 +432,7 @@ def _load_and_encode(job: Extraction, load: "Callable[[], Encoder]", fingerprint
     encoder = load()
     if encoder.fingerprint != fingerprint:
         raise EncoderError(
-            f"{encoder.name} has other weights here ({here()}) than where the work was given out. "
+            f"{encoder.name} has other weights on {process_name()} than in the main process. "
             "Pass the same file on all nodes with --weights."
         )
     batch = job.batch or batch_on(encoder.device.type)
@@ -442,8 +444,8 @@ def batch_on(device: str) -> int:
     return 32 if device == "cpu" else 256
 
 
-def _listener(clock: Pace) -> Listen:
-    return lambda unit, done, total, _: clock.count(unit.name, done, total)
+def _on_progress(clock: Pace) -> OnProgress:
+    return lambda task, done, total, _: clock.count(task.name, done, total)
 
 
 def _doubts(slide: Slide) -> list[str]:

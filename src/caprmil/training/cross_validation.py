@@ -27,8 +27,7 @@ from caprmil.evaluation import (
 )
 from caprmil.evaluation.differences import Comparison
 from caprmil.evaluation.predictions import Predictions
-from caprmil.executors import Crew, Done, Here
-from caprmil.executors import job_status as notes
+from caprmil.executors import Executor, LocalExecutor, Succeeded, job_status
 from caprmil.io.atomic import check_writable, write_text
 from caprmil.io.json_files import as_json, read_json
 from caprmil.io.paths import RemotePath, as_path, require_local
@@ -48,8 +47,8 @@ from caprmil.runs.run import (
     Facts,
     Run,
 )
-from caprmil.training.distributed import Team
-from caprmil.training.module import refuse_sharing
+from caprmil.training.distributed import ProcessGroup
+from caprmil.training.module import check_distributed
 from caprmil.training.recipe import Recipe, make_loggers
 from caprmil.training.study import Far, Folds, Study, Watch
 
@@ -62,7 +61,7 @@ def cross_validate(
     devices: int = 1,
     nodes: int = 1,
     progress: bool = True,
-    crew: Crew | None = None,
+    executor: Executor | None = None,
     watch: Watch | None = None,
 ) -> Run:
     """Train and score a model on every fold of a cohort. Each is scored on its own test part.
@@ -76,25 +75,25 @@ def cross_validate(
     """
     out = as_path(out)
     options: dict[str, Any] = {"device": device, "progress": progress, "watch": watch}
-    if crew is not None and crew.elsewhere:  # devices are there, and not looked for here
+    if executor is not None and executor.remote:  # devices are there, and not looked for here
         if devices * nodes > 1:
             raise RunError("Ray has a fold for each worker: leave out --devices and --nodes.")
-        return _train_at(recipe, out, **options, crew=crew)
-    with Team(device, devices, nodes) as team:
-        if not team.leads:
-            team.follow()
+        return _train_at(recipe, out, **options, executor=executor)
+    with ProcessGroup(device, devices, nodes) as group:
+        if not group.is_main:
+            group.run_jobs()
             return Run(out)
-        options |= {"team": team if team.world > 1 else None}
-        return _train_at(adjust_batch_size(recipe, team), out, **options)
+        options |= {"group": group if group.world_size > 1 else None}
+        return _train_at(adjust_batch_size(recipe, group), out, **options)
 
 
-def adjust_batch_size(recipe: Recipe, team: Team) -> Recipe:
+def adjust_batch_size(recipe: Recipe, group: ProcessGroup) -> Recipe:
     """Return the recipe with a bag for each device in a step, at least."""
-    batch = max(recipe.train.batch_size, team.world)
+    batch = max(recipe.train.batch_size, group.world_size)
     if batch > recipe.train.batch_size:
         logging.getLogger("caprmil").warning(
             "note: %d devices take a bag each: train.batch_size is %d, not %d.",
-            *(team.world, batch, recipe.train.batch_size),
+            *(group.world_size, batch, recipe.train.batch_size),
         )
     return replace(recipe, train=replace(recipe.train, batch_size=batch))
 
@@ -104,20 +103,20 @@ def cross_validate_all(
     *,
     device: str = "auto",
     progress: bool = True,
-    crew: Crew | None = None,
-    team: Team | None = None,
+    executor: Executor | None = None,
+    group: ProcessGroup | None = None,
     watch: Watch | None = None,
     share: Callable[[], None] = lambda: None,
     wait: float = 0.0,
 ) -> dict[Path, Run]:
-    """Train and score several recipes, each in its folder. A crew has the folds of all at once.
+    """Train and score several recipes, each in its folder. An executor runs the folds of all.
 
     `share` is called when something of a run is whole. A process that holds one of the folders is
     waited for, for so many seconds.
     """
-    crew = crew or Here()
+    executor = executor or LocalExecutor()
     for out, recipe in recipes.items():
-        _check(out, recipe, team, device=None if crew.elsewhere else device)
+        _check(out, recipe, group, device=None if executor.remote else device)
     studies = {out: _study(out, recipe, progress) for out, recipe in recipes.items()}
     with ExitStack() as held:
         for out in studies:
@@ -125,11 +124,11 @@ def cross_validate_all(
         share()
         options: dict[str, Any] = {"device": device, "progress": progress, "watch": watch}
         # Here each run is scored before the next begins; elsewhere nobody waits for that.
-        groups = [studies] if crew.elsewhere else [{out: each} for out, each in studies.items()]
+        groups = [studies] if executor.remote else [{out: each} for out, each in studies.items()]
         failures = []
-        for group in groups:
-            failures += _train(group, crew, team, share=share, **options)
-            for study in group.values():
+        for part in groups:
+            failures += _train(part, executor, group, share=share, **options)
+            for study in part.values():
                 if len(study.run.done) == len(study.folds):
                     _finish(study.run, study.cohort, progress)
     if failures:
@@ -141,7 +140,7 @@ def cross_validate_all(
     return {out: Run(out) for out in studies}
 
 
-def _check(out: Path, recipe: Recipe, team: Team | None, *, device: str | None) -> None:
+def _check(out: Path, recipe: Recipe, group: ProcessGroup | None, *, device: str | None) -> None:
     """Find what is wrong before anything is written."""
     _check_folder(out, recipe)
     if device is not None:
@@ -151,8 +150,8 @@ def _check(out: Path, recipe: Recipe, team: Team | None, *, device: str | None) 
     check_writable(out)
     make_loggers(recipe.loggers, out)
     model = recipe.model.build(1024, 2)  # the sizes are not known yet, the settings are
-    if team is not None:
-        refuse_sharing(model, recipe.train, team)
+    if group is not None:
+        check_distributed(model, recipe.train, group)
 
 
 def _study(out: Path, recipe: Recipe, progress: bool) -> Study:
@@ -169,8 +168,8 @@ def _study(out: Path, recipe: Recipe, progress: bool) -> Study:
 
 def _train(
     studies: Mapping[Path, Study],
-    crew: Crew,
-    team: Team | None,
+    executor: Executor,
+    group: ProcessGroup | None,
     *,
     device: str,
     progress: bool,
@@ -178,19 +177,19 @@ def _train(
     share: Callable[[], None],
 ) -> list[str]:
     """Train all folds that are not there yet, and return which failed, and why."""
-    units, failures = [unit for out, study in studies.items() for unit in study.units(out)], []
+    tasks, failures = [task for out, study in studies.items() for task in study.tasks(out)], []
     title = "Training " + ", ".join(study.recipe.model.name for study in studies.values())
-    hire = partial(Folds, studies, device, watch, team)
+    make_worker = partial(Folds, studies, device, watch, group)
     with bar(title, shown=progress) as step:
-        far = Far(step, studies, units)
-        for outcome in crew.do(units, hire, far.hear):
-            if isinstance(outcome, Done):
-                far.tick(outcome.unit)
+        far = Far(step, studies, tasks)
+        for outcome in executor.run(tasks, make_worker, far.hear):
+            if isinstance(outcome, Succeeded):
+                far.tick(outcome.task)
                 share()
             elif outcome.error is not None:
                 raise outcome.error
             else:
-                failures.append(f"{outcome.unit.name} ({outcome.reason})")
+                failures.append(f"{outcome.task.name} ({outcome.reason})")
     for study in studies.values():  # those of a process that was killed in just that moment
         study.tidy()
     return failures
@@ -337,7 +336,7 @@ def _finish(run: Run, cohort: Cohort, progress: bool) -> None:
         "calibration": calibrated.as_dict(),
     }
     with suppress(OSError):
-        (run.folder / notes.FOLDER).rmdir()  # it is empty: nothing is in work any more
+        (run.folder / job_status.FOLDER).rmdir()  # it is empty: nothing is in work any more
     write_text(run.folder / SCORES, as_json(scores))
 
 

@@ -26,7 +26,7 @@ from caprmil.models import MILModel
 from caprmil.models.base import Memory
 from caprmil.models.compiling import compiled
 from caprmil.training.data import EpochSampler, Steps
-from caprmil.training.distributed import Team
+from caprmil.training.distributed import ProcessGroup
 from caprmil.training.trainer import interruptible, make_trainer, quiet
 
 Row = dict[str, float]
@@ -106,10 +106,14 @@ class Learner(pl.LightningModule):
         *,
         n_validation: int | None = None,
         steps: Steps | None = None,
-        team: Team | None = None,
+        group: ProcessGroup | None = None,
     ) -> None:
         super().__init__()
-        self.n_validation, self.steps, self.team = n_validation, steps, team or Team("cpu")
+        self.n_validation, self.steps, self.group = (
+            n_validation,
+            steps,
+            group or ProcessGroup("cpu"),
+        )
         self.model, self.settings, self.seed, self.n_bags = model, train, seed, n_bags
         model.save_memory(train.memory)
         self.ask = compiled(model) if train.compile else model.__call__
@@ -128,7 +132,7 @@ class Learner(pl.LightningModule):
         """
         if number > 0:
             return
-        others = [self.team.rank] if self.team.rank else []  # each device has dropout of its own
+        others = [self.group.rank] if self.group.rank else []  # each device has dropout of its own
         seed = np.random.SeedSequence([self.seed, self.current_epoch, *others])
         state = seed.generate_state(1)
         torch.manual_seed(int(state[0]))
@@ -166,7 +170,7 @@ class Learner(pl.LightningModule):
         All devices score all bags, each of which is counted once and in its own place: they come
         to the same numbers as one would, and to the same end.
         """
-        in_turn = zip_longest(*self.team.gather(self.answers))
+        in_turn = zip_longest(*self.group.gather(self.answers))
         answers = [answer for turn in in_turn for answer in turn if answer is not None]
         logits, labels, terms = zip(*answers[: self.n_validation], strict=True)
         probabilities = torch.cat(logits).double().softmax(dim=-1).numpy()
@@ -184,7 +188,7 @@ class Learner(pl.LightningModule):
 
     def row(self) -> Row:
         """Return the numbers of the epoch that has just ended."""
-        losses, sizes = zip(*chain(*self.team.gather(self.losses)), strict=True)
+        losses, sizes = zip(*chain(*self.group.gather(self.losses)), strict=True)
         return {
             "epoch": self.current_epoch,
             "lr": learning_rate(self.current_epoch, self.settings),
@@ -286,7 +290,7 @@ def fit(
     seed: int = 0,
     cache: Cache | None = None,
     device: str = "auto",
-    team: Team | None = None,
+    group: ProcessGroup | None = None,
     loggers: Sequence[Logger] = (),
     listen: Callable[[Row], None] | None = None,
 ) -> list[Row]:
@@ -294,10 +298,10 @@ def fit(
 
     Every epoch is kept in the folder, and training goes on from the last one found there.
     Without validation bags there is no early stopping, and the last weights are kept.
-    With a team, `batch_size` is shared out among its devices, and the leader calls this.
+    A process group divides `batch_size` among its devices; its main process calls this.
     """
-    settings, team = settings or TrainConfig(), team or Team(device)
-    refuse_sharing(model, settings, team)
+    settings, group = settings or TrainConfig(), group or ProcessGroup(device)
+    check_distributed(model, settings, group)
     weigh_classes(model.train(), train, settings)  # Lightning does not switch dropout on
     last = folder / "last.ckpt"
     job = partial(
@@ -310,8 +314,8 @@ def fit(
         seed=seed,
         start=last if last.exists() else None,
     )
-    with team.working(job):
-        rows = job(team, cache=cache, loggers=loggers, listen=listen)
+    with group.distribute(job):
+        rows = job(group, cache=cache, loggers=loggers, listen=listen)
     load_weights(model, folder / "kept.ckpt")
     model.weigh_classes(None)
     model.cpu().eval()
@@ -319,7 +323,7 @@ def fit(
 
 
 def _learn(
-    team: Team,
+    group: ProcessGroup,
     *,
     model: MILModel,
     train: Sequence[Sample],
@@ -333,11 +337,13 @@ def _learn(
     listen: Callable[[Row], None] | None = None,
 ) -> list[Row]:
     """Do one device's part: with every other bag, if there are two, and the history of all."""
-    cache = team.cache = cache or team.cache or Cache(settings.cache_gb)
+    cache = group.cache = cache or group.cache or Cache(settings.cache_gb)
     reading: dict[str, Any] = {"cache": cache, "workers": settings.workers}
     sampler = EpochSampler(train, seed=seed, balanced=settings.sampling == "balanced")
-    steps = Steps(sampler, settings.batch_size, rank=team.rank, world=team.world)
-    own = validation[team.rank :: team.world] or validation[:1]  # who has none is not counted
+    steps = Steps(sampler, settings.batch_size, rank=group.rank, world=group.world_size)
+    own = (
+        validation[group.rank :: group.world_size] or validation[:1]
+    )  # who has none is not counted
 
     history = History(folder / "history.csv", listen)
     keeper = Keeper(folder, history, settings)
@@ -345,7 +351,7 @@ def _learn(
     callbacks: list[Callback] = [history, *([early] if validation else []), keeper]
     with quiet(), interruptible():
         trainer = make_trainer(
-            team,
+            group,
             epochs=settings.epochs,
             precision=settings.precision,
             clip=settings.clip,
@@ -360,7 +366,7 @@ def _learn(
                 len(train),
                 n_validation=len(validation),
                 steps=steps,
-                team=team,
+                group=group,
             ),
             batches.load(
                 train,
@@ -375,9 +381,9 @@ def _learn(
     return history.rows
 
 
-def refuse_sharing(model: MILModel, settings: TrainConfig, team: Team) -> None:
-    """Raise at what several devices cannot learn together."""
-    if team.world == 1:
+def check_distributed(model: MILModel, settings: TrainConfig, group: ProcessGroup) -> None:
+    """Raise an error if a model cannot be trained on several devices."""
+    if group.world_size == 1:
         return
     kept = model.state_dict().keys() & {name for name, _ in model.named_buffers()}
     if kept:

@@ -13,8 +13,8 @@ from caprmil.cohort.cohort import Cohort
 from caprmil.cohort.folds import Fold
 from caprmil.errors import RunError
 from caprmil.evaluation.predictions import Predictions
-from caprmil.executors import Unit, Worker
-from caprmil.executors.job_status import here, place
+from caprmil.executors import Task, Worker
+from caprmil.executors.job_status import process_name, status_path
 from caprmil.features.batches import Cache, Sample
 from caprmil.io.atomic import write_text
 from caprmil.io.json_files import as_json
@@ -22,7 +22,7 @@ from caprmil.io.progress import Bar
 from caprmil.models.device import pick_device
 from caprmil.runs.inference import predict_samples
 from caprmil.runs.run import Run
-from caprmil.training.distributed import Team
+from caprmil.training.distributed import ProcessGroup
 from caprmil.training.module import Row, fit, kept_epoch
 from caprmil.training.recipe import Recipe, make_loggers
 
@@ -47,10 +47,10 @@ class Study:
     cohort: Cohort
     folds: tuple[Fold, ...]
 
-    def units(self, out: Path) -> list[Unit]:
+    def tasks(self, out: Path) -> list[Task]:
         """Return the folds that are not there yet."""
         return [
-            Unit(f"{out.name}/{fold.name}", place(out, fold.name), FoldTask(out, fold))
+            Task(f"{out.name}/{fold.name}", status_path(out, fold.name), FoldTask(out, fold))
             for fold in self.folds
             if not self.run.fold_folder(fold.name).exists()
         ]
@@ -70,26 +70,26 @@ class Folds(Worker):
         studies: Mapping[Path, Study],
         device: str,
         watch: Watch | None,
-        team: Team | None = None,
+        group: ProcessGroup | None = None,
     ) -> None:
-        self.studies, self.device, self.watch, self.team = studies, device, watch, team
+        self.studies, self.device, self.watch, self.group = studies, device, watch, group
         pick_device(device)
         if unseen := [out for out in studies if not out.is_dir()]:
             raise RunError(
-                f"{here()} does not see {unseen[0]}. All nodes of a cluster need it under this "
-                "name: use a shared folder (for a run elsewhere, set XDG_CACHE_HOME to one)."
+                f"{process_name()} does not see {unseen[0]}. All nodes of a cluster need it under "
+                "this name: use a shared folder (for a run elsewhere, set XDG_CACHE_HOME to one)."
             )
         self.out, self.cache = Path(), Cache(0)
 
-    def work(self, unit: Unit, tell: Bar) -> None:
-        out, fold = unit.task.out, unit.task.fold
+    def run(self, task: Task, report: Bar) -> None:
+        out, fold = task.payload.out, task.payload.fold
         study = self.studies[out]
         if out != self.out:
             self.out, self.cache = out, Cache(study.recipe.train.cache_gb)
 
         def listen(row: Row) -> None:
             shown = [f"{name} {row[name]:.3f}" for name in ("val_loss", "val_auc") if name in row]
-            tell(row["epoch"] + 1, study.recipe.train.epochs, " ".join([fold.name, *shown]))
+            report(row["epoch"] + 1, study.recipe.train.epochs, " ".join([fold.name, *shown]))
             if self.watch:
                 self.watch(fold.name, row)
 
@@ -97,7 +97,7 @@ class Folds(Worker):
         with FileLock(out / "folds" / f".{fold.name}.lock"):
             if not study.run.fold_folder(fold.name).exists():
                 options: dict[str, Any] = {"cache": self.cache, "device": self.device}
-                options["team"] = self.team
+                options["group"] = self.group
                 _train_fold(study.run, study.recipe, study.cohort, fold, **options, listen=listen)
         study.tidy()  # only now: a fold has its name, or all it needs to go on
 
@@ -105,22 +105,22 @@ class Folds(Worker):
 class Far:
     """How far the folds are, in epochs, with those that were there before."""
 
-    def __init__(self, step: Bar, studies: Mapping[Path, Study], units: Sequence[Unit]) -> None:
+    def __init__(self, step: Bar, studies: Mapping[Path, Study], tasks: Sequence[Task]) -> None:
         self.step = step
         self.epochs = {out: study.recipe.train.epochs for out, study in studies.items()}
         self.total = sum(self.epochs[out] * len(study.folds) for out, study in studies.items())
-        self.done = self.total - sum(self.epochs[unit.task.out] for unit in units)
+        self.done = self.total - sum(self.epochs[task.payload.out] for task in tasks)
         self.parts: dict[str, float] = {}
 
-    def hear(self, unit: Unit, done: float, _: float, remark: str) -> None:
-        self.parts[unit.name] = done
+    def hear(self, task: Task, done: float, _: float, remark: str) -> None:
+        self.parts[task.name] = done
         self.step(self.done + sum(self.parts.values()), self.total, remark)
 
-    def tick(self, unit: Unit) -> None:
+    def tick(self, task: Task) -> None:
         """Note that a fold is done: all of its epochs, if it was stopped early too."""
-        self.parts.pop(unit.name, None)
-        self.done += self.epochs[unit.task.out]
-        self.step(self.done + sum(self.parts.values()), self.total, unit.task.fold.name)
+        self.parts.pop(task.name, None)
+        self.done += self.epochs[task.payload.out]
+        self.step(self.done + sum(self.parts.values()), self.total, task.payload.fold.name)
 
 
 def _samples(cohort: Cohort, slides: Sequence[str]) -> list[Sample]:
@@ -138,7 +138,7 @@ def _train_fold(
     cache: Cache,
     device: str,
     listen: Callable[[Row], None],
-    team: Team | None = None,
+    group: ProcessGroup | None = None,
 ) -> None:
     """Train on a fold in a folder of its own, which gets its name when all is in it."""
     work = run.folder / "folds" / f".{fold.name}.part"
@@ -154,7 +154,7 @@ def _train_fold(
         cache=cache,
         folder=work,
         device=device,
-        team=team,
+        group=group,
         loggers=make_loggers(recipe.loggers, work),
         listen=listen,
     )

@@ -1,4 +1,4 @@
-"""Trainer: Lightning's, made for one device or a team of them, and made to behave."""
+"""Lightning's trainer for one device or several, with the usual handling of signals."""
 
 import logging
 import signal
@@ -15,13 +15,13 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from caprmil.training.distributed import Team
+from caprmil.training.distributed import ProcessGroup
 
 PRECISIONS = {"fp32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
 
 
 def make_trainer(
-    team: Team,
+    group: ProcessGroup,
     *,
     epochs: int,
     precision: str,
@@ -29,19 +29,19 @@ def make_trainer(
     callbacks: Sequence[Callback],
     loggers: Sequence[Logger],
 ) -> pl.Trainer:
-    """Return a trainer for the devices of a team, of which this process has one."""
-    place = team.device
+    """Return a trainer for the devices of a process group, of which this process has one."""
+    device = group.device
     return pl.Trainer(
         max_epochs=epochs,
-        accelerator="gpu" if place.type == "cuda" else place.type,
-        devices=team.devices if place.index is None or team.seat else [place.index],
-        num_nodes=team.nodes,
-        strategy=strategy(team),
-        precision=usable_precision(precision, place),
+        accelerator="gpu" if device.type == "cuda" else device.type,
+        devices=group.devices if device.index is None or group.environment else [device.index],
+        num_nodes=group.nodes,
+        strategy=make_strategy(group),
+        precision=usable_precision(precision, device),
         gradient_clip_val=clip or None,
-        callbacks=[*callbacks, *([Leaving()] if team.world > 1 else [])],
+        callbacks=[*callbacks, *([ExitOnSigterm()] if group.world_size > 1 else [])],
         logger=list(loggers),
-        deterministic="warn" if place.type == "cuda" else None,
+        deterministic="warn" if device.type == "cuda" else None,
         enable_progress_bar=False,
         enable_model_summary=False,
         num_sanity_val_steps=0,
@@ -49,40 +49,40 @@ def make_trainer(
     )
 
 
-class Leaving(Callback):
-    """Ends one process of several at once when it is terminated.
+class ExitOnSigterm(Callback):
+    """Ends a process of a group as soon as it gets SIGTERM.
 
-    Lightning tells the others first, from inside the signal handler, while they are busy with
-    gradients: all would wait for each other from then on.
+    Lightning's own handler sends a message to the other processes first. They are exchanging
+    gradients at that time, so all processes would wait for each other.
     """
 
     def on_train_start(self, *_: Any) -> None:
         if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, self.leave)
+            signal.signal(signal.SIGTERM, self.exit)
 
-    def leave(self, *_: Any) -> None:
+    def exit(self, *_: Any) -> None:
         raise SIGTERMException
 
 
-def strategy(team: Team) -> DDPStrategy | str:
-    """Return how Lightning is to train: as ever, or with the gradients of all devices averaged.
+def make_strategy(group: ProcessGroup) -> DDPStrategy | str:
+    """Return Lightning's strategy: DDP for several devices.
 
-    Buffers stay as they are: class weights are the same everywhere, and bags in validation are not
-    as many everywhere.
+    DDP does not broadcast buffers. Class weights are the same in all processes, and the processes
+    have different numbers of validation bags.
     """
-    if team.seat is None:
+    if group.environment is None:
         return "auto"
-    return DDPStrategy(cluster_environment=team.seat, broadcast_buffers=False)
+    return DDPStrategy(cluster_environment=group.environment, broadcast_buffers=False)
 
 
 def has_half_precision() -> bool:
-    """Tell whether this CPU multiplies in bfloat16; where it does not, that is far slower."""
+    """Return whether this CPU has bfloat16 arithmetic. Without it, bfloat16 is far slower."""
     capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
     return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
 
 
 def usable_precision(name: str, device: torch.device) -> Any:
-    """Return Lightning's word for a precision, or that of fp32 where half is no help."""
+    """Return Lightning's name of a precision; that of fp32 where the CPU has no half precision."""
     fast = name == "fp32" or (name == "bf16" and has_half_precision())
     slow = device.type == "cpu" and not fast
     if slow:
@@ -92,7 +92,7 @@ def usable_precision(name: str, device: torch.device) -> Any:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keep Lightning's advice and announcements off the screen; its errors stay."""
+    """Hide the hints and messages of Lightning. Errors are still shown."""
     loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
@@ -109,18 +109,18 @@ def quiet() -> Iterator[None]:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Let signals do what they do elsewhere.
+    """Let signals have their usual effect.
 
-    On Ctrl-C Lightning exits, and ignores the next ones; when it is terminated, as a cluster does
-    with a job that runs too long, it leaves with 0 as if all were done.
+    On Ctrl-C Lightning exits and ignores further ones. On SIGTERM, which a cluster sends to a job
+    that exceeds its time limit, it exits with 0 as if the training were finished.
     """
     handler = signal.getsignal(signal.SIGINT)
     try:
         yield
     except SIGTERMException:
         raise SystemExit(128 + signal.SIGTERM) from None
-    except SystemExit as leaving:
-        if not isinstance(leaving.__context__, KeyboardInterrupt):
+    except SystemExit as error:
+        if not isinstance(error.__context__, KeyboardInterrupt):
             raise
         signal.signal(signal.SIGINT, handler)
         raise KeyboardInterrupt from None

@@ -8,7 +8,7 @@ from pathlib import Path
 from caprmil.cohort.cohort import find_bags
 from caprmil.errors import CohortError, shorten
 from caprmil.evaluation import comparison, metrics
-from caprmil.executors import Crew
+from caprmil.executors import Executor
 from caprmil.experiments import cost, paper
 from caprmil.experiments.reproduce.protocols import (
     Protocol,
@@ -35,11 +35,11 @@ def reproduce(
     changes: Sequence[str] = (),
     device: str = "auto",
     progress: bool = True,
-    crew: Crew | None = None,
+    executor: Executor | None = None,
 ) -> Reproduction:
     """Run a protocol for these models, each in a folder of `out`, and compare with the paper.
 
-    What is finished there is not trained again. A crew has the folds of all models at once.
+    What is finished there is not trained again. An executor runs the folds of all models.
     """
     protocol, out, features = find_protocol(name), require_local(out), as_path(features)
     rows = read_labels(name, labels)
@@ -54,7 +54,7 @@ def reproduce(
         {out / model: each for model, each in recipes.items()},
         device=device,
         progress=progress,
-        crew=crew,
+        executor=executor,
     )
     for model, run in zip(recipes, runs.values(), strict=True):
         lines += _lines(name, protocol, model, run)

@@ -15,8 +15,8 @@ from filelock import FileLock, Timeout
 from caprmil import config, figures
 from caprmil.cohort.cohort import load_cohort
 from caprmil.errors import CaprmilError, RecipeError, RunError
-from caprmil.executors import Crew, Done, Failed, Here, Unit, Worker
-from caprmil.executors.job_status import LOST, place
+from caprmil.executors import Executor, Failed, LocalExecutor, Succeeded, Task, Worker
+from caprmil.executors.job_status import LOST_SECONDS, status_path
 from caprmil.experiments.sweep.plan import TRIALS, Plan, Point
 from caprmil.experiments.sweep.pruning import GivenUp, Judge, Pruned
 from caprmil.experiments.sweep.results import Result, Sweep
@@ -45,29 +45,33 @@ def sweep(
     device: str = "auto",
     progress: bool = True,
     listen: Listener | None = None,
-    crew: Crew | None = None,
+    executor: Executor | None = None,
 ) -> Sweep:
     """Train every point of a plan as a run in `out/points`, and write tables and a picture.
 
     What is there already is not trained again, so the same call goes on where it was stopped; with
-    more trials it goes further. A point that cannot be trained is noted, and the others go on. A
-    crew has several points in work at once, the folds of each one after the other.
+    more trials it goes further. A point that cannot be trained is noted, and the others go on. With
+    several workers an executor runs several points at once, and the folds of each in order.
     """
-    out, say, crew = require_local(out), listen or (lambda *_: None), crew or Here()
-    if not crew.elsewhere:  # here and below: what is wrong is found before anything is written
+    out, say, executor = (
+        require_local(out),
+        listen or (lambda *_: None),
+        executor or LocalExecutor(),
+    )
+    if not executor.remote:  # here and below: what is wrong is found before anything is written
         pick_device(device)
     check_writable(out)
     found = Findings(plan, out)
-    points, total = _points(plan, trials, found.scores, out / TRIALS_LOG, several=crew.elsewhere)
+    points, total = _points(plan, trials, found.scores, out / TRIALS_LOG, several=executor.remote)
     _refuse_hopeless(plan, trials)
     _open(out, plan)
     asked = Asked(points, total, out, say)
-    hire = partial(Points, plan, out, device, progress=progress and not crew.elsewhere)
-    with _alone(out), bar("Sweeping", shown=progress and crew.elsewhere) as step:
+    make_worker = partial(Points, plan, out, device, progress=progress and not executor.remote)
+    with _alone(out), bar("Sweeping", shown=progress and executor.remote) as step:
         far = Far(step, total)
-        for each in crew.do(asked, hire, far.hear):
-            far.tick(each.unit)
-            number, point = asked.numbers[each.unit.name], each.unit.task
+        for each in executor.run(asked, make_worker, far.hear):
+            far.tick(each.task)
+            number, point = asked.numbers[each.task.name], each.task.payload
             outcome = _outcome(each)
             found.note(point, outcome)
             found.write(asked.numbers)
@@ -78,9 +82,9 @@ def sweep(
     return whole
 
 
-def _outcome(each: Done | Failed) -> Outcome:
+def _outcome(each: Succeeded | Failed) -> Outcome:
     """Return what came of a point; what is nobody's mistake but ours is raised."""
-    if isinstance(each, Done):
+    if isinstance(each, Succeeded):
         outcome: Outcome = each.result
         return outcome
     if isinstance(each.error, CaprmilError):
@@ -91,7 +95,7 @@ def _outcome(each: Done | Failed) -> Outcome:
 
 
 class Asked:
-    """Points as units of work, each once. They are proposed only when somebody is free for them."""
+    """Points as tasks, each once. A point is proposed only when a worker is free for it."""
 
     def __init__(self, points: Iterable[Point], total: int, out: Path, say: Listener) -> None:
         self.points, self.total, self.out, self.say = points, total, out, say
@@ -100,13 +104,13 @@ class Asked:
     def __len__(self) -> int:
         return self.total
 
-    def __iter__(self) -> Iterator[Unit]:
+    def __iter__(self) -> Iterator[Task]:
         for number, point in enumerate(self.points, 1):
             if point.name in self.numbers:  # a search may come back
                 continue
             self.numbers[point.name] = number
             self.say(number, self.total, point, None)
-            yield Unit(point.name, place(self.out, point.name), point)
+            yield Task(point.name, status_path(self.out, point.name), point)
 
 
 class Points(Worker):
@@ -116,9 +120,9 @@ class Points(Worker):
         self.plan, self.out, self.device, self.progress = plan, out, device, progress
         pick_device(device)
 
-    def work(self, unit: Unit, tell: Bar) -> Result | Pruned:
+    def run(self, task: Task, report: Bar) -> Result | Pruned:
         """Train a point, or what of it is not there yet."""
-        point: Point = unit.task
+        point: Point = task.payload
         folder, recipe = self.out / "points" / point.name, self.plan.recipe_at(point)
         if self.plan.prune and (before := Pruned.read(folder, point)):
             return before
@@ -126,17 +130,19 @@ class Points(Worker):
 
         def watch(fold: str, row: Row) -> None:
             share = (row["epoch"] + 1) / recipe.train.epochs
-            tell(row["epoch"] + 1, recipe.train.epochs, f"{point.name} {fold} {share:.0%}")
+            report(row["epoch"] + 1, recipe.train.epochs, f"{point.name} {fold} {share:.0%}")
             if self.plan.prune:
                 judge(fold, row)
 
         options: dict[str, Any] = {"device": self.device, "progress": self.progress}
         try:
             with _clock(self.out / SECONDS, point.name) as clock:
-                run = training.complete(recipe, folder, **options, watch=watch, wait=3 * LOST)
+                run = training.complete(
+                    recipe, folder, **options, watch=watch, wait=3 * LOST_SECONDS
+                )
         except GivenUp as end:
             end.verdict.write(folder)
-            place(folder, end.verdict.fold).unlink(missing_ok=True)  # it has not failed
+            status_path(folder, end.verdict.fold).unlink(missing_ok=True)  # it has not failed
             return end.verdict
         return Result.of(run, point, seconds=clock[point.name])
 
@@ -183,12 +189,12 @@ class Far:
     def __init__(self, step: Bar, total: int) -> None:
         self.step, self.total, self.done = step, total, 0
 
-    def hear(self, _: Unit, __: float, ___: float, remark: str) -> None:
+    def hear(self, _: Task, __: float, ___: float, remark: str) -> None:
         self.step(self.done, self.total, remark)
 
-    def tick(self, unit: Unit) -> None:
+    def tick(self, task: Task) -> None:
         self.done += 1
-        self.step(self.done, self.total, unit.name)
+        self.step(self.done, self.total, task.name)
 
 
 @contextmanager

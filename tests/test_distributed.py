@@ -30,7 +30,7 @@ from caprmil.training.cross_validation import (
     cross_validate_all,
 )
 from caprmil.training.data import EpochSampler, Steps
-from caprmil.training.distributed import Team
+from caprmil.training.distributed import ProcessGroup
 from caprmil.training.module import Learner, Row, TrainConfig, fit
 from caprmil.training.recipe import ModelConfig, Recipe
 
@@ -42,10 +42,10 @@ CLOSE = {"rel": 1e-5, "abs": 1e-6}
 
 
 @pytest.fixture(scope="module")
-def two(monkeypatch_module: pytest.MonkeyPatch) -> Iterator[Team]:
+def two(monkeypatch_module: pytest.MonkeyPatch) -> Iterator[ProcessGroup]:
     """Two processes on the CPU. To start them takes longer than all they do here."""
-    with Team("cpu", 2) as team:
-        yield team
+    with ProcessGroup("cpu", 2) as group:
+        yield group
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def monkeypatch_module() -> Iterator[pytest.MonkeyPatch]:
 
 def learn(
     folder: Path,
-    team: Team | None = None,
+    group: ProcessGroup | None = None,
     *,
     n: int = 9,
     n_validation: int = 7,
@@ -78,7 +78,7 @@ def learn(
         folder=folder,
         settings=TrainConfig(**QUICK | {"batch_size": 2} | settings),
         device="cpu",
-        team=team,
+        group=group,
         listen=listen,
     )
     return made, history
@@ -95,24 +95,24 @@ def weights(model: MILModel) -> Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
 
-# First, as a process is in one team at a time, and the others share theirs
+# First, as a process is in one group at a time, and the other tests share theirs
 
 
 @pytest.mark.slow
-def test_what_goes_wrong_with_a_follower_is_said_by_the_leader(
+def test_the_error_of_a_worker_process_is_raised_by_the_main_process(
     tmp_path: Path, monkeypatch_module: pytest.MonkeyPatch
 ) -> None:
     order = list(EpochSampler(SLIDES[:8], seed=0, balanced=False))
     slides = list(SLIDES[:8])
-    lost = slides[order[1]]  # the second of a step is the follower's
+    lost = slides[order[1]]  # the second of a step belongs to the worker process
     slides[order[1]] = Sample(lost.slide, tmp_path / "lost.h5", lost.label)
-    with pytest.raises(RunError, match="lost"), Team("cpu", 2) as team:
+    with pytest.raises(RunError, match="lost"), ProcessGroup("cpu", 2) as group:
         fit(
             create("mean", 16, 2),
             slides,
             folder=tmp_path,
             settings=TrainConfig(**QUICK | {"batch_size": 2}),
-            team=team,
+            group=group,
         )
     assert not torch.distributed.is_initialized()
 
@@ -153,23 +153,23 @@ def test_one_device_takes_the_batches_as_they_come() -> None:
 
 
 def test_two_processes_with_a_bag_each_learn_what_one_learns_with_two(
-    tmp_path: Path, two: Team
+    tmp_path: Path, two: ProcessGroup
 ) -> None:
     one, alone = learn(tmp_path / "one")  # nine bags: in the last step one device has none
     other, together = learn(tmp_path / "two", two)
     assert same(alone, together)
     torch.testing.assert_close(weights(other), weights(one), rtol=1e-4, atol=1e-6)
-    assert not two.busy
+    assert not two.running
 
 
-def test_bags_that_cannot_be_shared_evenly_count_alike(tmp_path: Path, two: Team) -> None:
+def test_bags_that_cannot_be_shared_evenly_count_alike(tmp_path: Path, two: ProcessGroup) -> None:
     options: dict[str, Any] = {"batch_size": 3, "class_weights": "balanced", "clip": 0.1}
     _, alone = learn(tmp_path / "one", n=11, **options)  # six of one class, five of the other
     _, together = learn(tmp_path / "two", two, n=11, **options)
     assert same(alone, together)
 
 
-def test_a_single_validation_bag_is_counted_once(tmp_path: Path, two: Team) -> None:
+def test_a_single_validation_bag_is_counted_once(tmp_path: Path, two: ProcessGroup) -> None:
     _, alone = learn(tmp_path / "one", n_validation=1)
     _, together = learn(tmp_path / "two", two, n_validation=1)
     assert same(
@@ -184,15 +184,15 @@ def test_a_bag_that_a_device_has_only_to_take_part_is_not_scored() -> None:
         (logits, torch.tensor([1]), {"bag": loss})
         for logits, loss in ((right, 1.0), (right, 3.0), (wrong, 100.0))
     )
-    team = SimpleNamespace(rank=0, gather=lambda _: [[one], [two], [extra]])
+    group = SimpleNamespace(rank=0, gather=lambda _: [[one], [two], [extra]])
     model = create("mean", 16, 2)
-    learner = Learner(model, TrainConfig(), 0, n_validation=2, team=team)  # type: ignore[arg-type]
+    learner = Learner(model, TrainConfig(), 0, n_validation=2, group=group)  # type: ignore[arg-type]
     learner.log = lambda *_, **__: None  # type: ignore[method-assign]
     learner.on_validation_epoch_end()
     assert learner.validated["val_loss"] == 2.0
 
 
-def test_both_stop_early_and_keep_the_same_epoch(tmp_path: Path, two: Team) -> None:
+def test_both_stop_early_and_keep_the_same_epoch(tmp_path: Path, two: ProcessGroup) -> None:
     hasty = {"epochs": 30, "warmup_epochs": 20, "warmup_lr": 1e-3, "lr": 0.1, "patience": 2}
     one, alone = learn(tmp_path / "one", **hasty)
     other, together = learn(tmp_path / "two", two, **hasty)
@@ -200,7 +200,7 @@ def test_both_stop_early_and_keep_the_same_epoch(tmp_path: Path, two: Team) -> N
     torch.testing.assert_close(weights(other), weights(one), rtol=1e-3, atol=1e-4)
 
 
-def test_two_go_on_from_where_one_was_stopped(tmp_path: Path, two: Team) -> None:
+def test_two_go_on_from_where_one_was_stopped(tmp_path: Path, two: ProcessGroup) -> None:
     def stop(row: Row) -> None:
         if row["epoch"] == 1:
             raise KeyboardInterrupt
@@ -212,7 +212,7 @@ def test_two_go_on_from_where_one_was_stopped(tmp_path: Path, two: Team) -> None
     assert same(whole, resumed)
 
 
-def test_only_the_leader_writes(tmp_path: Path, two: Team) -> None:
+def test_only_the_main_process_writes(tmp_path: Path, two: ProcessGroup) -> None:
     learn(tmp_path, two)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         *("history.csv", "kept.ckpt", "last.ckpt")
@@ -230,7 +230,9 @@ def test_every_parameter_learns_from_every_bag() -> None:
 
 
 @pytest.mark.slow
-def test_every_model_learns_with_two_what_it_learns_alone(tmp_path: Path, two: Team) -> None:
+def test_every_model_learns_with_two_what_it_learns_alone(
+    tmp_path: Path, two: ProcessGroup
+) -> None:
     for name in set(list_models()) - {"dgrmil"}:
         _, alone = learn(tmp_path / f"{name} alone", model=name, lr=1e-3)
         _, together = learn(tmp_path / name, two, model=name, lr=1e-3)
@@ -244,7 +246,7 @@ def test_every_model_learns_with_two_what_it_learns_alone(tmp_path: Path, two: T
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"devices": 3}, "--devices 3 is more than there are here: CPU cores: 2. Ask for 2"),
+        ({"devices": 3}, "--devices 3 is more than this machine has: CPU cores: 2. Use 2"),
         ({"devices": 0}, "1 or more"),
         ({"nodes": 2}, "--nodes 2 needs a launcher"),
     ],
@@ -254,13 +256,13 @@ def test_devices_that_are_not_there_are_refused(
     wrong: dict[str, int], words: str, monkeypatch_module: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(RunError, match=words):
-        Team("cpu", **wrong)
+        ProcessGroup("cpu", **wrong)
 
 
 def test_several_devices_are_not_one_that_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "pick_device", torch.device)
     with pytest.raises(RunError, match="cuda:1 is one device"):
-        Team("cuda:1", 2)
+        ProcessGroup("cuda:1", 2)
 
 
 def test_processes_that_are_too_few_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,11 +270,11 @@ def test_processes_that_are_too_few_are_refused(monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setenv(f"SLURM_{name}", value)
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     with pytest.raises(RunError, match=r"1 processes were started.*srun --nodes=1 --ntasks-per"):
-        Team("cpu", 2)
+        ProcessGroup("cpu", 2)
 
 
 def test_a_model_that_remembers_bags_is_refused(
-    tmp_path: Path, tiny_recipe: Recipe, two: Team
+    tmp_path: Path, tiny_recipe: Recipe, two: ProcessGroup
 ) -> None:
     with pytest.raises(RunError, match="DGRMIL carries centres from bag to bag"):
         learn(tmp_path, two, model="dgrmil")
@@ -285,7 +287,7 @@ def test_a_model_that_remembers_bags_is_refused(
 
 
 def test_devices_change_nothing_of_a_recipe_but_too_small_a_batch(
-    tiny_recipe: Recipe, two: Team
+    tiny_recipe: Recipe, two: ProcessGroup
 ) -> None:
     large = config.parse({"cohort": "c.csv", "train": {"batch_size": 8}}, into=Recipe)
     assert adjust_batch_size(large, two) == large
@@ -310,14 +312,14 @@ def scores(run: Run) -> Any:
 
 
 def test_a_run_on_two_devices_is_that_of_one(
-    tmp_path: Path, tiny_recipe: Recipe, two: Team
+    tmp_path: Path, tiny_recipe: Recipe, two: ProcessGroup
 ) -> None:
     one = cross_validate(
         still(tiny_recipe, batch_size=2), tmp_path / "one", device="cpu", progress=False
     )
     shared = adjust_batch_size(still(tiny_recipe), two)
     out = tmp_path / "two"
-    other = cross_validate_all({out: shared}, device="cpu", progress=False, team=two)[out]
+    other = cross_validate_all({out: shared}, device="cpu", progress=False, group=two)[out]
     assert other.predictions.probabilities == scores(one)
     assert other.facts.digest == one.facts.digest
 
@@ -437,7 +439,7 @@ def wait_for(what: Any, seconds: float = 120) -> None:
 @pytest.mark.parametrize(
     ("how", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)]
 )
-def test_all_processes_end_with_the_leader_and_the_run_goes_on(
+def test_all_processes_end_with_the_main_one_and_the_run_resumes(
     tmp_path: Path, tiny_recipe: Recipe, how: signal.Signals, code: int
 ) -> None:
     recipe = still(tiny_recipe, epochs=20, patience=1000)
@@ -448,12 +450,12 @@ def test_all_processes_end_with_the_leader_and_the_run_goes_on(
         text=True,
     )
     wait_for(lambda: list((tmp_path / "run").glob("folds/.*.part/last.ckpt")))
-    (follower,) = children(process.pid)
+    (worker,) = children(process.pid)
     process.send_signal(how)
     _, said = process.communicate(timeout=60)
     assert process.returncode == code, said
     assert "Traceback" not in said
-    wait_for(lambda: not alive(follower), seconds=20)
+    wait_for(lambda: not alive(worker), seconds=20)
     again = subprocess.run(
         [sys.executable, *command(recipe, tmp_path)], env=environment(), timeout=300
     )

@@ -1,0 +1,126 @@
+"""Workers for the tests of executors. A process that creates one imports little else."""
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from caprmil.errors import CaprmilError, SlideError
+from caprmil.executors import Task, Worker
+from caprmil.io.progress import Bar
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+def count_starts(folder: Path, name: str) -> int:
+    """Return how often a task was started."""
+    return (folder / "started.txt").read_text().split().count(name)
+
+
+class Obedient(Worker):
+    """Does what the payload says, and logs the start of every task."""
+
+    def run(self, task: Task, report: Bar) -> str:
+        folder = task.status_file.parents[1]
+        with (folder / "started.txt").open("a") as log:
+            log.write(f"{task.name}\n")
+        report(1, 2, "half")
+        if task.payload == "refuse":
+            raise SlideError("This slide is broken.")
+        if task.payload == "bug":
+            raise TypeError("an unexpected error")
+        first = count_starts(folder, task.name) == 1
+        if task.payload == "die" or (task.payload == "die once" and first):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return task.name.upper()
+
+
+class ListsPrefetched(Obedient):
+    """Returns the names of all tasks that it was asked to prefetch so far."""
+
+    prefetches = True
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def prefetch(self, task: Task) -> None:
+        self.names.append(task.name)
+
+    def run(self, task: Task, report: Bar) -> str:
+        return ",".join(self.names)
+
+
+class Prefetching(Obedient):
+    """Does what the payload says, and is asked to prefetch."""
+
+    prefetches = True
+
+
+class Sleeping(Prefetching):
+    """Sleeps for the seconds in the payload."""
+
+    def run(self, task: Task, report: Bar) -> str:
+        time.sleep(float(task.payload or 0))
+        return super().run(task, report)
+
+
+class ReturnsLock(Worker):
+    """Returns a result that cannot be pickled."""
+
+    def run(self, task: Task, report: Bar) -> object:
+        import threading
+
+        return threading.Lock()
+
+
+class ListsGpus(Worker):
+    """Returns the GPUs that it was given."""
+
+    def run(self, task: Task, report: Bar) -> str:
+        import ray
+
+        return f"gpu {','.join(map(str, ray.get_gpu_ids()))}"
+
+
+class CannotStart(Worker):
+    """Cannot be created."""
+
+    def __init__(self) -> None:
+        raise CaprmilError("There is no encoder here.")
+
+
+class Logged(Worker):
+    """Slows another worker down, and logs begin and end of each task with process and node."""
+
+    def __init__(self, kind: type[Worker], log: Path, pause: float, *details: Any) -> None:
+        self.worker, self.log, self.pause = kind(*details), log, pause
+
+    def write(self, word: str, task: Task) -> None:
+        import ray
+
+        node = ray.get_runtime_context().get_node_id()
+        with self.log.open("a") as log:
+            log.write(f"{word} {task.name} {os.getpid()} {node}\n")
+
+    def run(self, task: Task, report: Bar) -> Any:
+        self.write("begin", task)
+
+        def slowly(done: float, total: float, remark: str = "") -> None:
+            time.sleep(self.pause)
+            report(done, total, remark)
+
+        result = self.worker.run(task, slowly)
+        self.write("end", task)
+        return result
+
+
+class MeanColour:
+    """A stand-in for an encoder: the mean colour of a patch."""
+
+    name, width, fingerprint, mpp, patch_px = "colour", 3, "abc123", 2.0, 64
+
+    def __call__(self, pixels: "NDArray[np.uint8]") -> "NDArray[np.float32]":
+        return pixels.mean((1, 2)).astype("float32")
