@@ -1,6 +1,7 @@
 """Shape checks on: under pytest, every annotated tensor of the models is checked at run time."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from jaxtyping import install_import_hook
 install_import_hook("caprmil.models", "beartype.beartype")
 
 if TYPE_CHECKING:  # Lightning takes its time, and most tests have no need of it
+    from caprmil.io.paths import RemotePath
     from caprmil.runs.run import Run
     from caprmil.training.recipe import Recipe
     from caprmil.viewer import Library
@@ -69,3 +71,50 @@ def library(tiny_run: "Run", pixels: Path) -> "Library":
     from caprmil.viewer import Library
 
     return Library(tiny_run, pixels=pixels, device="cpu")
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> Iterator["RemotePath"]:
+    """An empty folder in the memory file system of fsspec."""
+    from caprmil.io.paths import RemotePath
+
+    folder = RemotePath(f"memory:/{tmp_path.name}")
+    yield folder
+    if folder.exists():
+        folder.filesystem.rm(str(folder), recursive=True)
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[str]:
+    """The URL of an empty bucket on a local S3 server."""
+    import boto3
+    import fsspec
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            patch.setenv(name, "testing")
+        patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        boto3.client("s3").create_bucket(Bucket="lab")
+        yield "s3://lab"
+        fsspec.get_filesystem_class("s3").clear_instance_cache()
+    server.stop()
+
+
+@pytest.fixture(scope="module", params=["memory", "s3"])
+def remote_cohort(request: pytest.FixtureRequest, tiny_cohort: Path) -> Iterator["RemotePath"]:
+    """A remote folder with the tiny cohort."""
+    from caprmil.io.paths import RemotePath, as_path, upload_all
+
+    url = "memory://lab" if request.param == "memory" else request.getfixturevalue("s3")
+    folder = as_path(url)
+    assert isinstance(folder, RemotePath)
+    files = [tiny_cohort, *(tiny_cohort.parent / "features").iterdir()]
+    upload_all(files, tiny_cohort.parent, folder)
+    yield folder
+    if request.param == "memory":
+        folder.filesystem.rm(str(folder), recursive=True)

@@ -1,4 +1,4 @@
-"""The doctor: what it looks at, and that it can be dissatisfied."""
+"""Doctor: which checks it makes, and when a finding is bad."""
 
 import shutil
 from collections import namedtuple
@@ -8,15 +8,15 @@ import pytest
 from caprmil.doctor import _gated_access, examine
 
 
-def test_it_looks_at_versions_devices_memory_and_disk() -> None:
-    seen = {finding.what for finding in examine()}
-    assert {"Python", "torch", "CPU", "bf16 on the CPU", "memory", "disk here"} <= seen
+def test_versions_devices_memory_and_disk_are_checked() -> None:
+    found = {finding.what for finding in examine()}
+    assert {"Python", "torch", "CPU", "bf16 on the CPU", "memory", "disk"} <= found
 
 
 def test_a_full_disk_is_a_bad_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     full = namedtuple("full", "total used free")(100, 100, 0)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: full)
-    assert [finding.what for finding in examine() if not finding.good] == ["disk here"]
+    assert [finding.what for finding in examine() if not finding.good] == ["disk"]
 
 
 def test_readers_encoders_and_access_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -24,11 +24,11 @@ def test_readers_encoders_and_access_are_reported(monkeypatch: pytest.MonkeyPatc
     found = {finding.what: finding for finding in examine()}
     assert found["OpenSlide"].found.startswith("4.")
     assert found["encoder lite0"].good
-    assert found["gated encoders"].found == "no login"
-    assert {"libvips", "timm", "transformers", "weights here"} <= found.keys()
+    assert found["gated encoders"].found == "not logged in"
+    assert {"libvips", "timm", "transformers", "downloaded weights"} <= found.keys()
 
 
-def test_a_token_is_tried_on_every_gated_model(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_access_is_checked_for_every_gated_model(monkeypatch: pytest.MonkeyPatch) -> None:
     from huggingface_hub.errors import GatedRepoError
 
     class Api:
@@ -41,7 +41,7 @@ def test_a_token_is_tried_on_every_gated_model(monkeypatch: pytest.MonkeyPatch) 
     assert _gated_access(["MahmoodLab/UNI", "paige-ai/Virchow2"]).found == "MahmoodLab/UNI"
 
 
-def test_a_hub_out_of_reach_is_said_to_be_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_hub_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     class Api:
         def auth_check(self, hub: str) -> None:
             raise ConnectionError("no route")

@@ -1,4 +1,4 @@
-"""Progress in a log file: a line for every tenth of the work, and no control characters."""
+"""Progress in a log file: one line per tenth of the work, and no control characters."""
 
 import pytest
 
@@ -14,7 +14,7 @@ def test_a_log_file_gets_ten_lines(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines[0] == "Training: 10 of 100 fold-0"
 
 
-def test_nothing_is_said_when_nothing_shall_be(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bar_that_is_not_shown_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     with bar("Training", shown=False) as step:
         step(1, 1)
     assert capsys.readouterr().err == ""

@@ -1,4 +1,4 @@
-"""Doctor: what this machine offers, and what is missing, before a long night."""
+"""Doctor: what this machine has and what is missing, to be checked before long work."""
 
 import os
 import platform
@@ -14,7 +14,7 @@ NEEDED = ("torch", "lightning", "numpy", "h5py", "scikit-learn", "safetensors", 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One thing that was looked at."""
+    """The result of one check."""
 
     what: str
     found: str
@@ -23,7 +23,7 @@ class Finding:
 
 
 def examine() -> list[Finding]:
-    """Look at versions, readers, encoders and their weights, devices, memory and disk."""
+    """Return findings on versions, readers, encoders, their weights, devices, memory and disk."""
     return [*_packages(), *_readers(), *_encoders(), *_devices(), *_space()]
 
 
@@ -43,7 +43,7 @@ def _readers() -> list[Finding]:
     import pyvips
 
     vips = ".".join(str(pyvips.version(part)) for part in range(3))
-    remark = "Reads tiled TIFF and Aperio files several times as fast."
+    remark = "Reads tiled TIFF and Aperio files several times faster than OpenSlide."
     return [
         Finding(what="OpenSlide", found=str(openslide.__library_version__)),
         Finding(what="libvips", found=vips, remark=remark),
@@ -55,7 +55,7 @@ def _encoders() -> list[Finding]:
 
     what = f"encoder {DEFAULT}"
     try:
-        remark = f"In the package. Fingerprint {load(DEFAULT).fingerprint[:12]}."
+        remark = f"Part of caprmil. Fingerprint {load(DEFAULT).fingerprint[:12]}."
         found = [Finding(what=what, found="loads", remark=remark)]
     except CaprmilError as problem:
         found = [Finding(what=what, found="broken", remark=str(problem), good=False)]
@@ -63,12 +63,14 @@ def _encoders() -> list[Finding]:
         try:
             found.append(Finding(what=name, found=version(name)))
         except PackageNotFoundError:
-            remark = "For encoders of the hub: pip install 'caprmil[encoders]'"
+            remark = "Needed for encoders of the hub: pip install 'caprmil[encoders]'"
             found.append(Finding(what=name, found="not installed", remark=remark))
     cards = [card for card in CARDS.values() if card.hub]
-    here = sorted(card.name for card in cards if _in_cache(card.hub))
-    remark = "Others are downloaded when they are first used, or given with --weights FOLDER."
-    found.append(Finding(what="weights here", found=", ".join(here) or "none", remark=remark))
+    cached = sorted(card.name for card in cards if _in_cache(card.hub))
+    remark = "Others are downloaded at first use, or passed by --weights FOLDER."
+    found.append(
+        Finding(what="downloaded weights", found=", ".join(cached) or "none", remark=remark)
+    )
     found.append(_gated_access([str(card.hub) for card in cards if card.gated]))
     return found
 
@@ -81,26 +83,26 @@ def _in_cache(hub: str | None) -> bool:
 
 
 def _gated_access(hubs: list[str]) -> Finding:
-    """Ask the hub which of the gated models this user may have."""
+    """Return which gated models of the hub this user has access to."""
     from huggingface_hub import HfApi, get_token
     from huggingface_hub.errors import HfHubHTTPError
 
     what, hubs = "gated encoders", sorted(set(hubs))
     if get_token() is None:
-        remark = "To use them, ask for access on the hub and log in: hf auth login"
-        return Finding(what=what, found="no login", remark=remark)
-    open_to_us = []
+        remark = "To use them, request access on the hub and log in: hf auth login"
+        return Finding(what=what, found="not logged in", remark=remark)
+    granted = []
     for hub in hubs:
         try:
             HfApi().auth_check(hub)
-            open_to_us.append(hub)
+            granted.append(hub)
         except HfHubHTTPError:
             continue
-        except Exception as problem:  # whatever its HTTP library raises
+        except Exception as problem:  # its HTTP library raises many types
             remark = f"The hub cannot be reached ({type(problem).__name__})."
-            return Finding(what=what, found="not known", remark=remark)
-    remark = "Ask for the others on their pages." if len(open_to_us) < len(hubs) else ""
-    return Finding(what=what, found=", ".join(open_to_us) or "none allowed", remark=remark)
+            return Finding(what=what, found="unknown", remark=remark)
+    remark = "Request access to the others on their pages." if len(granted) < len(hubs) else ""
+    return Finding(what=what, found=", ".join(granted) or "no access", remark=remark)
 
 
 def _devices() -> list[Finding]:
@@ -117,10 +119,10 @@ def _devices() -> list[Finding]:
         found.append(Finding(what="mps", found="Apple GPU"))
     if not found:
         built = f", torch is built for CUDA {torch.version.cuda}" if torch.version.cuda else ""
-        remark = "Training works on the CPU; large cohorts take longer."
+        remark = "Training works on the CPU, but large cohorts take longer."
         found.append(Finding(what="GPU", found=f"none{built}", remark=remark))
     threads = torch.get_num_threads()
-    found.append(Finding(what="CPU", found=f"{os.cpu_count()} cores, {threads} threads used"))
+    found.append(Finding(what="CPU", found=f"{os.cpu_count()} cores, {threads} threads in use"))
     fast = has_half_precision()
     remark = "" if fast else "train.precision falls back to fp32 on this CPU."
     found.append(Finding(what="bf16 on the CPU", found="yes" if fast else "no", remark=remark))
@@ -134,6 +136,6 @@ def _space() -> list[Finding]:
         found.append(Finding(what="memory", found=f"{memory:.0f} GB"))
     free = shutil.disk_usage(Path.cwd()).free / 1e9
     low = free < 1
-    remark = "Less than 1 GB: a run may not fit." if low else ""
-    disk = Finding(what="disk here", found=f"{free:.0f} GB free", remark=remark, good=not low)
+    remark = "Less than 1 GB: a run may need more." if low else ""
+    disk = Finding(what="disk", found=f"{free:.0f} GB free", remark=remark, good=not low)
     return [*found, disk]

@@ -18,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caprmil.errors import BagError, CaprmilError
-from caprmil.io.paths import Parts, RemotePath, local_copy, read_blocks
+from caprmil.io.blocks import PartialFile, read_blocks
+from caprmil.io.paths import RemotePath, local_copy
 from caprmil.slides.names import BAG_SUFFIXES
 
 T = TypeVar("T")
@@ -67,7 +68,7 @@ def in_memory(path: Path | None, features: Any, coords: Any, said: Mapping[str, 
 
 
 @contextmanager
-def opened(path: Path, parts: Parts | None = None) -> Iterator[Found]:
+def opened(path: Path, parts: PartialFile | None = None) -> Iterator[Found]:
     """Open a file of any kind for as long as its arrays are looked at.
 
     One that is elsewhere is fetched whole, unless `parts` of it are to be looked at.
@@ -116,7 +117,7 @@ def glance(path: Path, look: Callable[[Found], T]) -> T:
         with opened(path) as found:
             return look(found)
 
-    def look_at(parts: Parts) -> T:
+    def look_at(parts: PartialFile) -> T:
         with opened(path, parts) as found:
             return look(found)
 
@@ -150,8 +151,8 @@ def _check_file(path: Path) -> None:
         raise BagError(f"{path} is a folder. Pass one feature file of it.")
 
 
-def _check_content(path: Path, file: Path | Parts) -> None:
-    if (file.size if isinstance(file, Parts) else file.stat().st_size) == 0:
+def _check_content(path: Path, file: Path | PartialFile) -> None:
+    if (file.size if isinstance(file, PartialFile) else file.stat().st_size) == 0:
         raise BagError(f"{path} has 0 bytes: its writer was stopped. Extract the features again.")
     if isinstance(file, Path) and path.suffix.lower() in HDF5 and not h5py.is_hdf5(file):
         raise BagError(f"{path} is not an HDF5 file. Copy it again; the download may have failed.")

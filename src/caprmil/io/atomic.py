@@ -1,4 +1,4 @@
-"""Files: written whole or not at all, and never over what somebody made."""
+"""Atomic writes: a file appears when it is complete, and never replaces one by accident."""
 
 import os
 import re
@@ -8,56 +8,56 @@ from pathlib import Path
 from uuid import uuid4
 
 from caprmil.errors import CaprmilError
-from caprmil.io.paths import as_path, check_remote_writable, is_remote, upload_when_done
+from caprmil.io.paths import RemotePath, as_path, check_remote_writable, upload_when_done
 
 
 @contextmanager
 def atomic_write(path: str | os.PathLike[str], *, replace: bool = False) -> Iterator[Path]:
-    """Yield a passing name in the same folder; what was written there becomes `path` at the end.
+    """Yield a temporary file in the same folder, which is renamed to `path` at the end.
 
-    If anything goes wrong before that, `path` is as it was. Folders are made on the way. The
-    passing name is hidden and keeps the ending, which says the format to some writers. For a
-    `path` elsewhere it lies in local scratch.
+    If anything fails before that, `path` stays as it was. Missing folders are created. The
+    temporary file is hidden and has the same suffix, from which some writers take the format. For
+    a remote `path` it is in a local temporary folder.
     """
     path = as_path(path)
-    if is_remote(path):
-        with upload_when_done(path, replace=replace) as passing:
-            yield passing
+    if isinstance(path, RemotePath):
+        with upload_when_done(path, replace=replace) as temporary:
+            yield temporary
         return
     if not replace:
         check_new(path)
-    passing = path.with_name(f".{uuid4().hex[:8]}.{path.name}")
+    temporary = path.with_name(f".{uuid4().hex[:8]}.{path.name}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        yield passing
-        with passing.open("rb+") as stream:
+        yield temporary
+        with temporary.open("rb+") as stream:
             os.fsync(stream.fileno())
         if not replace:
-            check_new(path)  # somebody may have been quicker
-        passing.replace(path)
+            check_new(path)  # another process may have written it meanwhile
+        temporary.replace(path)
     except OSError as problem:
         raise CaprmilError(
             f"{path} cannot be written ({problem.strerror or problem}). "
-            "Check space and rights in its folder."
+            "Check the free space and the permissions of its folder."
         ) from problem
     finally:
         with suppress(OSError):
-            passing.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
 
 
 def remove_leftovers(path: str | os.PathLike[str]) -> None:
-    """Remove what a writer of `path` left beside it when it was killed. Nobody may be writing."""
+    """Remove the temporary files of killed writers of `path`. Not safe during another write."""
     path = as_path(path)
-    if is_remote(path):
-        return  # its passing files are in local scratch
-    passing = re.compile(rf"\.[0-9a-f]{{8}}\.{re.escape(path.name)}")
-    for left in path.parent.glob(".*"):
-        if passing.fullmatch(left.name):
-            left.unlink(missing_ok=True)
+    if isinstance(path, RemotePath):
+        return  # its temporary files are in a local temporary folder
+    temporary = re.compile(rf"\.[0-9a-f]{{8}}\.{re.escape(path.name)}")
+    for file in path.parent.glob(".*"):
+        if temporary.fullmatch(file.name):
+            file.unlink(missing_ok=True)
 
 
 def check_new(path: str | os.PathLike[str]) -> None:
-    """Raise if something is there: before long work whose result would have no place."""
+    """Raise if `path` exists or cannot be written. To be called before long work."""
     path = as_path(path)
     if path.exists():
         raise CaprmilError(f"{path} already exists. Move it away, or choose another name.")
@@ -65,20 +65,20 @@ def check_new(path: str | os.PathLike[str]) -> None:
 
 
 def check_writable(path: str | os.PathLike[str]) -> None:
-    """Raise if nothing could be made there: again, better before than after."""
+    """Raise if `path` cannot be written. To be called before long work."""
     path = as_path(path)
-    if is_remote(path):
+    if isinstance(path, RemotePath):
         check_remote_writable(path)
         return
-    place = next(place for place in Path(path).absolute().parents if place.exists())
-    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+    folder = next(parent for parent in path.absolute().parents if parent.exists())
+    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
         raise CaprmilError(
-            f"{path} cannot be created: {place} is not a folder that you can write to."
+            f"{path} cannot be created: {folder} is not a folder that you can write to."
         )
 
 
 def write_text(path: str | os.PathLike[str], text: str, *, replace: bool = False) -> Path:
-    """Write a text file whole or not at all."""
-    with atomic_write(path, replace=replace) as passing:
-        passing.write_text(text, encoding="utf-8")
+    """Write a text file atomically, and return its path."""
+    with atomic_write(path, replace=replace) as temporary:
+        temporary.write_text(text, encoding="utf-8")
     return as_path(path)

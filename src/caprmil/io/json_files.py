@@ -1,4 +1,4 @@
-"""JSON files: settings, scores and records as text that any program reads."""
+"""JSON files: settings, scores and records of a run."""
 
 import json
 import math
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def as_json(table: Mapping[str, Any]) -> str:
-    """Return a table as the JSON files of a run have it; what is not known (NaN) is null."""
+    """Return a table as JSON text. NaN becomes null, which any program can read."""
     return json.dumps(_plain(table), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
@@ -21,6 +21,6 @@ def _plain(value: Any) -> Any:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON file of a run."""
+    """Return the table in a JSON file."""
     table: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return table

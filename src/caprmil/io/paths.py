@@ -1,112 +1,122 @@
-"""Storage: files that are elsewhere, at s3://, gs:// or any other place of fsspec.
+"""Paths: local, or remote at s3://, gs:// or any other file system of fsspec.
 
-They are paths like any other: `place` turns a word into a `Path`, and one that is a URL into a
-`Remote`, which lists, reads and removes what is there. What only a local file can do is done in
-local scratch: fetched before, or uploaded after, whole or not at all.
+`as_path` returns a `Path` for a local path and a `RemotePath` for a URL. A `RemotePath` is a Path
+too: it lists, reads and removes remote files. What needs a local file works on a temporary copy,
+downloaded before or uploaded after.
+
+`RemotePath` is our own because universal_pathlib's UPath is not a Path, returns False from
+`is_file` without a network, creates missing buckets in `mkdir`, and sends a request per file that
+a listing has just returned. Every method that touches the network would have to be overridden.
 """
 
 import atexit
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from errno import ENOENT
-from io import BytesIO, RawIOBase, TextIOWrapper
+from io import BytesIO, TextIOWrapper
 from pathlib import Path, PosixPath
 from tempfile import TemporaryDirectory, mkdtemp
-from typing import Any, TypeVar
+from typing import Any
 from uuid import uuid4
 
 from caprmil.errors import CaprmilError, StorageError
 
-T = TypeVar("T")
-
-BLOCK = 2**18  # bytes that are fetched at once where only parts of a file are looked at
-ATOMIC = ("s3", "s3a", "gs", "gcs", "az", "abfs")  # here a file appears when all of it is there
+BLOCK_BYTES = 2**18  # downloaded at once where only parts of a file are read
+ATOMIC = ("s3", "s3a", "gs", "gcs", "az", "abfs")  # a file appears here when its upload is complete
 PACKAGES = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs"}
 
-# pathlib takes one slash of two away, so one is enough; a single letter is a drive of Windows.
+# One slash is enough: pathlib turns s3://lab into s3:/lab. One letter is a drive on Windows.
 _URL = re.compile(r"([a-z][a-z0-9+]+):/+(.*)", re.DOTALL | re.IGNORECASE)
 
 
 def as_path(path: str | os.PathLike[str]) -> Path:
-    """Return where a word points to: a `Remote` if it is a URL, also one that was a Path before."""
+    """Return a `RemotePath` for a URL, also for one that was a Path in between, else a `Path`."""
     if isinstance(path, RemotePath):
         return path
     match = _URL.match(str(path))
     if match is None:
         if "::" in str(path) and ":/" in str(path):
-            raise StorageError(f"{path} is a chain of storages, which is not understood here.")
+            raise StorageError(
+                f"{path} is a chain of file systems, which is not supported. Pass a single URL."
+            )
         return Path(path)
     protocol, rest = match[1].lower(), match[2]
     return Path("/" + rest) if protocol in ("file", "local") else RemotePath(f"{protocol}:/{rest}")
 
 
 def is_remote(path: str | os.PathLike[str]) -> bool:
-    """Tell whether a path is elsewhere."""
+    """Return whether a path is remote."""
     return isinstance(as_path(path), RemotePath)
 
 
 def require_local(path: str | os.PathLike[str]) -> Path:
-    """Return a path on this machine, for work that can be done nowhere else; refuse others."""
+    """Return a local path; a remote one is an error."""
     path = as_path(path)
     if isinstance(path, RemotePath):
         raise StorageError(
-            f"{path} cannot be written to by this command yet. Pass a local folder, and copy it "
-            "when it is done."
+            f"This command cannot write to {path}. Pass a local folder, and copy it afterwards."
         )
     return path
 
 
 def join_path(folder: Path, name: str) -> Path:
-    """Return a path as seen from a folder: a URL and an absolute path stand for themselves."""
+    """Return a path relative to a folder. URLs and absolute paths stay as they are."""
     return as_path(name) if is_remote(name) or Path(name).is_absolute() else folder / name
 
 
 class RemotePath(PosixPath):
-    """A path elsewhere. Names, endings and parents are those of pathlib.
+    """A remote path. Names, suffixes and parents are those of pathlib.
 
-    What cannot be done there, such as to give it to a library that opens local files, is an error.
+    Passing it to a library that opens local files is a StorageError.
     """
 
-    listed = False  # whether a listing said that it is a file: nobody needs to ask again
+    listed = False  # whether it comes from a listing of files, so that no request is needed
 
     def __str__(self) -> str:
         return super().__str__().replace(":/", "://", 1)
 
     def __fspath__(self) -> str:
         raise StorageError(
-            f"{self} is not on this machine, and here a local file or folder is needed. Copy it, "
-            "and pass the copy."
+            f"{self} is a remote path, and a local file or folder is needed. Copy it, and pass the "
+            "copy."
         )
 
     @property
-    def _system(self) -> Any:
-        return _system(self.parts[0].removesuffix(":"))
+    def protocol(self) -> str:
+        """The name of the file system, e.g. s3."""
+        return self.parts[0].removesuffix(":")
 
-    def _info(self) -> dict[str, Any] | None:
-        try:
-            with _telling(self):
-                info: dict[str, Any] = self._system.info(str(self))
-                return info
-        except FileNotFoundError:
-            return None
-
-    def exists(self, **_: Any) -> bool:
-        return self.listed or self._info() is not None
-
-    def is_file(self, **_: Any) -> bool:
-        return self.listed or (self._info() or {}).get("type") == "file"
-
-    def is_dir(self, **_: Any) -> bool:
-        return not self.listed and (self._info() or {}).get("type") == "directory"
+    @property
+    def filesystem(self) -> Any:
+        """The file system of fsspec. Not cached here: a forked process needs its own."""
+        return _find_filesystem(self.protocol)
 
     @property
     def size(self) -> int:
-        """How many bytes a file has."""
-        with _telling(self):
-            return int(self._system.size(str(self)))
+        """The number of bytes in the file."""
+        with _one_line_errors(self):
+            return int(self.filesystem.size(str(self)))
+
+    def _info(self) -> dict[str, Any]:
+        """Return what the file system knows of the path, nothing if it does not exist."""
+        try:
+            with _one_line_errors(self):
+                info: dict[str, Any] = self.filesystem.info(str(self))
+                return info
+        except FileNotFoundError:
+            return {}
+
+    def exists(self, **_: Any) -> bool:
+        return self.listed or bool(self._info())
+
+    def is_file(self, **_: Any) -> bool:
+        return self.listed or self._info().get("type") == "file"
+
+    def is_dir(self, **_: Any) -> bool:
+        return not self.listed and self._info().get("type") == "directory"
 
     def resolve(self, strict: bool = False) -> "RemotePath":  # noqa: ARG002
         return self
@@ -115,11 +125,11 @@ class RemotePath(PosixPath):
         return self
 
     def iterdir(self) -> Iterator["RemotePath"]:  # type: ignore[override]
-        with _telling(self):
-            base = self._system._strip_protocol(str(self))
-            found = self._system.ls(str(self), detail=False)
-        # S3's own page makes a folder as an empty file of that name, which is listed in itself
-        return iter([self / Path(name).name for name in found if name.rstrip("/") != base])
+        with _one_line_errors(self):
+            base = self.filesystem._strip_protocol(str(self))
+            names = self.filesystem.ls(str(self), detail=False)
+        # The console of S3 creates a folder as an empty file of that name, which lists itself.
+        return iter([self / Path(name).name for name in names if name.rstrip("/") != base])
 
     def glob(self, pattern: str, **_: Any) -> Iterator["RemotePath"]:  # type: ignore[override]
         return self._find(pattern, maxdepth=pattern.count("/") + 1)
@@ -128,10 +138,10 @@ class RemotePath(PosixPath):
         return self._find(pattern)
 
     def _find(self, pattern: str, **depth: int) -> Iterator["RemotePath"]:
-        """Return the files in a folder; other than pathlib, no folders."""
-        with _telling(self):
-            base = self._system._strip_protocol(str(self))
-            names = self._system.find(str(self), **depth)
+        """Yield the files that match a pattern. Unlike pathlib, it yields no folders."""
+        with _one_line_errors(self):
+            base = self.filesystem._strip_protocol(str(self))
+            names = self.filesystem.find(str(self), **depth)
         for name in names:
             path = self / name.removeprefix(base).lstrip("/")
             if path.relative_to(self).match(pattern):
@@ -139,78 +149,92 @@ class RemotePath(PosixPath):
                 yield path
 
     def read_bytes(self) -> bytes:
-        with _telling(self):
-            content: bytes = self._system.cat_file(str(self))
+        return self.read_range(None, None)
+
+    def read_range(self, start: int | None, end: int | None) -> bytes:
+        """Return the bytes from `start` to before `end`."""
+        with _one_line_errors(self):
+            content: bytes = self.filesystem.cat_file(str(self), start=start, end=end)
             return content
 
     def read_text(self, encoding: str | None = None, errors: str | None = None) -> str:
         return self.read_bytes().decode(encoding or "utf-8", errors or "strict")
 
-    def open(self, mode: str = "r", *_: Any, **words: Any) -> Any:
-        """Open a file to read it: text at once, bytes as far as they are asked for."""
+    def write_bytes(self, data: Any) -> int:
+        """Write a small file, over an existing one. For large files use `upload`."""
+        with _one_line_write_errors(self):
+            self.filesystem.pipe_file(str(self), data)
+        return len(data)
+
+    def open(self, mode: str = "r", *_: Any, **options: Any) -> Any:
+        """Open a file for reading. Text is downloaded at once, bytes block by block when read."""
         if mode in ("r", "rt"):
-            return TextIOWrapper(BytesIO(self.read_bytes()), **words)
+            return TextIOWrapper(BytesIO(self.read_bytes()), **options)
         if mode != "rb":
-            raise StorageError(f"{self} cannot be written in place. Write a file, and upload it.")
-        with _telling(self):
-            return self._system.open(str(self), "rb", block_size=BLOCK, cache_type="blockcache")
+            raise StorageError(
+                f"{self} cannot be opened for writing. Write a local file, and upload it."
+            )
+        with _one_line_errors(self):
+            return self.filesystem.open(
+                str(self), "rb", block_size=BLOCK_BYTES, cache_type="blockcache"
+            )
 
     def mkdir(self, *_: Any, **__: Any) -> None:
-        """Do nothing: where files have long names, folders come and go with them."""
+        """Do nothing. A folder of an object store exists as long as it has files."""
 
     def unlink(self, missing_ok: bool = False) -> None:
         try:
-            with _telling(self):
-                self._system.rm_file(str(self))
+            with _one_line_errors(self):
+                self.filesystem.rm_file(str(self))
         except FileNotFoundError:
             if not missing_ok:
                 raise
 
-    def fetch(self, to: Path) -> Path:
-        """Copy the file to a local one."""
+    def download(self, to: Path) -> Path:
+        """Copy the file to a local one, and return its path."""
         to.parent.mkdir(parents=True, exist_ok=True)
-        with _telling(self):
-            self._system.get_file(str(self), str(to))
+        with _one_line_errors(self):
+            self.filesystem.get_file(str(self), str(to))
         return to
 
 
-def fetch_all(files: Sequence[RemotePath], base: RemotePath, to: Path) -> None:
-    """Copy files of a folder into a local one, several at a time where that can be done."""
+def download_all(files: Sequence[RemotePath], base: RemotePath, to: Path) -> None:
+    """Copy files of a folder into a local folder, concurrently where the file system can."""
     copies = [to / file.relative_to(base) for file in files]
     for copy in copies:
         copy.parent.mkdir(parents=True, exist_ok=True)
     if files:
-        with _telling(base):
-            base._system.get([str(file) for file in files], [str(copy) for copy in copies])
+        with _one_line_errors(base):
+            base.filesystem.get([str(file) for file in files], [str(copy) for copy in copies])
 
 
-def upload(file: Path, to: Path) -> None:
-    """Put a local file there, whole or not at all, over what has that name."""
-    system, passing = to._system, to  # type: ignore[attr-defined]
-    if to.parts[0].removesuffix(":") not in ATOMIC:
-        passing = to.with_name(f".{uuid4().hex[:8]}.{to.name}")
-    with _writing(to):
+def upload(file: Path, to: RemotePath) -> None:
+    """Upload a local file atomically, over an existing one."""
+    filesystem, temporary = to.filesystem, to
+    if to.protocol not in ATOMIC:
+        temporary = to.with_name(f".{uuid4().hex[:8]}.{to.name}")
+    with _one_line_write_errors(to):
         try:
-            system.put_file(str(file), str(passing))
-            if passing != to:
-                system.mv(str(passing), str(to))
+            filesystem.put_file(str(file), str(temporary))
+            if temporary != to:
+                filesystem.mv(str(temporary), str(to))
         except BaseException:
-            if passing != to and system.exists(str(passing)):
-                system.rm_file(str(passing))
+            if temporary != to and filesystem.exists(str(temporary)):
+                filesystem.rm_file(str(temporary))
             raise
 
 
 def upload_all(files: Sequence[Path], base: Path, to: RemotePath) -> None:
-    """Put files of a local folder there, several at a time. One that fails may be there in part."""
+    """Upload files of a local folder concurrently. If it fails, some files may be incomplete."""
     names = [str(to / file.relative_to(base)) for file in files]
     if files:
-        with _writing(to):
-            to._system.put([str(file) for file in files], names)
+        with _one_line_write_errors(to):
+            to.filesystem.put([str(file) for file in files], names)
 
 
 @contextmanager
-def upload_when_done(path: Path, *, replace: bool) -> Iterator[Path]:
-    """Yield a name in local scratch; what was written there is uploaded at the end."""
+def upload_when_done(path: RemotePath, *, replace: bool) -> Iterator[Path]:
+    """Yield a local temporary file, which is uploaded to `path` at the end."""
     with TemporaryDirectory(prefix="caprmil-") as folder:
         file = Path(folder) / path.name
         yield file
@@ -221,104 +245,32 @@ def upload_when_done(path: Path, *, replace: bool) -> Iterator[Path]:
 
 @contextmanager
 def local_copy(path: Path) -> Iterator[Path]:
-    """Yield a file on this machine: the file itself, or a copy for as long as it is used."""
+    """Yield a local file: the file itself, or a temporary copy of a remote one."""
     if not isinstance(path, RemotePath):
         yield path
         return
     with TemporaryDirectory(prefix="caprmil-") as folder:
-        yield path.fetch(Path(folder) / path.name)
+        yield path.download(Path(folder) / path.name)
 
 
 def scratch_folder() -> Path:
-    """Return a new local folder, which goes with the process if nobody removes it before."""
+    """Return a new local folder, which is removed when the process exits."""
     folder = Path(mkdtemp(prefix="caprmil-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
 
 
-def check_remote_writable(path: Path) -> None:
-    """Raise if nothing can be written beside a path: a small file is put there, and removed."""
+def check_remote_writable(path: RemotePath) -> None:
+    """Raise if `path` cannot be written. A small file is written next to it, and removed."""
     name = f".caprmil-{uuid4().hex[:8]}"
     probe = path.with_name(name) if len(path.parts) > 2 else path / name  # parts: s3:, bucket, ...
-    with _writing(path):
-        probe._system.pipe_file(str(probe), b"")  # type: ignore[attr-defined]
+    with _one_line_write_errors(path):
+        probe.filesystem.pipe_file(str(probe), b"")
     probe.unlink(missing_ok=True)
 
 
-def write_small(path: RemotePath, content: bytes) -> None:
-    """Write a small file over what has that name."""
-    with _writing(path):
-        path._system.pipe_file(str(path), content)
-
-
-def read_blocks(path: RemotePath, look: Callable[[Any], T]) -> T:
-    """Return what `look` finds in a file, of which only the parts are fetched that it reads.
-
-    `look` is called again until all of them are at hand, and so must change nothing. It never
-    waits for the network itself: h5py holds a lock while it reads, and if the thread that fetches
-    came to clear away an object of h5py, both would wait for ever.
-    """
-    size = path.size
-    parts = Parts(size)
-    wanted = {0, max(0, size - 1) // BLOCK}
-    while wanted:
-        for block in sorted(wanted):
-            with _telling(path):
-                end = min(size, (block + 1) * BLOCK)
-                content = path._system.cat_file(str(path), start=block * BLOCK, end=end)
-            parts.blocks[block] = content
-        parts.missing.clear()
-        try:
-            return look(parts)
-        except Exception:
-            if not parts.missing:
-                raise
-        wanted = set(parts.missing)
-    return look(parts)
-
-
-class Parts(RawIOBase):
-    """A file of which some blocks are at hand. To read others fails, and notes them."""
-
-    def __init__(self, size: int) -> None:
-        self.size, self.place = size, 0
-        self.blocks: dict[int, bytes] = {}
-        self.missing: set[int] = set()
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self.place
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        self.place = (
-            offset + {os.SEEK_SET: 0, os.SEEK_CUR: self.place, os.SEEK_END: self.size}[whence]
-        )
-        return self.place
-
-    def readinto(self, buffer: Any) -> int:
-        end = min(self.place + len(buffer), self.size)
-        if end <= self.place:
-            return 0
-        first, last = self.place // BLOCK, (end - 1) // BLOCK
-        missing = {block for block in range(first, last + 1) if block not in self.blocks}
-        if missing:
-            self.missing |= missing
-            raise OSError("Not at hand yet.")
-        content = b"".join(self.blocks[block] for block in range(first, last + 1))
-        start = self.place - first * BLOCK
-        buffer[: end - self.place] = content[start : start + end - self.place]
-        done, self.place = end - self.place, end
-        return done
-
-
-def _system(protocol: str) -> Any:
-    """Return the file system of a protocol; asked each time, as a forked process has its own."""
-    import fsspec  # takes its time, and most files are here
+def _find_filesystem(protocol: str) -> Any:
+    import fsspec  # slow to import, and most paths are local
 
     try:
         return fsspec.filesystem(protocol, use_listings_cache=False)
@@ -328,18 +280,18 @@ def _system(protocol: str) -> Any:
         if package in ("s3fs", "gcsfs"):
             remedy = f"Install it: pip install {package}, or pip install 'caprmil[remote]'"
         raise StorageError(
-            f"{protocol}:// needs a package that is not here ({problem}). {remedy}"
+            f"{protocol}:// needs a package that is not installed ({problem}). {remedy}"
         ) from None
     except ValueError:
         raise StorageError(
-            f"There is no storage called {protocol}://. Known are s3://, gs://, memory:// and what "
-            "else fsspec has."
+            f"There is no file system for {protocol}://. Known: s3://, gs://, memory:// and the "
+            "others of fsspec."
         ) from None
 
 
 @contextmanager
-def _telling(path: Path) -> Iterator[None]:
-    """Turn what goes wrong elsewhere into one line; that nothing is there stays what it is."""
+def _one_line_errors(path: Path) -> Iterator[None]:
+    """Turn the errors of a file system into a StorageError. FileNotFoundError stays one."""
     try:
         yield
     except (CaprmilError, MemoryError):
@@ -348,10 +300,10 @@ def _telling(path: Path) -> Iterator[None]:
         raise FileNotFoundError(ENOENT, os.strerror(ENOENT), str(path)) from None
     except PermissionError as problem:
         raise StorageError(
-            f"{path} may not be read or written by you ({_reason(problem)}). Check the rights, and "
-            "the credentials in the environment: docs/storage.md"
+            f"You have no access to {path} ({_reason(problem)}). Check the permissions, and the "
+            "credentials in the environment: docs/storage.md"
         ) from problem
-    except Exception as problem:  # each file system raises kinds of its own
+    except Exception as problem:  # each file system raises its own types
         raise StorageError(
             f"{path} cannot be reached ({_reason(problem)}). Check the network, the address, and "
             "the credentials in the environment: docs/storage.md"
@@ -359,14 +311,15 @@ def _telling(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _writing(path: Path) -> Iterator[None]:
+def _one_line_write_errors(path: Path) -> Iterator[None]:
+    """Turn the errors of a file system into a StorageError, also that a bucket does not exist."""
     try:
-        with _telling(path):
+        with _one_line_errors(path):
             yield
     except FileNotFoundError:
         bucket = "/".join(str(path).split("/")[:3])
         raise StorageError(
-            f"{path} cannot be written: there is no {bucket}. Make it, or check its name."
+            f"{path} cannot be written: {bucket} does not exist. Create it, or check its name."
         ) from None
 
 

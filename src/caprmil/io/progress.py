@@ -1,4 +1,4 @@
-"""Progress: a bar for work that takes more than a few seconds, on standard error."""
+"""Progress bars on standard error, for work that takes more than a few seconds."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -7,18 +7,18 @@ from time import monotonic
 from typing import Protocol
 
 Step = Callable[[int, int], None]
-"""Called with how much is done and how much there is."""
+"""Called with the amount of work done, and the total."""
 
 
 class Bar(Protocol):
-    """What `bar` yields: a step that may also carry a remark."""
+    """A callable that shows the amount of work done, the total, and a remark."""
 
     def __call__(self, done: float, total: float, remark: str = "") -> None: ...
 
 
 @contextmanager
 def bar(title: str, *, shown: bool = True) -> Iterator[Bar]:
-    """Show a bar in a terminal; in a log file, a line for every tenth of the work."""
+    """Yield a progress bar; in a log file, one that prints a line per tenth of the work."""
     if not shown:
         yield lambda *_: None
     elif not sys.stderr.isatty():
@@ -40,20 +40,20 @@ def bar(title: str, *, shown: bool = True) -> Iterator[Bar]:
 
 
 def _lines(title: str) -> Bar:
-    told = 0
+    printed = 0
 
     def step(done: float, total: float, remark: str = "") -> None:
-        nonlocal told
+        nonlocal printed
         tenth = int(10 * done / total)
-        if tenth > told:
-            told = tenth
+        if tenth > printed:
+            printed = tenth
             sys.stderr.write(f"{title}: {done:.3g} of {total:g} {remark}".rstrip() + "\n")
 
     return step
 
 
 class Pace:
-    """How far one is: slides done, patches a second, time left."""
+    """The progress of an extraction: slides done, patches per second, time left."""
 
     def __init__(self, progress: Bar | None, *, total: int) -> None:
         self.progress, self.total = progress, total
@@ -62,12 +62,12 @@ class Pace:
         self.start = monotonic()
 
     def count(self, slide: str, done: float, of: float) -> None:
-        """Note how many patches of a slide in work are done, and of how many."""
+        """Record how many patches of a slide are done, and their total."""
         self.parts[slide] = done, of
         self._show()
 
     def tick(self, slide: str, patches: int = 0) -> None:
-        """Note that a slide is done."""
+        """Record that a slide is done."""
         self.parts.pop(slide, None)
         self.slides, self.patches = self.slides + 1, self.patches + patches
         self._show()

@@ -1,8 +1,9 @@
-"""A mirror: the local copy of a run whose folder is elsewhere. A run is trained in it.
+"""Remote runs: a run whose folder is remote is trained in a local folder and uploaded.
 
-Each fold is uploaded when it is finished, its fold.json last, and the scores last of all: what
-was uploaded in part counts for nothing. The mirror stays on this machine until the run is whole
-over there, so that here an interrupted fold goes on too, and elsewhere the finished ones do.
+Each fold is uploaded when it is finished, its fold.json last, and the scores at the very end, so
+that a partial upload is never taken for a finished fold or run. The local folder is kept until the
+run is complete. So this machine also resumes an interrupted fold; others resume after the last
+finished fold.
 """
 
 import hashlib
@@ -19,128 +20,128 @@ from pathlib import Path
 from uuid import uuid4
 
 from caprmil.errors import RunError, StorageError
-from caprmil.io.paths import RemotePath, fetch_all, upload, upload_all, write_small
+from caprmil.io.paths import RemotePath, download_all, upload, upload_all
 
 FOLDS, FOLD = "folds", "fold.json"
-START = ("recipe.toml", "splits.json", "run.json")  # the same on both sides; the recipe is first
+START = ("recipe.toml", "splits.json", "run.json")  # uploaded first, in this order
 LAST = "scores.json"
 LOCK = ".lock"
+HEARTBEAT_SECONDS = 30.0  # between two heartbeats
+STALE_SECONDS = 180.0  # since the last heartbeat, after which the lock is free
 _log = logging.getLogger("caprmil")
 
-BEAT, STALE = 30.0, 180.0  # seconds between two signs of life, and after which a run is given up
 
-
-class Mirror:
-    """The local folder of a run elsewhere; `share` uploads what is finished and not there yet."""
+class RemoteRun:
+    """A remote run with its local folder. `upload` copies what is finished to the remote one."""
 
     def __init__(self, remote: RemotePath, recipe: str) -> None:
         self.remote = remote
-        named = hashlib.sha256(f"{remote} {recipe}".encode()).hexdigest()[:12]
-        self.folder = cache() / "runs" / f"{remote.name}-{named}"
+        digest = hashlib.sha256(f"{remote} {recipe}".encode()).hexdigest()[:12]
+        self.folder = cache_folder() / "runs" / f"{remote.name}-{digest}"
         self.owner = f"{socket.gethostname()}, process {os.getpid()}, {uuid4().hex[:8]}"
-        self._there: dict[Path, tuple[int, int]] = {}  # size and time of what was uploaded
+        self._uploaded: dict[Path, tuple[int, int]] = {}  # size and time of modification
 
-    def fetch(self) -> None:
-        """Bring over what is finished. A mirror of something else is put aside before."""
-        if not self._agrees():
-            aside = self.folder.with_name(f"{self.folder.name}.{uuid4().hex[:8]}")
-            self.folder.rename(aside)
-            _log.warning(
-                "what is at %s has changed; what was made here is in %s", self.remote, aside
-            )
+    def download(self) -> None:
+        """Download the finished folds. A local folder of a different run is renamed before."""
+        if not self._matches_remote():
+            renamed = self.folder.with_name(f"{self.folder.name}.{uuid4().hex[:8]}")
+            self.folder.rename(renamed)
+            _log.warning("%s has changed; its local folder was renamed to %s", self.remote, renamed)
         self.folder.mkdir(parents=True, exist_ok=True)
         files = [file for file in self.remote.glob("*") if file.name in START]
-        fetch_all(files, self.remote, self.folder)
-        self._note(self.folder / file.name for file in files)
+        download_all(files, self.remote, self.folder)
+        self._mark_uploaded(self.folder / file.name for file in files)
         for name in finished_folds(self.remote):
             fold = self.folder / FOLDS / name
             if not fold.exists():
-                passing = fold.with_name(f".{name}.fetched")  # which gets its name when it is whole
-                shutil.rmtree(passing, ignore_errors=True)
-                fetch_fold(self.remote, name, passing).rename(fold)
-            self._note(self._files(fold))
+                temporary = fold.with_name(f".{name}.download")  # renamed when it is complete
+                shutil.rmtree(temporary, ignore_errors=True)
+                download_fold(self.remote, name, temporary).rename(fold)
+            self._mark_uploaded(self._finished_files(fold))
 
-    def _agrees(self) -> bool:
-        """Tell whether both are of one run. What is missing on a side was not copied yet."""
-        sides = [(self.folder / name, self.remote / name) for name in START]
-        both = [pair for pair in sides if all(file.exists() for file in pair)]
-        return all(here.read_bytes() == there.read_bytes() for here, there in both)
+    def _matches_remote(self) -> bool:
+        """Return whether both folders are of one run. A file may be missing in one of them."""
+        pairs = [(self.folder / name, self.remote / name) for name in START]
+        in_both = [pair for pair in pairs if all(file.exists() for file in pair)]
+        return all(local.read_bytes() == remote.read_bytes() for local, remote in in_both)
 
-    def share(self) -> None:
-        """Upload what is finished. If that fails it is said, and tried again with the next fold."""
+    def try_upload(self) -> None:
+        """Upload what is finished. A failure is logged; the next upload includes the same files."""
         try:
-            self.finish()
+            self.upload()
         except StorageError as problem:
-            _log.warning("not uploaded yet, and kept in %s: %s", self.folder, problem)
+            _log.warning("upload failed, the files are kept in %s: %s", self.folder, problem)
 
-    def finish(self) -> None:
-        """Upload what is not there yet: what makes it count comes last."""
-        if said := _holder(self.remote / LOCK, other_than=self.owner):
+    def upload(self) -> None:
+        """Upload new and changed files. Those that mark a fold or the run as finished come last."""
+        if owner := _other_owner(self.remote / LOCK, self.owner):
             raise RunError(
-                f"{said} has taken over {self.remote} since this process was last heard of there. "
-                f"What was made here is in {self.folder}."
+                f"{owner} has taken over {self.remote}. The files of this process are in "
+                f"{self.folder}."
             )
-        new = [file for file in self._files(self.folder) if self._there.get(file) != _state(file)]
+        files = self._finished_files(self.folder)
+        new = [file for file in files if self._uploaded.get(file) != _state(file)]
         first = [self.folder / name for name in START]
-        marks = sorted((f for f in new if f.name in (FOLD, LAST)), key=lambda f: f.name == LAST)
-        self._send([file for file in first if file in new])
-        upload_all([f for f in new if f not in [*first, *marks]], self.folder, self.remote)
-        self._send(marks)
-        self._note(new)
+        last = sorted((f for f in new if f.name in (FOLD, LAST)), key=lambda f: f.name == LAST)
+        self._upload_each([file for file in first if file in new])
+        upload_all([f for f in new if f not in [*first, *last]], self.folder, self.remote)
+        self._upload_each(last)
+        self._mark_uploaded(new)
 
-    def _send(self, files: Iterable[Path]) -> None:
-        """Upload one file after the other."""
+    def _upload_each(self, files: Iterable[Path]) -> None:
+        """Upload files one after the other."""
         for file in files:
             upload(file, self.remote / file.relative_to(self.folder))
 
-    def _files(self, folder: Path) -> list[Path]:
-        """Return what is meant for others: nothing hidden, and no states of training."""
+    def _finished_files(self, folder: Path) -> list[Path]:
+        """Return all files but hidden ones and checkpoints of training."""
         found: list[Path] = []
-        for place, folders, names in os.walk(folder):
+        for parent, folders, names in os.walk(folder):
             folders[:] = [name for name in folders if not name.startswith(".")]
-            found += [Path(place) / name for name in names if not name.startswith(".")]
+            found += [Path(parent) / name for name in names if not name.startswith(".")]
         return sorted(file for file in found if file.suffix != ".ckpt")
 
-    def _note(self, files: Iterable[Path]) -> None:
-        self._there |= {file: _state(file) for file in files}
+    def _mark_uploaded(self, files: Iterable[Path]) -> None:
+        self._uploaded |= {file: _state(file) for file in files}
 
 
 @contextmanager
-def mirrored(remote: RemotePath, recipe: str) -> Iterator[Mirror]:
-    """Hold a run elsewhere for this process, and yield its mirror, which goes at a good end.
+def remote_run(remote: RemotePath, recipe: str) -> Iterator[RemoteRun]:
+    """Lock a remote run and yield it. Upload it at the end, and then remove its local folder.
 
-    `recipe` is the digest of what is trained: another has another mirror.
+    After an error the local folder stays. `recipe` is the digest of the recipe: each recipe has its
+    own local folder.
     """
-    mirror = Mirror(remote, recipe)
-    with _held(remote / LOCK, mirror.owner):
+    run = RemoteRun(remote, recipe)
+    with _lock(remote / LOCK, run.owner):
         try:
-            mirror.fetch()
-            yield mirror
-            mirror.finish()
+            run.download()
+            yield run
+            run.upload()
         except BaseException:
             with suppress(OSError):
-                mirror.folder.rmdir()  # if there is nothing in it
+                run.folder.rmdir()  # only if it is empty
             raise
-    shutil.rmtree(mirror.folder, ignore_errors=True)
+    shutil.rmtree(run.folder, ignore_errors=True)
 
 
 def finished_folds(remote: RemotePath) -> list[str]:
-    """Return the names of the folds that are whole."""
+    """Return the names of the folds that are uploaded completely."""
     return sorted(
         f.parent.name for f in (remote / FOLDS).rglob(FOLD) if len(f.relative_to(remote).parts) == 3
     )
 
 
-def fetch_fold(remote: RemotePath, name: str, copy: Path) -> Path:
-    """Copy the folder of a fold, without its logs."""
+def download_fold(remote: RemotePath, name: str, to: Path) -> Path:
+    """Copy the folder of a fold without its logs, and return the copy."""
     folder = remote / FOLDS / name
     files = [file for file in folder.rglob("*") if "log" not in file.relative_to(folder).parts]
-    fetch_all(files, folder, copy)
-    return copy
+    download_all(files, folder, to)
+    return to
 
 
-def cache() -> Path:
-    """Return the folder of this user for what can be made again."""
+def cache_folder() -> Path:
+    """Return the cache folder of this user."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(home) / "caprmil"
 
@@ -151,29 +152,29 @@ def _state(file: Path) -> tuple[int, int]:
 
 
 @contextmanager
-def _held(lock: RemotePath, owner: str) -> Iterator[None]:
-    """Keep others away from a run. Elsewhere are no locks, so there are signs of life instead.
+def _lock(lock: RemotePath, owner: str) -> Iterator[None]:
+    """Lock a run by a file with heartbeats, as object stores have no locks.
 
-    Two processes that start within the same moment may still both go on.
+    Two processes that start at the same moment may still both continue.
     """
-    if said := _holder(lock, other_than=owner):
+    if other := _other_owner(lock, owner):
         raise RunError(
-            f"{lock.parent} is being trained by {said}. Wait for it, or stop it. If it was killed, "
-            f"wait for {STALE / 60:.0f} minutes or remove {lock}"
+            f"{lock.parent} is being trained by {other}. Wait for it, or stop it. If it was "
+            f"killed, wait for {STALE_SECONDS / 60:.0f} minutes or remove {lock}"
         )
-    _sign(lock, owner)
-    if said := _holder(lock, other_than=owner):
-        raise RunError(f"{lock.parent} is being trained by {said}, which was quicker.")
+    _write_heartbeat(lock, owner)
+    if other := _other_owner(lock, owner):
+        raise RunError(f"{lock.parent} is being trained by {other}, which has just started.")
     ended = threading.Event()
 
     def beat() -> None:
-        while not ended.wait(BEAT):
+        while not ended.wait(HEARTBEAT_SECONDS):
             with suppress(StorageError):  # the network may come back
-                if _holder(lock, other_than=owner):
+                if _other_owner(lock, owner):
                     return
-                _sign(lock, owner)
+                _write_heartbeat(lock, owner)
 
-    thread = threading.Thread(target=beat, name="signs of life", daemon=True)
+    thread = threading.Thread(target=beat, name="heartbeat", daemon=True)
     thread.start()
     try:
         yield
@@ -181,19 +182,19 @@ def _held(lock: RemotePath, owner: str) -> Iterator[None]:
         ended.set()
         thread.join()
         with suppress(StorageError):
-            if not _holder(lock, other_than=owner):
+            if not _other_owner(lock, owner):
                 lock.unlink(missing_ok=True)
 
 
-def _sign(lock: RemotePath, owner: str) -> None:
-    write_small(lock, json.dumps({"owner": owner, "time": time.time()}).encode())
+def _write_heartbeat(lock: RemotePath, owner: str) -> None:
+    lock.write_bytes(json.dumps({"owner": owner, "time": time.time()}).encode())
 
 
-def _holder(lock: Path, *, other_than: str) -> str | None:
-    """Return who else gave a sign of life in the last minutes."""
+def _other_owner(lock: RemotePath, owner: str) -> str | None:
+    """Return the owner of a lock if it is another process with a recent heartbeat."""
     try:
-        said = json.loads(lock.read_text())
-        fresh = time.time() - float(said["time"]) < STALE
-        return str(said["owner"]) if fresh and said["owner"] != other_than else None
+        heartbeat = json.loads(lock.read_text())
+        recent = time.time() - float(heartbeat["time"]) < STALE_SECONDS
+        return str(heartbeat["owner"]) if recent and heartbeat["owner"] != owner else None
     except (FileNotFoundError, ValueError, KeyError, TypeError):
         return None

@@ -34,7 +34,7 @@ from caprmil.io.progress import Step
 from caprmil.models import MILModel
 from caprmil.models.device import pick_device
 from caprmil.runs.inference import predict_file, predict_samples
-from caprmil.runs.remote import fetch_fold, finished_folds
+from caprmil.runs.remote import download_fold, finished_folds
 from caprmil.slides.scale import same_scale
 
 FACTS, RECIPE, SPLITS = "run.json", "recipe.toml", "splits.json"
@@ -112,7 +112,7 @@ class Run:
         """Return the folder of a fold. Of a run elsewhere it is a copy, fetched when asked for."""
         if isinstance(self.folder, RemotePath):
             if name not in self._copies:
-                self._copies[name] = fetch_fold(self.folder, name, scratch_folder())
+                self._copies[name] = download_fold(self.folder, name, scratch_folder())
             return self._copies[name]
         return self.folder / "folds" / name
 

@@ -21,7 +21,7 @@ from PIL import Image
 from scipy.sparse import csr_array
 
 from caprmil.errors import SlideError
-from caprmil.io.paths import RemotePath, as_path, fetch_all, scratch_folder
+from caprmil.io.paths import RemotePath, as_path, download_all, scratch_folder
 from caprmil.slides.names import SLIDE_SUFFIXES, slide_name
 from caprmil.slides.readers import (
     OpenSlideReader,
@@ -301,9 +301,9 @@ def _fetched(path: RemotePath, scratch: Path) -> Path:
     if folder is path and path.is_file():
         beside = path.with_suffix("")  # where MIRAX has its pixels
         files = [path, *(beside.rglob("*") if path.suffix.lower() == ".mrxs" else ())]
-        fetch_all(files, path.parent, scratch)
+        download_all(files, path.parent, scratch)
         return scratch / path.name
-    fetch_all(list(folder.glob("*.dcm")), folder, scratch / folder.name)
+    download_all(list(folder.glob("*.dcm")), folder, scratch / folder.name)
     return _in_dicom_folder(scratch / folder.name)
 
 

@@ -34,7 +34,7 @@ from caprmil.io.paths import RemotePath, as_path, require_local
 from caprmil.io.progress import Step, bar
 from caprmil.models.compiling import find_compiler
 from caprmil.models.device import pick_device
-from caprmil.runs.remote import LOCK, mirrored
+from caprmil.runs.remote import LOCK, remote_run
 from caprmil.runs.run import (
     CALIBRATION,
     FACTS,
@@ -200,10 +200,10 @@ def _train_at(recipe: Recipe, out: Path, **options: Any) -> Run:
     if not isinstance(out, RemotePath):
         return cross_validate_all({out: recipe}, **options)[out]
     _check_folder(out, recipe)
-    with mirrored(out, config.digest(recipe)) as copy:
+    with remote_run(out, config.digest(recipe)) as copy:
         try:
             if not (copy.folder / SCORES).exists():  # else it was only not uploaded
-                cross_validate_all({copy.folder: recipe}, **options, share=copy.share)
+                cross_validate_all({copy.folder: recipe}, **options, share=copy.try_upload)
         except RunError as problem:  # which names the mirror, and that is nobody's place
             raise RunError(str(problem).replace(str(copy.folder), str(out))) from problem
     return Run(out)

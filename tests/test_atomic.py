@@ -1,4 +1,4 @@
-"""What writing a file promises: whole or not at all, and never over what somebody made."""
+"""Atomic writes: a file is complete or absent, and an existing one is not overwritten."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -13,22 +13,24 @@ def names(folder: Path) -> list[str]:
     return [path.name for path in folder.iterdir()]
 
 
-def test_a_file_appears_whole_and_alone(tmp_path: Path) -> None:
+def test_a_file_appears_when_it_is_complete(tmp_path: Path) -> None:
     path = tmp_path / "new" / "note.txt"
-    with atomic_write(path) as passing:
-        passing.write_text("half")
+    with atomic_write(path) as temporary:
+        temporary.write_text("half")
         assert not path.exists()
     assert (path.read_text(), names(path.parent)) == ("half", ["note.txt"])
 
 
-def test_the_passing_name_is_hidden_and_keeps_folder_and_ending(tmp_path: Path) -> None:
-    with atomic_write(tmp_path / "figure.png") as passing:
-        assert (passing.parent, passing.name[0], passing.suffix) == (tmp_path, ".", ".png")
-        passing.touch()
+def test_the_temporary_file_is_hidden_in_the_same_folder_with_the_same_suffix(
+    tmp_path: Path,
+) -> None:
+    with atomic_write(tmp_path / "figure.png") as temporary:
+        assert (temporary.parent, temporary.name[0], temporary.suffix) == (tmp_path, ".", ".png")
+        temporary.touch()
 
 
 @pytest.mark.parametrize("replace", [False, True])
-def test_a_file_is_replaced_only_when_told(tmp_path: Path, replace: bool) -> None:
+def test_an_existing_file_is_replaced_only_with_replace(tmp_path: Path, replace: bool) -> None:
     path = write_text(tmp_path / "note.txt", "mine")
     if replace:
         write_text(path, "ours", replace=True)
@@ -39,29 +41,29 @@ def test_a_file_is_replaced_only_when_told(tmp_path: Path, replace: bool) -> Non
 
 
 def interrupt(path: Path, between: Callable[[], object], **options: bool) -> None:
-    """Write a file, and have something happen before it is done."""
-    with atomic_write(path, **options) as passing:
-        passing.write_text("ours")
+    """Call `between` in the middle of a write."""
+    with atomic_write(path, **options) as temporary:
+        temporary.write_text("ours")
         between()
 
 
-def test_who_was_quicker_is_not_overwritten(tmp_path: Path) -> None:
+def test_a_file_written_meanwhile_is_not_overwritten(tmp_path: Path) -> None:
     path = tmp_path / "note.txt"
     with pytest.raises(CaprmilError, match="already exists"):
         interrupt(path, lambda: path.write_text("theirs"))
     assert (path.read_text(), names(tmp_path)) == ("theirs", ["note.txt"])
 
 
-def test_a_failure_leaves_everything_as_it_was(tmp_path: Path) -> None:
+def test_a_failure_leaves_the_old_file(tmp_path: Path) -> None:
     path = write_text(tmp_path / "note.txt", "mine")
     with pytest.raises(ZeroDivisionError):
         interrupt(path, lambda: 1 / 0, replace=True)
     assert (path.read_text(), names(tmp_path)) == ("mine", ["note.txt"])
 
 
-def test_sweeping_removes_what_a_killed_writer_left_and_nothing_else(tmp_path: Path) -> None:
-    there = [".0123abcd.a.h5", ".0123abcd.b.h5", ".mine.a.h5", "a.h5"]
-    for name in there:
+def test_only_temporary_files_of_killed_writers_are_removed(tmp_path: Path) -> None:
+    files = [".0123abcd.a.h5", ".0123abcd.b.h5", ".mine.a.h5", "a.h5"]
+    for name in files:
         (tmp_path / name).touch()
     remove_leftovers(tmp_path / "a.h5")
-    assert sorted(names(tmp_path)) == sorted(there[1:])
+    assert sorted(names(tmp_path)) == sorted(files[1:])
