@@ -4,9 +4,10 @@
 too: it lists, reads and removes remote files. What needs a local file works on a temporary copy,
 downloaded before or uploaded after.
 
-`RemotePath` is our own because universal_pathlib's UPath is not a Path, returns False from
-`is_file` without a network, creates missing buckets in `mkdir`, and sends a request per file that
-a listing has just returned. Every method that touches the network would have to be overridden.
+`RemotePath` is our own because universal_pathlib's UPath (0.3) is not a Path, returns False from
+`is_file` without a network, creates missing buckets in `mkdir`, and without a cache of listings,
+which can be outdated, sends a request per listed file. Every method that uses the network would
+have to be overridden.
 """
 
 import atexit
