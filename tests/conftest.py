@@ -1,9 +1,10 @@
 """Shape checks on: under pytest, every annotated tensor of the models is checked at run time."""
 
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -118,3 +119,20 @@ def remote_cohort(request: pytest.FixtureRequest, tiny_cohort: Path) -> Iterator
     yield folder
     if request.param == "memory":
         folder.filesystem.rm(str(folder), recursive=True)
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Any]:
+    """A browser without a window, from Debian's package chromium."""
+    path = shutil.which("chromium") or shutil.which("chromium-browser")
+    if path is None:
+        pytest.skip("There is no chromium here. On Debian: apt-get install chromium.")
+    playwright = pytest.importorskip("playwright.sync_api")
+    flags = [
+        *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
+        *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+    ]
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=path, args=flags)
+        yield browser
+        browser.close()

@@ -1,4 +1,4 @@
-"""What a report promises: one file, nothing from outside, and the numbers of the explanation."""
+"""Reports: one file, nothing from the network, and the numbers of the explanation."""
 
 import json
 import re
@@ -6,25 +6,32 @@ import shutil
 from base64 import b64decode
 from dataclasses import replace
 from html.parser import HTMLParser
+from io import BytesIO
 from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
+from jinja2 import UndefinedError
+from markupsafe import Markup
 from PIL import Image
-from sklearn.metrics import confusion_matrix
+from sklearn.metrics import confusion_matrix, roc_auc_score
 from typer.testing import CliRunner
 
 from caprmil import explain, report
 from caprmil.cli import app
 from caprmil.errors import CaprmilError
+from caprmil.evaluation.predictions import Predictions
 from caprmil.explain import Case
 from caprmil.explain.browser import pack
 from caprmil.features import bags
 from caprmil.models import create
-from caprmil.report import page, scores, slide, words, writing
-from caprmil.report.evidence import Ledger
-from caprmil.report.pictures import MOST
+from caprmil.report import html_page, report_files, run_page, slide_page, text_format
+from caprmil.report.class_parts import ClassParts, confusion, reliability, roc
+from caprmil.report.evidence_section import EvidenceSum, evidence_section
+from caprmil.report.mistake_section import slide_picture
+from caprmil.report.patch_pictures import MAX_PICTURES, PatchPictures
+from caprmil.report.report_inputs import RunInputs, SlideInputs
 from caprmil.runs.run import Run
 from caprmil.slides.qc import Record
 from caprmil.synthetic import RareSignal, Section
@@ -35,13 +42,13 @@ PLACED = {**KINDS, "patch_px": 224, "patch_level0": 224.0, "step": 224.0}
 
 
 class Reader(HTMLParser):
-    """All tags of a page with their attributes, and what stands in its scripts."""
+    """All tags of a page with their attributes, its text, and its scripts."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
         self.tags: list[tuple[str, dict[str, str | None]]] = []
         self.scripts: list[str] = []
-        self.words = ""
+        self.text = ""
         self.inside = ""
         self.feed(text)
 
@@ -58,7 +65,7 @@ class Reader(HTMLParser):
         if self.inside == "script":
             self.scripts[-1] += data
         elif self.inside != "style":
-            self.words += f" {data}"
+            self.text += f" {data}"
 
     def all(self, name: str) -> list[dict[str, str | None]]:
         return [attributes for tag, attributes in self.tags if tag == name]
@@ -69,9 +76,9 @@ def case_of(run: Run, bag: Path, pixels: Path | None = None) -> Case:
 
 
 @pytest.fixture(scope="module")
-def pixels(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small slide with a bag of random features beside it."""
-    folder = tmp_path_factory.mktemp("pixels")
+def slide_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small slide with a bag of random features next to it."""
+    folder = tmp_path_factory.mktemp("slide_file")
     section = Section(seed=1, width=896, height=672, mpp=1.0, tumour=0.2)
     coords = 224 * np.stack(np.divmod(np.arange(12), 3), axis=1)
     features = RareSignal(width=64, patches=(12, 13)).bag(1)[0]
@@ -80,30 +87,35 @@ def pixels(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def seen(tiny_run: Run, pixels: Path) -> Case:
-    """A new slide whose pixels are at hand."""
-    return case_of(tiny_run, pixels.with_suffix(".h5"), pixels)
+def with_pixels(tiny_run: Run, slide_file: Path) -> Case:
+    """A new slide with its slide file."""
+    return case_of(tiny_run, slide_file.with_suffix(".h5"), slide_file)
 
 
 @pytest.fixture(scope="module")
-def seen_page(tiny_run: Run, seen: Case) -> Reader:
-    return Reader(report.slide_report(tiny_run, seen))
+def page(tiny_run: Run, with_pixels: Case) -> Reader:
+    return Reader(report.slide_report(tiny_run, with_pixels))
 
 
-@pytest.fixture
-def own(tiny_run: Run) -> Case:
-    """A slide of the run: its bag alone."""
+@pytest.fixture(scope="module")
+def run_html(tiny_run: Run) -> str:
+    return report.run_report(tiny_run, links={"slide_003": "slides/slide_003.html"})
+
+
+@pytest.fixture(scope="module")
+def bag_only(tiny_run: Run) -> Case:
+    """A slide of the run, without a slide file."""
     return explain.examine(tiny_run, explain.find(tiny_run, "slide_003"), device="cpu")
 
 
 @pytest.fixture
 def copy(tiny_run: Run, tmp_path: Path) -> Run:
-    """The finished run, to be written into."""
+    """A copy of the finished run, to be changed."""
     return Run(shutil.copytree(tiny_run.folder, tmp_path / "copy"))
 
 
-def caprmil(*words: object) -> str:
-    result = CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=False)
+def caprmil(*arguments: object) -> str:
+    result = CliRunner().invoke(app, [str(a) for a in arguments], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.output
 
@@ -111,7 +123,7 @@ def caprmil(*words: object) -> str:
 # One file
 
 
-def refuse_outside(text: str) -> None:
+def check_offline(text: str) -> None:
     read = Reader(text)
     names = {name for name, _ in read.tags}
     assert not names & {"link", "iframe", "object", "embed", "base", "form", "audio", "video"}
@@ -120,33 +132,46 @@ def refuse_outside(text: str) -> None:
         for key in ("src", "href", "srcset", "action", "data"):
             value = attributes.get(key) or ""
             assert value.startswith(("data:image/", "#", "slides/")) or not value
-    assert not re.search(r"@import|url\(", text)
+    assert not re.search(r"@import|url\((?!#f[0-9a-f]{8}-\d+\))", text)
     assert "default-src 'none'" in str(read.all("meta")[1]["content"])
 
 
-def test_a_slide_report_needs_nothing_from_outside(tiny_run: Run, seen: Case) -> None:
-    refuse_outside(report.slide_report(tiny_run, seen))
+def test_a_slide_report_loads_nothing_from_the_network(tiny_run: Run, with_pixels: Case) -> None:
+    check_offline(report.slide_report(tiny_run, with_pixels))
 
 
-def test_a_run_report_needs_nothing_from_outside(tiny_run: Run) -> None:
-    refuse_outside(report.run_report(tiny_run, links={"slide_003": "slides/slide_003.html"}))
+def test_a_run_report_loads_nothing_from_the_network(run_html: str) -> None:
+    check_offline(run_html)
 
 
-def test_only_our_own_script_may_run(seen_page: Reader) -> None:
-    policy = str(seen_page.all("meta")[1]["content"])
-    assert page._digest(seen_page.scripts[-1]) in policy
+def test_only_our_own_script_may_run(page: Reader) -> None:
+    policy = str(page.all("meta")[1]["content"])
+    assert html_page.digest(page.scripts[-1]) in policy
     assert "unsafe" not in policy
-    assert len(seen_page.scripts) == 3
+    assert len(page.scripts) == 3
 
 
-def test_a_page_is_small(tiny_run: Run, seen: Case) -> None:
-    assert len(report.slide_report(tiny_run, seen)) < 1_000_000
+def test_a_section_is_added_by_one_line(
+    tiny_run: Run, bag_only: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def section(inputs: SlideInputs | RunInputs) -> Markup:
+        return Markup("<section>{} & more</section>").format(inputs.run.facts.model)
+
+    monkeypatch.setattr(slide_page, "SECTIONS", (*slide_page.SECTIONS, section))
+    monkeypatch.setattr(run_page, "SECTIONS", (section, run_page.headline_section))
+    expected = "<section>caprmil & more</section>"
+    assert expected in report.slide_report(tiny_run, bag_only)
+    assert expected in report.run_report(tiny_run)
 
 
-# Names that would be code
+def test_a_page_is_small(tiny_run: Run, with_pixels: Case) -> None:
+    assert len(report.slide_report(tiny_run, with_pixels)) < 1_000_000
 
 
-def test_no_name_becomes_code(copy: Run, tmp_path: Path) -> None:
+# Escaping
+
+
+def test_no_name_becomes_html_or_script(copy: Run, tmp_path: Path) -> None:
     for path in copy.folder.rglob("*"):
         if path.suffix in (".csv", ".json") and path.name != "config.json":
             path.write_text(path.read_text().replace("tumour", NASTY))
@@ -155,23 +180,38 @@ def test_no_name_becomes_code(copy: Run, tmp_path: Path) -> None:
     run = Run(copy.folder)
     case = case_of(run, bag)
     for text in (report.slide_report(run, case), report.run_report(run)):
-        refuse_outside(text)
+        check_offline(text)
         read = Reader(text)
         assert len(read.scripts) == 3
-        assert "<img src=x onerror=alert(1)>" in read.words
+        assert "<img src=x onerror=alert(1)>" in read.text
         assert all(str(image["src"]).startswith("data:") for image in read.all("img"))
     assert json.loads(Reader(report.slide_report(run, case)).scripts[0])["classes"][1] == NASTY
 
 
-def test_text_is_escaped_unless_it_is_html() -> None:
-    assert page.tag("p", "<b>", page.Html("<i>")) == "<p>&lt;b&gt;<i></p>"
-    assert page.tag("a", href='"x"') == '<a href="&quot;x&quot;"></a>'
-    assert page.text("\udcff&") == "?&amp;"
-    assert "<" not in page.as_json({"name": NASTY})
+def test_templates_escape_text_but_not_markup() -> None:
+    template = html_page.environment().from_string('<a href="{{ a }}">{{ b }}</a>')
+    html = template.render(a='"x"', b="<b>")
+    assert html == '<a href="&#34;x&#34;">&lt;b&gt;</a>'
+    assert template.render(a="", b=Markup("<b>")) == '<a href=""><b></a>'
+    assert "<" not in html_page.as_json({"name": NASTY})
+
+
+def test_a_template_with_a_missing_value_fails() -> None:
+    with pytest.raises(UndefinedError, match="'urls' is undefined"):
+        html_page.render("patch_symbols.html", px=1)
+
+
+def test_a_name_that_is_not_unicode_does_not_break_a_page(
+    tiny_run: Run, bag_only: Case, tmp_path: Path
+) -> None:
+    subject = replace(bag_only.subject, name="\udcff&")
+    text = report.slide_report(tiny_run, replace(bag_only, subject=subject))
+    assert "<h1>?&amp;</h1>" in text
+    (tmp_path / "page.html").write_text(text, encoding="utf-8")
 
 
 @pytest.mark.parametrize("name", ["../../etc/passwd", "a/b", "ä ö", "", ".", "x" * 300, "CON?"])
-def test_any_slide_has_a_file_name_of_its_own(name: str) -> None:
+def test_slides_never_share_a_file_name(name: str) -> None:
     safe = report.safe_name(name)
     assert re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,115}\.html", safe)
     assert safe != report.safe_name(f"{name} ")
@@ -181,49 +221,49 @@ def test_any_slide_has_a_file_name_of_its_own(name: str) -> None:
 # Numbers
 
 
-def test_the_page_holds_the_numbers_of_the_explanation(seen: Case, seen_page: Reader) -> None:
-    facts, data = json.loads(seen_page.scripts[0]), b64decode(seen_page.scripts[1])
-    for said, layer in zip(facts["layers"], seen.explanation.layers(), strict=True):
-        kind = np.uint8 if said["bytes"] else np.float32
-        values = np.frombuffer(data, kind, count=facts["patches"], offset=said["start"])
-        atol = 1 / 255 if said["bytes"] else 0
-        np.testing.assert_allclose(values / (255 if said["bytes"] else 1), layer.values, atol=atol)
+def test_the_page_holds_the_numbers_of_the_explanation(with_pixels: Case, page: Reader) -> None:
+    facts, data = json.loads(page.scripts[0]), b64decode(page.scripts[1])
+    for shown, layer in zip(facts["layers"], with_pixels.explanation.layers(), strict=True):
+        kind = np.uint8 if shown["bytes"] else np.float32
+        values = np.frombuffer(data, kind, count=facts["patches"], offset=shown["start"])
+        atol = 1 / 255 if shown["bytes"] else 0
+        np.testing.assert_allclose(values / (255 if shown["bytes"] else 1), layer.values, atol=atol)
 
 
-def ledger_in(read: Reader) -> list[float]:
+def sum_in(read: Reader) -> list[float]:
     return [float(str(cell["data-value"])) for cell in read.all("td") if "data-value" in cell]
 
 
-def test_the_ledger_adds_up_to_the_models_lead(seen: Case, seen_page: Reader) -> None:
-    rest, plus, minus, lead = ledger_in(seen_page)
-    logits = seen.explanation.logits.astype(float)
-    of = int(seen.answer.probabilities.argmax())
+def test_the_evidence_adds_up_to_the_lead_of_the_model(with_pixels: Case, page: Reader) -> None:
+    rest, plus, minus, lead = sum_in(page)
+    logits = with_pixels.explanation.logits.astype(float)
+    of = int(with_pixels.answer.probabilities.argmax())
     assert rest + plus + minus == pytest.approx(lead, abs=1e-12)
     assert lead == pytest.approx(logits[of] - logits[1 - of], abs=1e-5)
-    towards = seen.explanation.towards(of).astype(float)
+    towards = with_pixels.explanation.towards(of).astype(float)
     assert plus == pytest.approx(towards[towards > 0].sum())
     assert minus == pytest.approx(towards[towards < 0].sum())
 
 
 def test_half_of_the_evidence_is_counted_from_the_strongest_patch() -> None:
-    ledger = Ledger(terms=np.array([1.0, 6, -3, 2, 3]), rest=0.5, lead=9.5)
-    assert (ledger.half(), ledger.half(-1)) == (1, 1)
-    assert ledger.top() == [1, 4, 3, 0]
-    assert ledger.top(-1) == [2]
-    assert (ledger.plus, ledger.minus, ledger.gap) == (12, -3, 0)
-    assert Ledger(terms=-np.ones(3), rest=0.0, lead=-3.0).half() == 0
+    evidence = EvidenceSum(terms=np.array([1.0, 6, -3, 2, 3]), rest=0.5, total=9.5)
+    assert (evidence.half(), evidence.half(-1)) == (1, 1)
+    assert evidence.top() == [1, 4, 3, 0]
+    assert evidence.top(-1) == [2]
+    assert (evidence.positive, evidence.negative, evidence.gap) == (12, -3, 0)
+    assert EvidenceSum(terms=-np.ones(3), rest=0.0, total=-3.0).half() == 0
 
 
-def test_the_probability_is_that_of_the_run(tiny_run: Run, seen: Case, seen_page: Reader) -> None:
-    (said,) = (float(str(b["data-value"])) for b in seen_page.all("b") if b.get("id"))
-    sure = seen.answer.calibrated if seen.answer.calibrated is not None else None
-    told = tiny_run.predict({"new": seen.subject.bag}, device="cpu").probabilities[0]
-    assert said == pytest.approx(told.max() if sure is None else sure.max(), rel=1e-6)
+def test_the_probability_is_that_of_the_run(tiny_run: Run, with_pixels: Case, page: Reader) -> None:
+    (shown,) = (float(str(b["data-value"])) for b in page.all("b") if b.get("id"))
+    calibrated = with_pixels.answer.calibrated
+    expected = tiny_run.predict({"new": with_pixels.subject.bag}, device="cpu").probabilities[0]
+    assert shown == pytest.approx((expected if calibrated is None else calibrated).max(), rel=1e-6)
 
 
-def test_what_is_not_calibrated_says_why(copy: Run, own: Case) -> None:
-    raw = replace(own, answer=replace(own.answer, calibrated=None))
-    fold = own.explanation.fold
+def test_the_report_says_why_a_probability_is_not_calibrated(copy: Run, bag_only: Case) -> None:
+    raw = replace(bag_only, answer=replace(bag_only.answer, calibrated=None))
+    fold = bag_only.explanation.fold
     facts = {"temperatures": {fold: 1.0}, "notes": [f"{fold}: the reason, so T = 1."]}
     (copy.folder / "calibration.json").write_text(json.dumps(facts))
     assert f"Not calibrated. {fold}: the reason" in report.slide_report(copy, raw)
@@ -231,76 +271,78 @@ def test_what_is_not_calibrated_says_why(copy: Run, own: Case) -> None:
     assert "the run has no temperatures" in report.slide_report(copy, raw)
 
 
-def test_a_slide_is_set_beside_all_others_by_label(tiny_run: Run, own: Case) -> None:
-    read = Reader(report.slide_report(tiny_run, own))
-    dots = [c for c in read.all("circle") if c.get("class") == "peer"]
+def test_a_slide_is_compared_with_all_other_test_slides_by_label(
+    tiny_run: Run, bag_only: Case
+) -> None:
+    read = Reader(report.slide_report(tiny_run, bag_only))
+    dots = [c for c in read.all("circle") if c.get("class") == "test-slide"]
     assert len(dots) == len(tiny_run.predictions) - 1
-    assert "Of the other test slides," in read.words
+    assert "was predicted for these other test slides:" in read.text
 
 
-def test_an_answer_of_models_that_knew_the_slide_is_marked(tiny_run: Run, own: Case) -> None:
-    known = replace(own, answer=replace(own.answer, unseen=False))
+def test_a_prediction_by_models_trained_on_the_slide_is_marked(
+    tiny_run: Run, bag_only: Case
+) -> None:
+    known = replace(bag_only, answer=replace(bag_only.answer, unseen=False))
     assert "has seen this slide in training" in report.slide_report(tiny_run, known)
 
 
 @pytest.mark.parametrize(
-    ("share", "said"),
+    ("probability", "text"),
     [(1.0, "> 99.9"), (0.9993, "99.9"), (0.5, "50"), (0.004, "0.4"), (0.0, "< 0.1")],
 )
-def test_nothing_is_ever_quite_sure(share: float, said: str) -> None:
-    assert words.percent(share) == f"{said}\u00a0%"
+def test_a_probability_is_never_shown_as_certain(probability: float, text: str) -> None:
+    assert text_format.percent(probability) == f"{text}\u00a0%"
 
 
-def test_shares_may_be_all_or_nothing() -> None:
-    said = [words.part(share) for share in (1.0, 0.1, 0.05, 1e-5, 0.0)]
-    assert said == ["100\u00a0%", "10\u00a0%", "5.0\u00a0%", "< 0.1\u00a0%", "0\u00a0%"]
+def test_a_share_may_be_all_or_nothing() -> None:
+    texts = [text_format.share(share) for share in (1.0, 0.1, 0.05, 1e-5, 0.0)]
+    assert texts == ["100\u00a0%", "10\u00a0%", "5.0\u00a0%", "< 0.1\u00a0%", "0\u00a0%"]
 
 
 # Pictures
 
 
-def test_each_patch_is_stored_once(seen_page: Reader) -> None:
-    symbols = [str(symbol["id"]) for symbol in seen_page.all("symbol")]
-    uses = {str(use["href"])[1:] for use in seen_page.all("use")}
-    assert len(symbols) == len(set(symbols)) <= MOST
+def test_each_patch_is_stored_once(page: Reader) -> None:
+    symbols = [str(symbol["id"]) for symbol in page.all("symbol")]
+    uses = {str(use["href"])[1:] for use in page.all("use")}
+    assert len(symbols) == len(set(symbols)) <= MAX_PICTURES
     assert uses <= set(symbols)
-    assert len(seen_page.all("image")) == len(symbols)
+    assert len(page.all("image")) == len(symbols)
 
 
-def test_galleries_show_patches_as_they_are_on_the_slide(seen: Case, seen_page: Reader) -> None:
-    from io import BytesIO
-
-    from PIL import Image
-
-    number = int(str(seen_page.all("symbol")[0]["id"])[1:])
-    data = str(seen_page.all("image")[0]["href"]).partition(",")[2]
+def test_galleries_show_patches_as_they_are_on_the_slide(with_pixels: Case, page: Reader) -> None:
+    number = int(str(page.all("symbol")[0]["id"])[1:])
+    data = str(page.all("image")[0]["href"]).partition(",")[2]
     shown = np.asarray(Image.open(BytesIO(b64decode(data))), dtype=float)
-    opened = seen.slide()
+    opened = with_pixels.slide()
     assert opened is not None
     with opened:
-        where = seen.squares(opened)
+        where = with_pixels.squares(opened)
         assert where is not None
         real = explain.cut(opened, where, number).astype(float)
     assert shown.shape == (224, 224, 3)
     assert np.abs(shown - real).mean() < 12
 
 
-def test_a_bag_alone_gives_a_report_without_pictures(tiny_run: Run, own: Case) -> None:
-    read = Reader(report.slide_report(tiny_run, own))
+def test_a_bag_alone_gives_a_report_without_pictures(tiny_run: Run, bag_only: Case) -> None:
+    read = Reader(report.slide_report(tiny_run, bag_only))
     assert not read.all("img")
     assert not read.all("image")
-    assert "the slide's own file was not at hand" in read.words
+    assert "the slide file was not found" in read.text
     assert len([b for b in read.all("button") if b.get("class") == "patch"]) > 8
 
 
-def test_a_bag_without_places_says_so(tiny_run: Run, tmp_path: Path) -> None:
+def test_a_report_says_that_a_bag_has_no_coordinates(tiny_run: Run, tmp_path: Path) -> None:
     features = RareSignal(width=64, patches=(40, 80)).bag(7)[0]
     bag = bags.write(tmp_path / "placeless.h5", features, **KINDS)
     text = report.slide_report(tiny_run, case_of(tiny_run, bag))
     assert "has no coordinates: patches are shown row by row" in text
 
 
-def test_places_in_micrometres_are_a_grid_without_the_slide(tiny_run: Run, tmp_path: Path) -> None:
+def test_coordinates_in_micrometres_are_shown_as_a_grid_without_the_slide(
+    tiny_run: Run, tmp_path: Path
+) -> None:
     features = RareSignal(width=64, patches=(12, 13)).bag(7)[0]
     with h5py.File(tmp_path / "stamp.h5", "w") as file:
         file["feats"] = features
@@ -330,22 +372,24 @@ def test_a_slide_without_a_scale_has_pictures_and_no_micrometres(
 
 
 @pytest.mark.parametrize("empty", [True, False])
-def test_a_damaged_slide_costs_pictures_and_no_report(
-    tiny_run: Run, seen: Case, tmp_path: Path, empty: bool
+def test_the_report_of_a_damaged_slide_has_no_pictures(
+    tiny_run: Run, with_pixels: Case, tmp_path: Path, empty: bool
 ) -> None:
-    whole = Path(str(seen.subject.pixels)).read_bytes()
+    whole = Path(str(with_pixels.subject.pixels)).read_bytes()
     (tmp_path / "new.tiff").write_bytes(b"no slide" if empty else whole[: len(whole) // 3])
-    broken = replace(seen, subject=replace(seen.subject, pixels=tmp_path / "new.tiff"))
+    broken = replace(
+        with_pixels, subject=replace(with_pixels.subject, pixels=tmp_path / "new.tiff")
+    )
     assert "There are no pictures: " in report.slide_report(tiny_run, broken)
 
 
-def test_quality_is_said_in_words(tiny_run: Run, own: Case) -> None:
+def test_quality_flags_are_shown_as_sentences(tiny_run: Run, bag_only: Case) -> None:
     record = Record(slide="s", state="done", patches=9, tissue_mm2=1.5, flags="pen; faint")
-    noted = replace(own, subject=replace(own.subject, record=record))
-    read = Reader(report.slide_report(tiny_run, noted))
-    assert "There is pen on the slide" in read.words
-    assert "The stain is faint" in read.words
-    assert "in 9 patches" in read.words
+    recorded = replace(bag_only, subject=replace(bag_only.subject, record=record))
+    read = Reader(report.slide_report(tiny_run, recorded))
+    assert "There are pen marks on the slide" in read.text
+    assert "The stain is faint" in read.text
+    assert "in 9 patches" in read.text
 
 
 # Other models
@@ -354,70 +398,79 @@ def test_quality_is_said_in_words(tiny_run: Run, own: Case) -> None:
 def of_model(case: Case, name: str, **settings: object) -> Case:
     bag = bags.read(case.subject.bag)
     model = create(name, 64, len(case.explanation.classes), **settings)
-    told = explain.explain(model, bag, classes=case.explanation.classes, fold="fold-0")
-    return replace(case, explanation=told)
+    explanation = explain.explain(model, bag, classes=case.explanation.classes, fold="fold-0")
+    return replace(case, explanation=explanation)
 
 
-def test_a_model_without_tokens_has_no_token_section(tiny_run: Run, own: Case) -> None:
-    text = report.slide_report(tiny_run, of_model(own, "abmil"))
+def test_a_model_without_tokens_has_no_token_section(tiny_run: Run, bag_only: Case) -> None:
+    text = report.slide_report(tiny_run, of_model(bag_only, "abmil"))
     assert 'id="tokens"' not in text
     assert "exact, not an estimate" in text
 
 
-def test_an_estimate_is_called_one(tiny_run: Run, own: Case) -> None:
-    case = of_model(own, "transmil", dim=16)
+def test_estimated_evidence_is_called_an_estimate(tiny_run: Run, bag_only: Case) -> None:
+    case = of_model(bag_only, "transmil", dim=16)
     assert not case.explanation.exact
     read = Reader(report.slide_report(tiny_run, case))
-    assert "estimates by integrated gradients" in read.words
-    assert "is a probability of" not in read.words  # what misses the logit is none
-    rest, plus, minus, lead = ledger_in(read)
-    assert rest + plus + minus == pytest.approx(lead)
+    assert "estimates by integrated gradients" in read.text
+    assert "corresponds to a probability" not in read.text  # it differs from the logit
+    rest, positive, negative, total = sum_in(read)
+    assert rest + positive + negative == pytest.approx(total)
 
 
-def test_a_random_model_says_what_its_evidence_is_of(tiny_run: Run, own: Case) -> None:
-    case = of_model(own, "bayesmil")
+def test_the_report_of_a_random_model_says_what_its_evidence_adds_up_to(
+    tiny_run: Run, bag_only: Case
+) -> None:
+    case = of_model(bag_only, "bayesmil")
     assert case.explanation.spread is not None
     read = Reader(report.slide_report(tiny_run, case))
-    assert ("mean logit over its draws" in read.words) == case.explanation.exact
-    assert "is a probability of" not in read.words
+    assert ("mean logit over its draws" in read.text) == case.explanation.exact
+    assert "corresponds to a probability" not in read.text
 
 
-def test_of_many_classes_the_likeliest_are_shown(own: Case, tmp_path: Path) -> None:
-    classes = tuple("abcdefg")
-    bag = bags.read(own.subject.bag)
-    told = explain.explain(create("mean", 64, 7), bag, classes=classes, fold="fold-0")
-    answer = replace(
-        own.answer,
-        probabilities=told.probabilities,
-        calibrated=None,
-        by_fold={"fold-0": told.probabilities},
+def test_evidence_is_shown_for_the_likeliest_of_many_classes(tiny_run: Run, bag_only: Case) -> None:
+    bag = bags.read(bag_only.subject.bag)
+    explanation = explain.explain(
+        create("mean", 64, 7), bag, classes=tuple("abcdefg"), fold="fold-0"
     )
-    from caprmil.report import evidence
-    from caprmil.report.pictures import Album
-
-    case = replace(own, explanation=told, answer=answer)
-    text = evidence.section(case, Album(case, None))
+    answer = replace(
+        bag_only.answer,
+        probabilities=explanation.probabilities,
+        calibrated=None,
+        by_fold={"fold-0": explanation.probabilities},
+    )
+    case = replace(bag_only, explanation=explanation, answer=answer)
+    inputs = SlideInputs(
+        run=tiny_run,
+        case=case,
+        parts=ClassParts(tiny_run),
+        pictures=PatchPictures(case, None),
+        numbers=pack(case),
+        has_heads=False,
+        no_pictures="",
+    )
+    text = evidence_section(inputs)
     assert len(Reader(text).all("details")) == 3
-    assert "3 less likely classes: on the map alone" in text
+    assert "3 less likely classes are shown on the map only" in text
 
 
-def test_a_huge_bag_gives_a_file_that_opens(tiny_run: Run, tmp_path: Path) -> None:
+def test_the_report_of_a_huge_bag_stays_small(tiny_run: Run, tmp_path: Path) -> None:
     features = np.random.default_rng(0).normal(size=(100_000, 64)).astype(np.float16)
     coords = 224 * np.stack(np.divmod(np.arange(100_000), 320), axis=1)
     bag = bags.write(tmp_path / "huge.h5", features, coords, **PLACED)
     text = report.slide_report(tiny_run, case_of(tiny_run, bag))
     assert len(text) < 5_000_000
-    assert "Maps of single heads were left out" in text
+    assert "Maps of single heads are left out" in text
     assert not any("head-" in n["key"] for n in json.loads(Reader(text).scripts[0])["layers"])
 
 
-def test_lighter_numbers_are_the_same_numbers(own: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    from caprmil.explain.browser import pack
-
-    whole = pack(own)
-    monkeypatch.setattr(slide, "MOST_BYTES", 10)
-    less, heads = slide.light(whole)
-    assert not heads
+def test_layers_without_heads_keep_their_numbers(
+    bag_only: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = pack(bag_only)
+    monkeypatch.setattr(slide_page, "MAX_BYTES", 10)
+    less, has_heads = slide_page.limit_layers(whole)
+    assert not has_heads
     assert len(less.data) < len(whole.data)
     before = {layer["key"]: layer for layer in whole.facts["layers"]}
     for layer in less.facts["layers"]:
@@ -430,29 +483,28 @@ def test_lighter_numbers_are_the_same_numbers(own: Case, monkeypatch: pytest.Mon
 # Runs
 
 
-def test_a_run_report_lists_every_slide_and_score(tiny_run: Run) -> None:
-    read = Reader(report.run_report(tiny_run))
+def test_a_run_report_lists_every_slide_and_score(tiny_run: Run, run_html: str) -> None:
+    read = Reader(run_html)
     for name in tiny_run.predictions.slides:
-        assert name in read.words
+        assert name in read.text
     for metric in tiny_run.scores["metrics"].values():
-        assert f"{metric['mean_over_folds']:.3f}" in read.words
-    assert {"fold-0", "fold-1", "fold-2"} <= set(read.words.split())
-    assert "patch count" in read.words
+        assert f"{metric['mean_over_folds']:.3f}" in read.text
+    assert {"fold-0", "fold-1", "fold-2"} <= set(read.text.split())
+    assert "patch count" in read.text
 
 
-def test_the_confusion_matrix_is_sklearns(tiny_run: Run) -> None:
-    answers = tiny_run.predictions
-    expected = confusion_matrix(np.asarray(answers.labels), answers.probabilities.argmax(axis=1))
-    np.testing.assert_array_equal(scores.confused(answers), expected)
-    cells = [c for c in Reader(report.run_report(tiny_run)).all("td") if "data-count" in c]
+def test_the_confusion_matrix_is_that_of_sklearn(tiny_run: Run, run_html: str) -> None:
+    table = tiny_run.predictions
+    expected = confusion_matrix(np.asarray(table.labels), table.probabilities.argmax(axis=1))
+    np.testing.assert_array_equal(confusion(table), expected)
+    cells = [c for c in Reader(run_html).all("td") if "data-count" in c]
     assert [int(str(c["data-count"])) for c in cells] == expected.ravel().tolist()
 
 
 @pytest.mark.parametrize("folds", [("a",) * 30 + ("b",) * 30, None])
-def test_runs_of_many_classes_have_a_curve_for_each(folds: tuple[str, ...] | None) -> None:
-    from caprmil.evaluation.predictions import Predictions
-    from caprmil.report import curves
-
+def test_a_run_of_many_classes_has_a_curve_for_each(
+    tiny_run: Run, folds: tuple[str, ...] | None
+) -> None:
     rng = np.random.default_rng(0)
     table = Predictions(
         slides=tuple(f"s{n}" for n in range(60)),
@@ -461,47 +513,45 @@ def test_runs_of_many_classes_have_a_curve_for_each(folds: tuple[str, ...] | Non
         labels=rng.integers(3, size=60),
         folds=folds,
     )
-    drawn = Reader(curves.roc(table))
-    kinds = [str(line["class"]) for line in drawn.all("polyline")]
-    assert len([kind for kind in kinds if "thickish" in kind]) == 2 * 3  # and their keys
-    assert f"{NASTY} against the rest" in drawn.words
-    dots = Reader(curves.reliability(table)).all("circle")
-    assert len(dots) == 6  # ten slides a bin
-    cells = Reader(scores.confusion(table)).all("td")
+    labels = np.asarray(table.labels)
+    areas = [roc_auc_score(labels == n, table.probabilities[:, n]) for n in range(3)]
+    drawn = Reader(roc(table))
+    for name, area in zip(table.classes, areas, strict=True):
+        assert f"{name} ({area:.3f})" in drawn.text
+    bins = re.findall(r"(\d+) slides, mean probability", Reader(reliability(table)).text)
+    assert [int(n) for n in bins] == [10] * 6
+    cells = Reader(ClassParts(tiny_run).results(table)).all("td")
     assert sum(int(str(cell["data-count"])) for cell in cells) == 60
 
 
-def test_mistakes_are_the_surest_first(tiny_run: Run) -> None:
-    from caprmil.report import mistakes
-
-    answers = tiny_run.predictions
-    labels, p = np.asarray(answers.labels), answers.probabilities
-    flipped = replace(answers, labels=1 - labels)
-    rows = mistakes.worst(flipped, 100)
+def test_the_worst_mistakes_come_first(tiny_run: Run) -> None:
+    parts, table = ClassParts(tiny_run), tiny_run.predictions
+    labels, p = np.asarray(table.labels), table.probabilities
+    rows = parts.worst(replace(table, labels=1 - labels), 100)
     assert set(rows) == set(np.flatnonzero(p.argmax(axis=1) != 1 - labels))
     assert sorted(rows, key=lambda n: p[n, 1 - labels[n]]) == rows
-    for code, row in enumerate(mistakes.surest(answers)):
+    for code, row in enumerate(parts.best(table)):
         assert labels[row] == code
 
 
-def test_a_mistake_shows_its_slide_or_the_picture_of_it_or_says_why(
-    copy: Run, pixels: Path, tmp_path: Path
+def test_a_mistake_has_a_thumbnail_or_the_picture_from_quality_control(
+    copy: Run, slide_file: Path, tmp_path: Path
 ) -> None:
-    from PIL import Image
-
-    from caprmil.report.mistakes import portrait
-
-    copy.paths = {"new": str(pixels.with_suffix(".h5"))}
-    assert "data:image/jpeg" in portrait(copy, "new", pixels.parent)
+    copy.paths = {"new": str(slide_file.with_suffix(".h5"))}
+    picture = slide_picture(copy, "new", slide_file.parent)
+    assert picture is not None
+    assert picture.url.startswith("data:image/jpeg")
     copy.paths = {"new": str(tmp_path / "new.h5")}
-    assert "No picture" in portrait(copy, "new")
+    assert slide_picture(copy, "new") is None
     (tmp_path / "qc").mkdir()
     Image.new("RGB", (900, 600)).save(tmp_path / "qc" / "new.png")
-    assert "with tissue and grid" in portrait(copy, "new")
+    picture = slide_picture(copy, "new")
+    assert picture is not None
+    assert "with tissue and grid" in picture.alt
 
 
-def test_links_lead_to_reports_that_are_there(copy: Run) -> None:
-    path, written, missing = report.write_run(copy, slides=2, device="cpu")
+def test_links_lead_to_existing_reports(copy: Run) -> None:
+    path, written, missing = report.write_run_report(copy, slides=2, device="cpu")
     assert path == copy.folder / "report" / "index.html"
     hrefs = {str(a["href"]) for a in Reader(path.read_text()).all("a")}
     assert {path.parent / href for href in hrefs} == set(written)
@@ -509,17 +559,19 @@ def test_links_lead_to_reports_that_are_there(copy: Run) -> None:
     assert missing == []
 
 
-def test_a_run_whose_bags_are_gone_still_has_a_report(copy: Run) -> None:
+def test_a_run_with_missing_bags_still_has_a_report(copy: Run) -> None:
     copy.paths = dict.fromkeys(copy.paths, "/nowhere/slide.h5")
-    path, written, missing = report.write_run(copy, slides=1, device="cpu")
+    path, written, missing = report.write_run_report(copy, slides=1, device="cpu")
     assert (path.exists(), written) == (True, [])
     assert "is no longer at" in missing[0]
 
 
-def test_a_slide_report_of_an_unfinished_run_has_no_cohort(copy: Run, own: Case) -> None:
+def test_a_slide_report_of_an_unfinished_run_has_no_test_slides(copy: Run, bag_only: Case) -> None:
     (copy.folder / "scores.json").unlink()
     run = Run(copy.folder)
-    assert "no test slides to compare with" in report.slide_report(run, replace(own, label=None))
+    assert "no test slides to compare with" in report.slide_report(
+        run, replace(bag_only, label=None)
+    )
     with pytest.raises(CaprmilError, match="not finished"):
         report.run_report(run)
 
@@ -527,63 +579,63 @@ def test_a_slide_report_of_an_unfinished_run_has_no_cohort(copy: Run, own: Case)
 # Commands
 
 
-def test_reports_in_the_run_are_made_anew(copy: Run) -> None:
-    said = caprmil("report", copy.folder, "slide_003", "--device", "cpu")
+def test_reports_in_the_folder_of_the_run_are_replaced(copy: Run) -> None:
+    output = caprmil("report", copy.folder, "slide_003", "--device", "cpu")
     path = copy.folder / "report" / "slides" / "slide_003.html"
-    assert f"Written to {path}" in said
+    assert f"Written to {path}" in output
     path.write_text("old")
     caprmil("report", copy.folder, "slide_003", "--device", "cpu")
     assert "slide_003" in path.read_text()
 
 
-@pytest.mark.parametrize("what", [["slide_003"], []])
-def test_a_users_file_is_never_overwritten(copy: Run, tmp_path: Path, what: list[str]) -> None:
+@pytest.mark.parametrize("slides", [["slide_003"], []])
+def test_a_named_file_is_never_overwritten(copy: Run, tmp_path: Path, slides: list[str]) -> None:
     mine = tmp_path / "mine.html"
     mine.write_text("mine")
     with pytest.raises(CaprmilError, match="already exists"):
-        caprmil("report", copy.folder, *what, "--out", mine)
+        caprmil("report", copy.folder, *slides, "--out", mine)
     assert mine.read_text() == "mine"
 
 
-def test_several_reports_go_into_a_folder(tiny_run: Run, pixels: Path, tmp_path: Path) -> None:
-    bag, out = pixels.with_suffix(".h5"), tmp_path / "out"
+def test_several_reports_go_into_a_folder(tiny_run: Run, slide_file: Path, tmp_path: Path) -> None:
+    bag, out = slide_file.with_suffix(".h5"), tmp_path / "out"
     caprmil("report", tiny_run.folder, "slide_003", bag, "--out", out, "--device", "cpu")
     assert {path.name for path in out.iterdir()} == {"slide_003.html", "new.html"}
     assert not (tiny_run.folder / "report").exists()
 
 
-def test_pixels_can_be_given(tiny_run: Run, pixels: Path, tmp_path: Path) -> None:
-    bag = shutil.copy(pixels.with_suffix(".h5"), tmp_path / "new.h5")
-    words = ("--slide", pixels, "--out", tmp_path / "new.html", "--device", "cpu")
-    caprmil("report", tiny_run.folder, bag, *words)
+def test_a_slide_file_can_be_given(tiny_run: Run, slide_file: Path, tmp_path: Path) -> None:
+    bag = shutil.copy(slide_file.with_suffix(".h5"), tmp_path / "new.h5")
+    options = ("--slide", slide_file, "--out", tmp_path / "new.html", "--device", "cpu")
+    caprmil("report", tiny_run.folder, bag, *options)
     assert "<symbol" in (tmp_path / "new.html").read_text()
 
 
-def test_a_slide_file_is_encoded_into_the_runs_own_folder(
-    copy: Run, pixels: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_slide_file_is_encoded_into_the_folder_of_the_run(
+    copy: Run, slide_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = []
+    calls = []
 
     def encode(run: Run, inputs: list[Path], out: Path, **options: object) -> tuple[dict, list]:
-        asked.append((inputs, out))
-        return {"new": pixels.with_suffix(".h5")}, []
+        calls.append((inputs, out))
+        return {"new": slide_file.with_suffix(".h5")}, []
 
-    monkeypatch.setattr(writing, "bags_of", encode)
-    caprmil("report", copy.folder, pixels, "--slide", pixels, "--device", "cpu")
-    assert asked == [([pixels], copy.folder / "report" / "features")]
+    monkeypatch.setattr(report_files, "bags_of", encode)
+    caprmil("report", copy.folder, slide_file, "--slide", slide_file, "--device", "cpu")
+    assert calls == [([slide_file], copy.folder / "report" / "features")]
     assert (copy.folder / "report" / "slides" / "new.html").exists()
 
 
-def test_a_slide_nobody_knows_is_refused_with_those_that_are(tiny_run: Run) -> None:
+def test_an_unknown_slide_is_refused_with_a_list_of_known_ones(tiny_run: Run) -> None:
     with pytest.raises(CaprmilError, match=r"neither a slide of .* nor a bag file"):
         caprmil("report", tiny_run.folder, "slide_999")
 
 
-def test_a_run_has_no_single_slide(tiny_run: Run, pixels: Path) -> None:
+def test_a_report_of_a_run_refuses_a_single_slide_file(tiny_run: Run, slide_file: Path) -> None:
     with pytest.raises(CaprmilError, match="name the folder of its slides"):
-        caprmil("report", tiny_run.folder, "--slide", pixels)
+        caprmil("report", tiny_run.folder, "--slide", slide_file)
 
 
-def test_a_run_has_no_single_fold(tiny_run: Run) -> None:
+def test_a_report_of_a_run_refuses_a_single_fold(tiny_run: Run) -> None:
     with pytest.raises(CaprmilError, match="--fold goes with slides"):
         caprmil("report", tiny_run.folder, "--fold", "fold-0")

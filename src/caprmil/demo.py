@@ -87,7 +87,7 @@ def demo(
     run, new = results[-1].run, out / "new"
     answers = _answer_new(plan, run, new, device=device)
     with bar("Reporting", shown=progress) as step:
-        page, _, _ = report.write_run(run, device=device, progress=step)
+        page, _, _ = report.write_run_report(run, device=device, progress=step)
     return results, answers, [page, _report_new(run, new, device=device)]
 
 
@@ -106,8 +106,8 @@ def _report_new(run: Run, folder: Path, *, device: str) -> Path:
     """Explain the answer to the new slide with tumour in a report of its own."""
     bag, slide = folder / "features" / "new_tumour.h5", folder / "new_tumour.tiff"
     case = explain.examine(run, explain.find(run, bag, pixels=slide), device=device)
-    (path,) = report.places(run, [case.name], None).values()
-    return report.write_slide(run, case, path, replace=True)
+    (path,) = report.report_paths(run, [case.name], None).values()
+    return report.write_slide_report(run, case, path, replace=True)
 
 
 def draw(results: Sequence[Result], path: Path) -> None:

@@ -70,7 +70,7 @@ def _of_run(
     from caprmil.io.progress import bar
 
     with bar("Reporting") as step:
-        path, written, missing = reports.write_run(
+        path, written, missing = reports.write_run_report(
             run, out=out, slides=slides, pixels=pixels, **options, progress=step
         )
     for line in missing:
@@ -97,14 +97,14 @@ def _of_slides(
     if out is not None and out.suffix:
         check_new(out)  # now, and not after the encoding
     with bar("Encoding") as step:
-        subjects, failed = reports.subjects(
+        subjects, failed = reports.find_or_encode(
             run, inputs, pixels=pixels, **loading, **options, progress=step
         )
-    places = reports.places(run, subjects, out)
+    places = reports.report_paths(run, subjects, out)
     with bar("Reporting") as step:
         for done, (name, subject) in enumerate(subjects.items(), 1):
             case = examine(run, subject, fold=fold or None, **options)
-            reports.write_slide(run, case, places[name], replace=out is None)
+            reports.write_slide_report(run, case, places[name], replace=out is None)
             step(done, len(subjects), name)
     for path in places.values():
         typer.echo(f"Written to {path}.")

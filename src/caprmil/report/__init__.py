@@ -1,23 +1,23 @@
-"""Reports: a slide or a run as one HTML file that opens anywhere, without network or server."""
+"""Reports: a slide or a run as one HTML file that opens without network or server."""
 
-from caprmil.report.run import run_report
-from caprmil.report.slide import slide_report
-from caprmil.report.writing import (
-    home,
-    places,
+from caprmil.report.report_files import (
+    find_or_encode,
+    report_folder,
+    report_paths,
     safe_name,
-    subjects,
-    write_run,
-    write_slide,
+    write_run_report,
+    write_slide_report,
 )
+from caprmil.report.run_page import run_report
+from caprmil.report.slide_page import slide_report
 
 __all__ = [
-    "home",
-    "places",
+    "find_or_encode",
+    "report_folder",
+    "report_paths",
     "run_report",
     "safe_name",
     "slide_report",
-    "subjects",
-    "write_run",
-    "write_slide",
+    "write_run_report",
+    "write_slide_report",
 ]

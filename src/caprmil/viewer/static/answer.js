@@ -70,7 +70,7 @@ function region(facts, { out, after }, { undo, reset }) {
 /** Return how the lead changes: it moves where a probability is as good as 1. */
 function lead({ classes, model, predicted }, after) {
   const of = (logits) => logits[predicted] - (logits.reduce((sum, each) => sum + each, 0) - logits[predicted]) / (classes.length - 1);
-  return `Lead of ${classes[predicted]} in logits: ${Paint.tell(of(model.logits))} → ${Paint.tell(of(after.logits))}.`;
+  return `Lead of ${classes[predicted]} in logits: ${Paint.format(of(model.logits))} → ${Paint.format(of(after.logits))}.`;
 }
 
 /** Return a bar for each class; what was before stays as an outline. */

@@ -14,14 +14,14 @@ export function showMaps(bag, layer, choose) {
   );
   const rows = now.group === "tokens" ? tokens(facts, now, choose) : [classes(bag, layer, now, choose), mean(bag, now, choose)];
   $("choices").replaceChildren(...rows.filter(Boolean));
-  $("sentence").textContent = sentence(facts, layer, Paint.tell);
+  $("sentence").textContent = sentence(facts, layer, Paint.format);
 }
 
 /** Return the map of a group to begin with: evidence is that for the answer, or what sets patches
  * apart where all of them are on one side. */
 export function first(bag, group) {
   const best = `${group}-${bag.facts.predicted}`;
-  if (group === "evidence" && Paint.oneSided(bag.layers.get(best))) return `above-${bag.facts.predicted}`;
+  if (group === "evidence" && Paint.hasOneSign(bag.layers.get(best))) return `above-${bag.facts.predicted}`;
   if (bag.layers.has(best) && group !== "attention") return best;
   return [...bag.layers.keys()].find((key) => parse(key).group === group);
 }
@@ -114,10 +114,10 @@ export function showLegend(layer, limit, row = -1) {
   const { low, high, gradient } = Paint.legend(layer, limit);
   $("legend-title").textContent = layer.title;
   $("ramp").style.setProperty("--ramp", gradient);
-  $("low").textContent = `${layer.kind === "diverging" ? "≤ " : ""}${Paint.tell(low)}`;
-  $("high").textContent = layer.kind === "share" && high === 1 ? "1" : `≥ ${Paint.tell(high)}`;
+  $("low").textContent = `${layer.kind === "diverging" ? "≤ " : ""}${Paint.format(low)}`;
+  $("high").textContent = layer.kind === "share" && high === 1 ? "1" : `≥ ${Paint.format(high)}`;
   $("needle").hidden = row < 0;
-  $("here").textContent = row < 0 ? "" : Paint.tell(Paint.value(layer, row));
+  $("here").textContent = row < 0 ? "" : Paint.format(Paint.value(layer, row));
   if (row >= 0) {
     const at = (Paint.value(layer, row) - low) / (high - low || 1);
     $("needle").style.setProperty("left", `${100 * Math.min(Math.max(at, 0), 1)}%`);

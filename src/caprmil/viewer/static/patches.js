@@ -46,7 +46,7 @@ function thumbs(bag, layer, pictures, rows, select, said) {
     "div",
     { class: "thumbs" },
     ...rows.map((row) => {
-      const value = Paint.tell(Paint.value(layer, row));
+      const value = Paint.format(Paint.value(layer, row));
       const words = said ?? value;
       return el(
         "button",
@@ -59,7 +59,7 @@ function thumbs(bag, layer, pictures, rows, select, said) {
 }
 
 function colour(layer, row) {
-  const [red, green, blue, alpha] = Paint.shade(layer.kind, Paint.value(layer, row) / (layer.limit || 1));
+  const [red, green, blue, alpha] = Paint.colour(layer.kind, Paint.value(layer, row) / (layer.limit || 1));
   return `rgba(${red | 0}, ${green | 0}, ${blue | 0}, ${alpha})`;
 }
 
@@ -98,7 +98,7 @@ function place(bag, row) {
   const { facts } = bag;
   const [x, y] = [bag.x[row], bag.y[row]].map(Math.round);
   if (!facts.placed) return "Where it lies on the slide is not known.";
-  const um = facts.mpp ? `, ${Paint.tell(bag.side * facts.mpp)} µm wide` : "";
+  const um = facts.mpp ? `, ${Paint.format(bag.side * facts.mpp)} µm wide` : "";
   return `At ${x.toLocaleString("en")}, ${y.toLocaleString("en")} px${um}.`;
 }
 
@@ -135,7 +135,7 @@ function numbers(bag, row, current, choose) {
             { "aria-hidden": "true" },
             el("span", { class: two ? "meter two" : "meter" }, el("i", { class: value < 0 ? "against" : two ? "for" : "", style: { width: `${100 * share * (two ? 0.5 : 1)}%` } })),
           ),
-          el("td", { class: "value", text: Paint.tell(value) }),
+          el("td", { class: "value", text: Paint.format(value) }),
         );
       }),
     ),
@@ -148,7 +148,7 @@ function grid(bag, row, current, choose) {
   const cell = (head, token) => {
     const key = tokenKey(bag.facts, blocks - 1, head, token);
     const value = Paint.value(bag.layers.get(key), row);
-    const [red, green, blue] = Paint.shade("share", value);
+    const [red, green, blue] = Paint.colour("share", value);
     const dark = 0.299 * red + 0.587 * green + 0.114 * blue < 128;
     const name = `Head ${head + 1}, token ${token + 1}: ${value.toFixed(2)}`;
     const style = { background: `rgb(${red | 0}, ${green | 0}, ${blue | 0})`, color: dark ? "#fff" : "#000" };

@@ -148,7 +148,7 @@ function paint() {
   $("opacity").value = state.opacity;
   $("opacity-said").textContent = `${state.opacity} %`;
   $("threshold").value = state.threshold;
-  $("threshold-said").textContent = state.threshold ? `< ${Paint.tell((state.threshold / 100) * limit)}` : "none";
+  $("threshold-said").textContent = state.threshold ? `< ${Paint.format((state.threshold / 100) * limit)}` : "none";
 }
 
 function showDetails() {

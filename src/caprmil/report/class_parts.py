@@ -1,0 +1,332 @@
+"""The parts of a report for a run that predicts classes: probabilities, confusion, mistakes."""
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import numpy as np
+from markupsafe import Markup
+from numpy.typing import NDArray
+
+from caprmil import figures
+from caprmil.errors import CohortError
+from caprmil.evaluation import calibration
+from caprmil.evaluation.predictions import Predictions
+from caprmil.explain import Case, Explanation, temperatures
+from caprmil.io.json_files import read_json
+from caprmil.report.html_page import EMPTY, render
+from caprmil.report.prediction_parts import Cell, Contrast
+from caprmil.report.strip_chart import strip_chart
+from caprmil.report.text_format import count, percent, share, signed
+from caprmil.runs.run import CALIBRATION, Run
+
+MAX_CONTRASTS = 4  # classes whose evidence is shown
+
+Groups = Mapping[str, NDArray[np.float64]]
+
+
+class ConfusionCell(NamedTuple):
+    """How often a label (row) was predicted as a class (column)."""
+
+    slides: int
+    share: float  # of the slides with that label
+    is_right: bool
+
+
+class ClassParts:
+    """What a report shows of predicted classes. See `PredictionParts`."""
+
+    headline_metrics = ("auc", "balanced_accuracy", "ace")
+
+    def __init__(self, run: Run) -> None:
+        self.run, self.classes = run, run.classes
+
+    # A slide report
+
+    def prediction(self, case: Case) -> Markup:
+        """Return the predicted class, its probability, the models, and the other test slides."""
+        best, answer = likeliest(case), case.answer
+        shown = answer.probabilities if answer.calibrated is None else answer.calibrated
+        order = np.argsort(-shown, kind="stable")
+        return render(
+            "class_prediction.html",
+            predicted=self.classes[best],
+            label=case.label,
+            probability=float(shown[best]),
+            is_calibrated=answer.calibrated is not None,
+            calibration=self.calibration(case),
+            bars=[(self.classes[n], float(shown[n])) for n in order],
+            models=" ".join(self.models(case)),
+            **self._cohort(case),
+        )
+
+    def calibration(self, case: Case) -> str:
+        """Return how the probability was calibrated, or why it was not."""
+        answer, known = case.answer, temperatures(self.run)
+        if answer.calibrated is not None:
+            used = ", ".join(f"{known[fold]:.2f}" for fold in answer.by_fold)
+            before = percent(float(answer.probabilities[likeliest(case)]))
+            return (
+                f"Calibrated with the temperature of the fold ({used}), which was fitted on its "
+                f"validation slides. Before calibration: {before}."
+            )
+        path = self.run.folder / CALIBRATION
+        if not path.exists():
+            return "Not calibrated: the run has no temperatures. It is unfinished, or an older one."
+        missing = [fold for fold in answer.by_fold if fold not in known]
+        reasons: dict[str, list[str]] = {}
+        for note in read_json(path).get("notes", []):
+            fold, _, reason = str(note).partition(": ")
+            if fold in missing:
+                reasons.setdefault(reason, []).append(fold)
+        why = [f"{', '.join(folds)}: {reason}" for reason, folds in reasons.items()]
+        return f"Not calibrated. {' '.join(why) or 'A fold has no temperature.'}"
+
+    def models(self, case: Case) -> Iterator[str]:
+        """Yield which models predict, how far they agree, and which one is explained."""
+        answer, best, explanation = case.answer, likeliest(case), case.explanation
+        name, folds = self.classes[best], list(answer.by_fold)
+        if not answer.unseen:
+            yield "Caution: every model of this prediction has seen this slide in training."
+        if len(folds) == 1:
+            unseen = answer.unseen and case.name in self.run.paths and len(self.run.done) > 1
+            yield f"Predicted by the model of {folds[0]}" + (
+                ", which has not seen this slide in training." if unseen else "."
+            )
+        else:
+            each = sorted(float(p[best]) for p in answer.by_fold.values())
+            agree = sum(int(p.argmax()) == best for p in answer.by_fold.values())
+            same = "all" if agree == len(folds) else f"{agree}"
+            yield (
+                f"Mean of {len(folds)} models; {same} of them predict {name}. Their probabilities "
+                f"of {name} range from {percent(each[0])} to {percent(each[-1])} (standard "
+                f"deviation {np.std(each, ddof=1):.3f}, before calibration)."
+            )
+        nearest = ", which is closest to the mean" if len(folds) > 1 else ""
+        yield (
+            f"Explained below: {explanation.model} of {explanation.fold}{nearest}. Its "
+            f"probability of {name} is {percent(float(explanation.probabilities[best]))}."
+        )
+        if explanation.predicted != best:
+            yield f"That model alone predicts {self.classes[explanation.predicted]}."
+
+    def _cohort(self, case: Case) -> dict[str, object]:
+        """Return how the slide compares with the run's test slides, as a chart and a sentence."""
+        best = likeliest(case)
+        name, here = self.classes[best], float(case.answer.probabilities[best])
+        groups = self.test_slides(case.name, best)
+        models = [float(p[best]) for p in case.answer.by_fold.values()]
+        lower = [f"{_lower(values, here)} labelled {label}" for label, values in groups.items()]
+        chart = EMPTY
+        if groups:
+            chart = strip_chart(
+                groups,
+                here=here,
+                models=models,
+                title=f"Probability of {name}",
+                alt=f"Probabilities of {name} of the test slides by label; this slide: {here:.3f}.",
+            )
+        return {"chart": chart, "lower": ", ".join(lower), "n_models": len(models)}
+
+    def test_slides(self, name: str, number: int) -> Groups:
+        """Return the probabilities of a class for all other test slides, by their label.
+
+        A slide that several folds tested counts once, with the mean of their probabilities.
+        """
+        if not self.run.finished or self.run.predictions.labels is None:
+            return {}
+        table = self.run.predictions.labelled()
+        found: dict[str, tuple[int, list[float]]] = {}
+        for slide, label, row in zip(
+            table.slides, np.asarray(table.labels), table.probabilities, strict=True
+        ):
+            if slide != name:
+                found.setdefault(slide, (int(label), []))[1].append(float(row[number]))
+        groups: dict[str, NDArray[np.float64]] = {}
+        for code, label in enumerate(self.classes):
+            means = [np.mean(values) for own, values in found.values() if own == code]
+            if means:
+                groups[label] = np.array(means, dtype=np.float64)
+        return groups
+
+    def contrasts(self, case: Case) -> list[Contrast]:
+        """Return the predicted class and, of more than two, the next likely ones."""
+        classes = case.explanation.classes
+        order = np.argsort(-case.answer.probabilities, kind="stable")[:MAX_CONTRASTS]
+        numbers = [int(n) for n in order] if len(classes) > 2 else [likeliest(case)]
+        found = []
+        for number in numbers:
+            name = classes[number]
+            others = [other for other in classes if other != name]
+            over = others[0] if len(others) == 1 else "the mean of the others"
+            found.append(
+                Contrast(
+                    number=number,
+                    name=name,
+                    positive=f"for {name}",
+                    negative=f"against {name}",
+                    total=f"lead of {name} over {over}",
+                )
+            )
+        return found
+
+    def total(self, outputs: NDArray[np.floating], number: int) -> float:
+        """Return the lead of a class over the mean of the others."""
+        logits = outputs.astype(np.float64)
+        return float((logits[number] * len(logits) - logits.sum()) / (len(logits) - 1))
+
+    def total_meaning(self, explanation: Explanation, total: float) -> str:
+        """Return the probability of a lead, if it has one: two classes, and not an estimate."""
+        estimated = explanation.method == "integrated gradients" or explanation.spread is not None
+        if len(explanation.classes) > 2 or estimated:
+            return ""
+        probability = percent(float(1 / (1 + np.exp(-total))))
+        return f"A lead of {signed(total)} corresponds to a probability of {probability}."
+
+    def evidence_remark(self, case: Case) -> str:
+        """Return what the evidence for one class says about the others."""
+        classes, contrasts = case.explanation.classes, self.contrasts(case)
+        if len(classes) == 2:
+            name = contrasts[0].name
+            (other,) = (c for c in classes if c != name)
+            return f"Evidence against {name} is evidence for {other} of the same size."
+        remark = "Evidence is for the lead of a class over the mean of the others."
+        left = len(classes) - len(contrasts)
+        verb = "is" if left == 1 else "are"
+        more = f" {count(left, 'less likely class')} {verb} shown on the map only." if left else ""
+        return remark + more
+
+    def repeated_layers(self, case: Case) -> list[str]:
+        """Of two classes, the evidence for one is that for the other with its sign reversed."""
+        two = len(case.explanation.classes) == 2
+        return [f"evidence-{1 - likeliest(case)}"] if two else []
+
+    # A run report
+
+    @property
+    def task(self) -> str:
+        """The classes."""
+        return " or ".join(self.classes)
+
+    def figures(self, predictions: Predictions) -> dict[str, Markup]:
+        """Return ROC curves and the reliability of probabilities."""
+        if predictions.labels is None:
+            return {"ROC": Markup('<p class="quiet">There are no labels.</p>')}
+        labelled = predictions.labelled()
+        return {"ROC": roc(labelled), "Reliability": reliability(labelled)}
+
+    def results(self, predictions: Predictions) -> Markup:
+        """Return the confusion matrix."""
+        cells: list[list[ConfusionCell]] = []
+        if predictions.labels is not None:
+            for label, row in enumerate(confusion(predictions.labelled())):
+                whole = max(int(row.sum()), 1)
+                cells.append(
+                    [ConfusionCell(int(n), n / whole, label == at) for at, n in enumerate(row)]
+                )
+        return render("confusion.html", classes=predictions.classes, cells=cells)
+
+    def worst(self, predictions: Predictions, most: int) -> list[int]:
+        """Return the rows of mistakes: the lower the probability of the label, the worse."""
+        if predictions.labels is None:
+            return []
+        labels = np.asarray(predictions.labels)
+        best = predictions.probabilities.argmax(axis=1)
+        wrong = np.flatnonzero((labels >= 0) & (labels != best))
+        own = predictions.probabilities[wrong, labels[wrong]]
+        return [int(row) for row in wrong[np.argsort(own, kind="stable")][:most]]
+
+    def best(self, predictions: Predictions) -> list[int]:
+        """Return, for each class, the correct prediction with the highest probability."""
+        if predictions.labels is None:
+            return []
+        best = predictions.probabilities.argmax(axis=1)
+        found = []
+        for code in range(len(predictions.classes)):
+            right = np.flatnonzero((np.asarray(predictions.labels) == code) & (best == code))
+            if len(right):
+                found.append(int(right[predictions.probabilities[right, code].argmax()]))
+        return found
+
+    def mistake(self, predictions: Predictions, row: int) -> str:
+        """Return label, predicted class and its probability."""
+        probabilities = predictions.probabilities[row]
+        best = int(probabilities.argmax())
+        label = self._label(predictions, row)
+        fold = f", {predictions.folds[row]}" if predictions.folds else ""
+        chance = percent(probabilities[best])
+        return f"Labelled {label}, predicted {self.classes[best]} ({chance}){fold}"
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        two = len(self.classes) == 2
+        return (
+            "Label",
+            "Predicted",
+            f"Probability of {self.classes[1]}" if two else "Its probability",
+        )
+
+    def cells(self, predictions: Predictions, row: int) -> tuple[Cell, ...]:
+        """Return label, predicted class and probability: of two classes, that of the second."""
+        probabilities = predictions.probabilities[row]
+        best = int(probabilities.argmax())
+        value = float(probabilities[1 if len(self.classes) == 2 else best])
+        hidden = " wrong" if self.is_wrong(predictions, row) else ""
+        return (
+            Cell(text=self._label(predictions, row) or "–"),
+            Cell(text=self.classes[best], hidden=hidden),
+            Cell(text=f"{value:.4f}", value=value, hint=percent(value)),
+        )
+
+    def is_wrong(self, predictions: Predictions, row: int) -> bool:
+        """Return whether the predicted class is not the label."""
+        best = self.classes[int(predictions.probabilities[row].argmax())]
+        return self._label(predictions, row) not in ("", best)
+
+    def _label(self, predictions: Predictions, row: int) -> str:
+        code = -1 if predictions.labels is None else int(predictions.labels[row])
+        return self.classes[code] if code >= 0 else ""
+
+
+def likeliest(case: Case) -> int:
+    """Return the class with the highest mean probability over the models of a run."""
+    return int(case.answer.probabilities.argmax())
+
+
+def _lower(values: NDArray[np.float64], here: float) -> str:
+    """Return how many values are lower."""
+    below, n = int((values < here).sum()), len(values)
+    if below == n:
+        return f"all {n:,}" if n > 1 else "the only one"
+    return f"{below:,} of {n:,} ({share(below / n)})" if below else f"none of {n:,}"
+
+
+def roc(predictions: Predictions) -> Markup:
+    """Return ROC curves: of two classes by fold, of more by class."""
+    folds = predictions.by_fold() or {"all slides": predictions}
+    truth = {name: (np.asarray(fold.labels), fold.probabilities) for name, fold in folds.items()}
+    try:
+        figure = figures.roc_curves(truth, predictions.classes)
+    except CohortError as problem:
+        return Markup('<p class="quiet">{}</p>').format(str(problem))
+    return Markup(figures.as_svg(figure, alt="ROC curves"))
+
+
+def reliability(predictions: Predictions) -> Markup:
+    """Return observed frequency against predicted probability, for each fold and for all slides."""
+    two = len(predictions.classes) == 2
+    event = predictions.classes[1] if two else "the predicted class"
+    folds = {
+        name: calibration.reliability(fold, np.nan) for name, fold in predictions.by_fold().items()
+    }
+    everything = calibration.reliability(predictions, np.nan)
+    figure = figures.reliability(everything, event=event, folds=folds)
+    return Markup(figures.as_svg(figure, alt="Reliability of the predicted probabilities"))
+
+
+def confusion(predictions: Predictions) -> NDArray[np.int64]:
+    """Return the number of slides by label (row) and prediction (column), over all folds."""
+    size = len(predictions.classes)
+    counts = np.zeros((size, size), dtype=np.int64)
+    predicted = predictions.probabilities.argmax(axis=1)
+    np.add.at(counts, (np.asarray(predictions.labels), predicted), 1)
+    return counts

@@ -1,0 +1,47 @@
+"""The section of curves in a run report: figures of the test slides, and learning curves."""
+
+from typing import Any
+
+import pandas as pd
+from markupsafe import Markup
+
+from caprmil import figures
+from caprmil.figures.learning_curves import PANELS
+from caprmil.io.json_files import read_json
+from caprmil.report.html_page import render
+from caprmil.report.report_inputs import RunInputs
+from caprmil.runs.run import Run
+
+
+def curve_section(inputs: RunInputs) -> Markup:
+    """Return the figures of the test slides, and the learning curves."""
+    return render(
+        "curves.html",
+        figures=inputs.parts.figures(inputs.run.predictions),
+        learning=learning_curves(inputs.run),
+    )
+
+
+def learning_curves(run: Run) -> list[Markup]:
+    """Return losses and validation metric over epochs, by fold. A figure has its own title."""
+    histories, kept = read_histories(run)
+    columns = {name for history in histories.values() for name in history}
+    drawn = []
+    for title, curves in PANELS.items():
+        if title != "Learning rate" and columns & {curve.column for curve in curves}:
+            figure = figures.learning_curves(histories, kept=kept, panels=(title,))
+            drawn.append(Markup(figures.as_svg(figure, alt=f"{title} over epochs, by fold")))
+    return drawn or [Markup('<p class="quiet">There is no training history.</p>')]
+
+
+def read_histories(run: Run) -> tuple[dict[str, dict[str, Any]], dict[str, int]]:
+    """Return the training history of each fold, and the epoch whose weights were kept."""
+    histories, kept = {}, {}
+    for fold in run.done:
+        folder = run.fold_folder(fold.name)
+        if (folder / "history.csv").exists():
+            table = pd.read_csv(folder / "history.csv")
+            histories[fold.name] = {str(name): list(table[name]) for name in table}
+        if (folder / "fold.json").exists():
+            kept[fold.name] = int(read_json(folder / "fold.json")["kept_epoch"])
+    return histories, kept

@@ -1,0 +1,194 @@
+"""The section of evidence in a slide report: the sum behind a prediction, and its patches."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from markupsafe import Markup
+from numpy.typing import NDArray
+
+from caprmil.explain import TOP, Explanation, Method, top_patches
+from caprmil.report.html_page import render
+from caprmil.report.patch_pictures import GalleryPatch
+from caprmil.report.prediction_parts import Contrast, PredictionParts
+from caprmil.report.report_inputs import SlideInputs
+from caprmil.report.text_format import count, share, signed
+
+METHODS: dict[Method, str] = {
+    "exact": (
+        "A logit of this model is a sum over patches. The numbers below are its terms: "
+        "exact, not an estimate."
+    ),
+    "integrated gradients": (
+        "A logit of this model is not a sum over patches. The numbers below are estimates by "
+        "integrated gradients. Their baseline is a bag in which every patch is the mean patch. "
+        "They add up to the logit only within the error that is shown."
+    ),
+    "perturbation": (
+        "A logit of this model is not a sum over patches. The numbers below are estimates: how "
+        "much the lead falls when that patch alone is removed. They do not add up to the lead. "
+        "The first row holds the difference."
+    ),
+}
+RESTS: dict[Method, str] = {
+    "exact": "Bias, without any patch",
+    "integrated gradients": "A bag of mean patches",
+    "perturbation": "Not explained by single patches",
+}
+RANDOM = (
+    " This model draws random samples. The evidence adds up to the mean logit over its draws, "
+    "which can differ from the logit of the mean probability."
+)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class EvidenceSum:
+    """A contrast as a sum: the rest, the patches in favour, and the patches against."""
+
+    terms: NDArray[np.float64]  # (N,)
+    rest: float
+    total: float  # from the outputs of the model
+
+    @classmethod
+    def of(cls, explanation: Explanation, parts: PredictionParts, number: int) -> "EvidenceSum":
+        return cls(
+            terms=explanation.towards(number).astype(np.float64),
+            rest=parts.total(explanation.rest, number),
+            total=parts.total(explanation.logits, number),
+        )
+
+    @property
+    def positive(self) -> float:
+        return float(self.terms[self.terms > 0].sum())
+
+    @property
+    def negative(self) -> float:
+        return float(self.terms[self.terms < 0].sum())
+
+    @property
+    def sum(self) -> float:
+        return self.rest + self.positive + self.negative
+
+    @property
+    def gap(self) -> float:
+        """The difference between the model's own outputs and the sum."""
+        return self.total - self.sum
+
+    def half(self, sign: int = 1) -> int:
+        """Return how few patches hold half of the evidence in favour, or against."""
+        ordered = np.sort((sign * self.terms).clip(min=0))[::-1]
+        if not ordered.sum():
+            return 0
+        return int(np.searchsorted(np.cumsum(ordered), ordered.sum() / 2)) + 1
+
+    def top(self, sign: int = 1) -> list[int]:
+        """Return the patches with the most evidence in favour, or against."""
+        best = top_patches(sign * self.terms, TOP)
+        return [int(row) for row in best if sign * self.terms[row] > 0]
+
+
+class SumRow(NamedTuple):
+    """A row of the table of a sum, with its bar: from 0 to 200, with zero at `zero`."""
+
+    kind: str
+    title: str
+    value: float
+    zero: float
+    left: float
+    width: float
+    is_positive: bool
+
+
+class Side(NamedTuple):
+    """The patches in favour of a contrast, or against it."""
+
+    kind: str
+    title: str
+    share: str
+    gallery: list[GalleryPatch]
+
+
+def evidence_section(inputs: SlideInputs) -> Markup:
+    """Return the evidence for the predicted contrast, and folded away that for others."""
+    explanation, parts = inputs.case.explanation, inputs.parts
+    contrasts = parts.contrasts(inputs.case)
+    sums = {c: EvidenceSum.of(explanation, parts, c.number) for c in contrasts}
+    inputs.pictures.include([s.top(sign) for s in sums.values() for sign in (1, -1)], TOP)
+    remark = parts.evidence_remark(inputs.case)
+    terms = sums[contrasts[0]].terms
+    if (terms > 0).all() or (terms < 0).all():
+        remark += (
+            " All patches are evidence for the same side. Select “above the slide’s mean” on the "
+            "map to see which of them are stronger than others."
+        )
+    return render(
+        "evidence.html",
+        contrast=contrasts[0],
+        method=METHODS[explanation.method]
+        + (RANDOM if explanation.exact and explanation.spread is not None else ""),
+        evidence=[(c, _contrast(inputs, c, own)) for c, own in sums.items()],
+        remark=remark,
+    )
+
+
+def _contrast(inputs: SlideInputs, contrast: Contrast, evidence: EvidenceSum) -> Markup:
+    return render(
+        "evidence_sum.html",
+        contrast=contrast,
+        patches=len(evidence.terms),
+        half=evidence.half(),
+        rows=_rows(inputs.case.explanation, contrast, evidence),
+        gap=evidence.gap,
+        meaning=inputs.parts.total_meaning(inputs.case.explanation, evidence.sum),
+        sides=[_side(inputs, contrast, evidence, sign) for sign in (1, -1)],
+    )
+
+
+def _rows(explanation: Explanation, contrast: Contrast, evidence: EvidenceSum) -> list[SumRow]:
+    """Return the sum row by row. Each bar starts where the one before it ended."""
+    high, total = evidence.rest + evidence.positive, evidence.sum
+    lines = [
+        ("rest", RESTS[explanation.method], evidence.rest, 0.0, evidence.rest),
+        ("positive", contrast.positive, evidence.positive, evidence.rest, high),
+        ("negative", contrast.negative, evidence.negative, high, total),
+        ("total", f"= {contrast.total}", total, 0.0, total),
+    ]
+    ends = [end for *_, start, stop in lines for end in (start, stop)]
+    low, reach = min(0.0, *ends), (max(0.0, *ends) - min(0.0, *ends)) or 1.0
+    patches = {
+        "positive": int((evidence.terms > 0).sum()),
+        "negative": int((evidence.terms < 0).sum()),
+    }
+    rows = []
+    for kind, title, value, start, stop in lines:
+        left, right = sorted((end - low) / reach * 200 for end in (start, stop))
+        if kind in patches:
+            title = f"{count(patches[kind], 'patch')} {title}"
+        rows.append(
+            SumRow(
+                kind=kind,
+                title=title,
+                value=value,
+                zero=round(-low / reach * 200, 2),
+                left=round(left, 2),
+                width=max(round(right - left, 2), 1) if stop != start else 0,
+                is_positive=stop >= start,
+            )
+        )
+    return rows
+
+
+def _side(inputs: SlideInputs, contrast: Contrast, evidence: EvidenceSum, sign: int) -> Side:
+    patches = evidence.top(sign)
+    whole = evidence.positive if sign > 0 else evidence.negative
+    shares = [float(evidence.terms[row]) / whole for row in patches]
+    captions = [
+        (share(own), signed(float(evidence.terms[row])))
+        for row, own in zip(patches, shares, strict=True)
+    ]
+    return Side(
+        kind="for" if sign > 0 else "against",
+        title=contrast.positive if sign > 0 else contrast.negative,
+        share=share(sum(shares)),
+        gallery=inputs.pictures.gallery(patches, captions),
+    )

@@ -1,0 +1,64 @@
+"""The section of worst mistakes in a run report, with a picture of each slide."""
+
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from markupsafe import Markup
+from PIL import Image
+
+from caprmil.errors import CaprmilError
+from caprmil.explain import find
+from caprmil.io.paths import as_path
+from caprmil.report.html_page import render
+from caprmil.report.patch_pictures import Picture, as_picture, thumbnail
+from caprmil.report.report_inputs import RunInputs
+from caprmil.runs.run import Run
+from caprmil.slides.slide import Slide
+
+MAX_MISTAKES = 8
+PICTURE_PX = 420  # of the longer side
+
+
+class Mistake(NamedTuple):
+    """A slide that was predicted wrongly."""
+
+    slide: str
+    text: str
+    picture: Picture | None
+    link: str | None
+
+
+def mistake_section(inputs: RunInputs) -> Markup:
+    """Return a card for each of the worst mistakes."""
+    predictions = inputs.run.predictions
+    mistakes = []
+    for row in inputs.parts.worst(predictions, MAX_MISTAKES):
+        slide = predictions.slides[row]
+        mistakes.append(
+            Mistake(
+                slide=slide,
+                text=inputs.parts.mistake(predictions, row),
+                picture=slide_picture(inputs.run, slide, inputs.pixels),
+                link=inputs.links.get(slide),
+            )
+        )
+    return render("mistakes.html", mistakes=mistakes)
+
+
+def slide_picture(run: Run, slide: str, pixels: Path | None = None) -> Picture | None:
+    """Return a thumbnail of a slide, or its picture from quality control."""
+    alt = f"Thumbnail of the slide {slide}"
+    with suppress(CaprmilError):  # a missing or damaged slide may have a picture from before
+        found = find(run, slide, pixels=pixels)
+        if found.pixels is not None:
+            with Slide(found.pixels, mpp=1.0) as opened:  # a thumbnail needs no scale
+                return as_picture(thumbnail(opened, PICTURE_PX), alt)
+    saved = as_path(run.paths.get(slide, "")).parent / "qc" / f"{slide}.png"
+    if saved.exists():
+        with saved.open("rb") as file, Image.open(file) as image:
+            image.thumbnail((PICTURE_PX, PICTURE_PX))
+            pixels_rgb = np.asarray(image.convert("RGB"))
+        return as_picture(pixels_rgb, f"{alt}, with tissue and grid")
+    return None

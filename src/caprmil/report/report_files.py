@@ -1,0 +1,146 @@
+"""The files of reports: in the folder of the run, or where the user wants them.
+
+RUN/report/index.html         the run
+RUN/report/slides/NAME.html   a slide
+RUN/report/features/          bags of slides that were encoded for a report
+
+Files in the run's folder are replaced each time. A file that the user named is never overwritten.
+"""
+
+import re
+from collections.abc import Iterable
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from caprmil.errors import BagError, CaprmilError, RunError
+from caprmil.explain import Case, Subject, examine, find
+from caprmil.io.atomic import check_new, write_text
+from caprmil.io.paths import as_path
+from caprmil.io.progress import Bar, Step
+from caprmil.report.prediction_parts import parts_of
+from caprmil.report.run_page import run_report
+from caprmil.report.slide_page import slide_report
+from caprmil.runs.predict import bags_of
+from caprmil.runs.run import Run
+from caprmil.slides.qc import Record
+
+INDEX, SLIDES, FEATURES = "index.html", "slides", "features"
+MAX_NAME = 100  # characters of a file name
+
+
+def report_folder(run: Run) -> Path:
+    """Return the folder of a run's reports."""
+    return run.folder / "report"
+
+
+def safe_name(slide: str) -> str:
+    """Return a file name for a slide. Two slides never share one, whatever their names are."""
+    plain = re.sub(r"[^A-Za-z0-9._-]+", "_", slide).strip("._-")[:MAX_NAME]
+    same = plain == slide != ""
+    digest = sha256(slide.encode("utf-8", "surrogatepass")).hexdigest()[:8]
+    return f"{plain if same else '-'.join(filter(None, [plain, digest]))}.html"
+
+
+def find_or_encode(
+    run: Run,
+    inputs: Iterable[str],
+    *,
+    pixels: Path | None = None,
+    progress: Bar | None = None,
+    **encoding: Any,
+) -> tuple[dict[str, Subject], list[Record]]:
+    """Return slides of the run by name, bags, and slide files, which are encoded first.
+
+    The second value lists slides that could not be encoded. `encoding` is passed to `bags_of`.
+    """
+    inputs = list(inputs)
+    found = {name: find(run, name, pixels=pixels) for name in inputs if name in run.paths}
+    others = [as_path(text) for text in inputs if text not in run.paths]
+    for path in others:
+        if not path.exists():
+            find(run, path)  # raises, and lists the slides of the run
+    if not others:
+        return found, []
+    folder = report_folder(run) / FEATURES
+    bags, failed = bags_of(run, others, folder, **encoding, progress=progress)
+    return found | {name: find(run, bag, pixels=pixels) for name, bag in bags.items()}, failed
+
+
+def report_paths(run: Run, names: Iterable[str], out: Path | None) -> dict[str, Path]:
+    """Return the path of each slide's report; raise if a file that the user named exists."""
+    names = list(names)
+    if out is None:
+        return {name: report_folder(run) / SLIDES / safe_name(name) for name in names}
+    one = len(names) == 1 and out.suffix.lower() in (".html", ".htm")
+    found = {name: out if one else out / safe_name(name) for name in names}
+    if not one and out.is_file():
+        raise CaprmilError(f"{out} is a file. Several reports need a folder.")
+    for path in found.values():
+        check_new(path)
+    return found
+
+
+def write_slide_report(
+    run: Run, case: Case, path: Path, *, replace: bool, progress: Step | None = None
+) -> Path:
+    """Write the report of a slide."""
+    return write_text(path, slide_report(run, case, progress=progress), replace=replace)
+
+
+def chosen_slides(run: Run, most: int) -> list[str]:
+    """Return the slides worth a report: the worst mistakes, and a few good predictions."""
+    predictions, parts = run.predictions, parts_of(run)
+    rows = [*parts.worst(predictions, most), *(parts.best(predictions) if most else [])]
+    return list(dict.fromkeys(predictions.slides[row] for row in rows))
+
+
+def write_run_report(
+    run: Run,
+    *,
+    out: Path | None = None,
+    slides: int = 4,
+    pixels: Path | None = None,
+    force: bool = False,
+    device: str = "auto",
+    progress: Step | None = None,
+) -> tuple[Path, list[Path], list[str]]:
+    """Write the report of a run, and those of its worst mistakes and a few good predictions.
+
+    Returns the path of the report, the paths of slide reports, and why some were not made. If
+    `out` is a file and not a folder, no slides are reported.
+    """
+    if pixels is not None and not pixels.is_dir():
+        raise RunError(f"{pixels} is not a folder. For a whole run, name the folder of its slides.")
+    alone = out is not None and out.suffix.lower() in (".html", ".htm")
+    folder = report_folder(run) if out is None else out.parent if alone else out
+    path = out if out is not None and alone else folder / INDEX
+    replace = out is None
+    names = [] if alone else chosen_slides(run, slides)
+    paths = {name: folder / SLIDES / safe_name(name) for name in names}
+    if not replace:
+        for new in (path, *paths.values()):
+            check_new(new)
+    written, missing = [], []
+    for done, (name, slide_path) in enumerate(paths.items(), 1):
+        try:
+            subject = find(run, name, pixels=pixels)
+            case = examine(run, subject, force=force, device=device)
+            written.append(write_slide_report(run, case, slide_path, replace=replace))
+        except (BagError, RunError) as problem:  # the report of the run does not need it
+            missing.append(f"{name}: {problem}")
+        if progress:
+            progress(done, len(paths) + 1)
+    text = run_report(run, links={} if alone else slide_links(run, folder), pixels=pixels)
+    return write_text(path, text, replace=replace), written, missing
+
+
+def slide_links(run: Run, folder: Path) -> dict[str, str]:
+    """Return the addresses of existing slide reports, relative to the report of the run."""
+    names = dict.fromkeys(run.predictions.slides)
+    return {
+        name: f"{SLIDES}/{quote(safe_name(name))}"
+        for name in names
+        if (folder / SLIDES / safe_name(name)).exists()
+    }

@@ -1,0 +1,136 @@
+"""The sections of scores in a run report: headline scores, tables, and baselines."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from markupsafe import Markup
+
+from caprmil.figures.style import TITLES
+from caprmil.report.html_page import render
+from caprmil.report.report_inputs import RunInputs
+from caprmil.runs.run import Run
+
+VERDICTS = {
+    "real": "the difference is real",
+    "not shown": "no difference is shown",
+    "not known": "not known",
+}
+
+
+class Headline(NamedTuple):
+    """A score as it is shown first, in large print."""
+
+    title: str
+    value: str
+    spread: str
+    pooled: str
+
+
+def headline_section(inputs: RunInputs) -> Markup:
+    """Return the few scores that a reader looks at first."""
+    metrics = inputs.run.scores["metrics"]
+    shown = [_headline(name, metrics[name]) for name in inputs.parts.headline_metrics]
+    return render("headline_scores.html", headlines=shown)
+
+
+def _headline(name: str, metric: Mapping[str, Any]) -> Headline:
+    mean, std, pooled = (
+        metric[key] for key in ("mean_over_folds", "std_over_folds", "all_slides_pooled")
+    )
+    interval = _interval(metric["interval"])
+    return Headline(
+        title=TITLES[name],
+        value=_number(pooled if mean is None else mean),
+        spread=f"± {std:.3f} over {metric['folds_counted']} folds"
+        if std is not None
+        else "one fold",
+        pooled=f"pooled {_number(pooled)}" + (f", 95 % interval {interval}" if interval else ""),
+    )
+
+
+def score_section(inputs: RunInputs) -> Markup:
+    """Return every metric: over folds, pooled, and its interval."""
+    scores = inputs.run.scores
+    level, unit = scores["interval_level"], "patient" if scores["patients"] else "slide"
+    head = ["", "mean over folds", "std", "all slides pooled", f"{level:.0%} interval by {unit}"]
+    rows = []
+    for name, metric in scores["metrics"].items():
+        cells = [metric[key] for key in ("mean_over_folds", "std_over_folds", "all_slides_pooled")]
+        interval = _interval(metric["interval"]) or "–"
+        rows.append([TITLES.get(name, name), *map(_number, cells), interval])
+    return render("table_section.html", title="Scores", head=head, rows=rows, notes=scores["notes"])
+
+
+def fold_section(inputs: RunInputs) -> Markup:
+    """Return every metric of every fold, with the fold's sizes and temperature."""
+    run = inputs.run
+    scores = run.scores["folds"]
+    temperatures = run.scores.get("calibration", {}).get("temperatures", {})
+    names = list(next(iter(scores.values()), ()))
+    splits = {fold.name: fold for fold in run.splits}
+    rows = []
+    for fold, metrics in scores.items():
+        split, t = splits.get(fold), temperatures.get(fold)
+        sizes = [len(part) for part in (split.train, split.validation, split.test)] if split else []
+        temperature = "–" if t is None or t == 1 else f"{t:.2f}"
+        values = [_number(metrics[name]) for name in names]
+        rows.append([fold, " / ".join(map(str, sizes)), *values, temperature])
+    short = [TITLES.get(name, name).partition(" (")[0] for name in names]
+    head = ["", "train / validation / test", *short, "temperature"]
+    notes = calibration_notes(run)
+    return render("table_section.html", title="Scores by fold", head=head, rows=rows, notes=notes)
+
+
+def calibration_notes(run: Run) -> list[str]:
+    """Return what the temperatures change on the test slides."""
+    found = run.scores.get("calibration")
+    if not found:
+        return []
+    before, after = found["before"], found["after"]
+    line = (
+        f"Temperature scaling changes the mean ACE of the test slides from {before['ace']:.3f} to "
+        f"{after['ace']:.3f}. A perfectly calibrated model with the same probabilities would have "
+        f"{before['ace_floor']:.3f} and {after['ace_floor']:.3f}. Scores on this page are before "
+        "calibration."
+    )
+    return [line, *found.get("notes", [])]
+
+
+def comparison_section(inputs: RunInputs) -> Markup:
+    """Return predictions against labels, and the comparison with baselines, side by side."""
+    found = inputs.run.scores.get("shortcuts") or {}
+    differences = found.get("differences", [])
+    better = [d["verdict"] == "real" and (d["difference"] or 0) > 0 for d in differences]
+    return render(
+        "comparison.html",
+        results=inputs.parts.results(inputs.run.predictions),
+        metric="AUC",
+        rows=[_difference(d) for d in differences],
+        beats_all=all(better),
+        notes=found.get("notes", []),
+    )
+
+
+def _difference(d: Mapping[str, Any]) -> list[str]:
+    low, high = d["low"], d["high"]
+    return [
+        d["second"],
+        f"{_number(d['second_mean'])} ± {_number(d['second_std'])}",
+        f"{_number(d['first_mean'])} ± {_number(d['first_std'])}",
+        _signed(d["difference"]),
+        f"{_signed(low)} to {_signed(high)}" if None not in (low, high) else "–",
+        VERDICTS.get(d["verdict"], d["verdict"]),
+    ]
+
+
+def _interval(ends: Sequence[float | None] | None) -> str:
+    """Return an interval as text; nothing if it is not known."""
+    return "" if ends is None or None in ends else f"{ends[0]:.3f} to {ends[1]:.3f}"
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}"
+
+
+def _signed(value: float | None) -> str:
+    return "–" if value is None else f"{value:+.3f}".replace("-", "−")

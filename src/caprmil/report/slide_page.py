@@ -1,0 +1,118 @@
+"""The report of a slide: what a run predicts and why, in one HTML file.
+
+To add a section, write a function of `SlideInputs` that returns HTML, and add it to `SECTIONS`.
+"""
+
+from markupsafe import Markup
+
+from caprmil.errors import SlideError
+from caprmil.explain import Case
+from caprmil.explain import browser as pages
+from caprmil.explain.browser import Numbers, pack
+from caprmil.io.progress import Step
+from caprmil.report.details_section import slide_details
+from caprmil.report.evidence_section import evidence_section
+from caprmil.report.html_page import asset, page, render
+from caprmil.report.patch_pictures import PatchPictures
+from caprmil.report.prediction_parts import parts_of
+from caprmil.report.report_inputs import SlideInputs, SlideSection
+from caprmil.report.token_section import token_section
+from caprmil.runs.run import Run
+from caprmil.slides.slide import Slide
+
+MAX_BYTES = 2_000_000  # of all layers of the map; beyond that, single heads are left out
+
+
+def prediction_section(inputs: SlideInputs) -> Markup:
+    """Return what is predicted, by which models, and how certain it is."""
+    return inputs.parts.prediction(inputs.case)
+
+
+def map_section(inputs: SlideInputs) -> Markup:
+    """Return the map of the slide. The script draws its layers."""
+    facts = inputs.numbers.facts
+    remarks = [inputs.no_pictures]
+    if not facts["placed"]:
+        remarks.append(facts["unplaced"])
+    elif not facts["pixels"]:
+        remarks.append("Each square is a patch, at its position on the slide.")
+    remarks.append("The colour scales of evidence and attention end at the 99th percentile.")
+    return render(
+        "map.html",
+        thumbnail=inputs.pictures.thumbnail() if facts["pixels"] else None,
+        has_pixels=facts["pixels"],
+        remark=" ".join(filter(None, remarks)),
+    )
+
+
+SECTIONS: tuple[SlideSection, ...] = (
+    prediction_section,
+    map_section,
+    evidence_section,
+    token_section,
+    slide_details,
+)
+
+
+def slide_report(run: Run, case: Case, *, progress: Step | None = None) -> str:
+    """Return the report of a slide as one HTML page.
+
+    Large content is bounded: a bag of 100,000 patches gives a file of a few megabytes. If the
+    slide file is missing or damaged, the page has no pictures and says why.
+    """
+    reason = "There are no pictures: the slide file was not found, only its bag."
+    try:
+        slide = case.slide()
+        if slide is not None:
+            with slide:
+                return _page(run, case, slide, "", progress)
+    except SlideError as problem:
+        reason = f"There are no pictures: {problem}"
+    return _page(run, case, None, reason, progress)
+
+
+def _page(run: Run, case: Case, slide: Slide | None, reason: str, progress: Step | None) -> str:
+    numbers, has_heads = limit_layers(pack(case, slide))
+    inputs = SlideInputs(
+        run=run,
+        case=case,
+        parts=parts_of(run),
+        pictures=PatchPictures(case, slide),
+        numbers=numbers,
+        has_heads=has_heads,
+        no_pictures=reason,
+    )
+    sections = [section(inputs) for section in SECTIONS]
+    return page(
+        "slide_report.html",
+        title=f"{case.name}, slide report",
+        name=case.name,
+        model=case.explanation.model,
+        run=run.folder.resolve().name,
+        patches=len(case.explanation),
+        sections=sections,
+        symbols=inputs.pictures.symbols(progress),
+        scripts=(pages.asset("paint.js"), asset("slide_report.js")),
+        facts={
+            **numbers.facts,
+            "pictures": inputs.pictures.rows,
+            "first_layer": f"evidence-{inputs.parts.contrasts(case)[0].number}",
+            "repeated_layers": inputs.parts.repeated_layers(case),
+        },
+        data=numbers.data,
+    )
+
+
+def limit_layers(numbers: Numbers) -> tuple[Numbers, bool]:
+    """Return the layers, without single heads if they are too large, and whether heads are in."""
+    if len(numbers.data) <= MAX_BYTES:
+        return numbers, True
+    n = numbers.facts["patches"]
+    data, layers = bytearray(numbers.data[: 8 * n]), []
+    for layer in numbers.facts["layers"]:
+        if "head-" in layer["key"]:
+            continue
+        size = n if layer["bytes"] else 4 * n
+        layers.append({**layer, "start": len(data)})
+        data += numbers.data[layer["start"] : layer["start"] + size + -size % 4]
+    return Numbers(facts={**numbers.facts, "layers": layers}, data=bytes(data)), False

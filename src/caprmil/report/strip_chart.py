@@ -1,0 +1,91 @@
+"""A strip chart: the values of groups of slides as dots on one axis from 0 to 1."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from markupsafe import Markup
+from numpy.typing import NDArray
+
+from caprmil.report.html_page import render
+
+Numbers = NDArray[np.floating]
+
+MAX_DOTS = 300  # per row; more slides are shown by their quantiles
+ROW_HEIGHT = 50
+MAX_NAME = 15  # characters of a row's name
+LEFT, RIGHT, TOP, WIDTH = 118, 484, 16, 500
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A group of slides: its name, and the positions of its dots."""
+
+    name: str
+    short_name: str
+    slides: int
+    middle: float
+    base: float
+    dots: list[tuple[float, float]]
+
+
+def strip_chart(
+    groups: Mapping[str, Numbers], *, here: float, models: Sequence[float], title: str, alt: str
+) -> Markup:
+    """Draw the values of each group as a row of dots, and `here` as a line across all rows.
+
+    Several `models` are dots on the axis.
+    """
+    rows = []
+    for number, (name, values) in enumerate(groups.items()):
+        base = TOP + ROW_HEIGHT * (number + 1)
+        dots = [(x, round(base - 4 - rise, 2)) for x, rise in stack(quantiles(values))]
+        short = name if len(name) <= MAX_NAME else f"{name[: MAX_NAME - 1]}…"
+        rows.append(
+            Row(
+                name=name,
+                short_name=short,
+                slides=len(values),
+                middle=base - ROW_HEIGHT / 2,
+                base=base,
+                dots=dots,
+            )
+        )
+    return render(
+        "strip_chart.html",
+        rows=rows,
+        ticks=[(f"{tick:.0%}", x_of(tick)) for tick in (0, 0.25, 0.5, 0.75, 1)],
+        here=x_of(here),
+        models=[x_of(value) for value in models] if len(models) > 1 else [],
+        left=LEFT,
+        right=RIGHT,
+        top=TOP,
+        bottom=TOP + ROW_HEIGHT * len(rows),
+        width=WIDTH,
+        title=title,
+        alt=alt,
+    )
+
+
+def x_of(value: float) -> float:
+    """Return where a value lies across the chart."""
+    return round(LEFT + value * (RIGHT - LEFT), 2)
+
+
+def quantiles(values: Numbers) -> Numbers:
+    """Return the values in order; of too many, as many quantiles as can be drawn."""
+    ordered = np.sort(values)
+    if len(ordered) <= MAX_DOTS:
+        return ordered
+    return np.quantile(ordered, (np.arange(MAX_DOTS) + 0.5) / MAX_DOTS)
+
+
+def stack(values: Numbers, height: float = ROW_HEIGHT - 10) -> list[tuple[float, float]]:
+    """Return the positions of dots, with equal ones on top of each other within the height."""
+    columns: dict[int, list[float]] = {}
+    for value in values:
+        x = x_of(float(value))
+        columns.setdefault(round(x / 5), []).append(x)
+    tallest = max(len(column) for column in columns.values())
+    step = min(5.6, height / max(tallest - 1, 1))
+    return [(x, step * n) for column in columns.values() for n, x in enumerate(column)]

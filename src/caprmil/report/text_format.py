@@ -1,0 +1,44 @@
+"""Numbers and dates as text."""
+
+from datetime import datetime
+
+PERCENT = "\u00a0%"  # stays on the line of its number
+CERTAIN = 0.9995  # no model is certain: what is beyond is not shown as 100 %
+
+
+def percent(probability: float) -> str:
+    """Return a probability in per cent, never as 0 % or 100 %."""
+    if probability > CERTAIN:
+        return f"> 99.9{PERCENT}"
+    if probability < 1 - CERTAIN:
+        return f"< 0.1{PERCENT}"
+    digits = 1 if probability > 0.985 or probability < 0.015 else 0
+    return f"{100 * probability:.{digits}f}{PERCENT}"
+
+
+def share(part: float) -> str:
+    """Return a share in per cent, which may be 0 % or 100 %."""
+    if 0 < part < 0.0005:
+        return f"< 0.1{PERCENT}"
+    digits = 0 if part >= 0.0995 or not part else 1
+    return f"{100 * part:.{digits}f}{PERCENT}"
+
+
+def count(n: int, noun: str) -> str:
+    """Return 1 patch, 2 patches, 20,000 patches."""
+    plural = f"{noun}es" if noun.endswith(("ch", "s")) else f"{noun}s"
+    return f"{n:,} {noun if n == 1 else plural}"
+
+
+def signed(value: float) -> str:
+    """Return a number with its sign, a real minus, and at least three significant digits."""
+    if value == 0:
+        return "0"
+    size = abs(value)
+    digits = f"{size:.3f}" if size >= 0.1 else f"{size:.3g}"
+    return f"{'+' if value > 0 else '−'}{digits}"
+
+
+def timestamp(when: datetime) -> str:
+    """Return a date and time in UTC."""
+    return f"{when:%Y-%m-%d %H:%M} UTC"

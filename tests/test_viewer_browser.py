@@ -1,0 +1,430 @@
+"""The viewer in a real browser: it loads, zooms, switches maps, lassoes, and complains of none."""
+
+import math
+import os
+import re
+import threading
+from collections.abc import Callable, Iterator
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import uvicorn
+from PIL import Image
+
+from caprmil.features import bags
+from caprmil.runs.run import Run
+from caprmil.viewer import Library, create
+from caprmil.viewer.library import identify
+from caprmil.viewer.serving import listen
+from viewing import BARE, FIRST, SECOND
+
+READY = "body[data-state=ready]"
+LOST = "lost"
+NAMELESS = """() => [...document.querySelectorAll("button, input, select")].filter((node) =>
+  !(node.ariaLabel || node.textContent.trim() || node.labels?.length)).map((node) => node.outerHTML)
+"""
+
+Open = Callable[..., "Tab"]
+
+
+class Tab:
+    """A page, what it asked for, and what it complained of."""
+
+    def __init__(self, page: Any, base: str, shots: Path) -> None:
+        self.page, self.base, self.shots = page, base, shots
+        self.asked: list[str] = []
+        self.complaints: list[str] = []
+        self.pending = 0
+        page.on("request", self._asked)
+        page.on("requestfinished", lambda r: r.url.startswith("data:") or self._answered())
+        page.on("pageerror", lambda problem: self.complaints.append(str(problem)))
+        page.on("requestfailed", self._failed)
+        page.on("console", self._heard)
+        page.on("response", lambda r: self._heard_status(r.status, r.url))
+
+    def _asked(self, request: Any) -> None:
+        if not request.url.startswith("data:"):
+            self.asked.append(request.url)
+            self.pending += 1
+
+    def _answered(self) -> None:
+        self.pending -= 1
+
+    def _failed(self, request: Any) -> None:
+        self._answered()
+        if request.failure != "net::ERR_ABORTED":  # we gave up a slide for the next
+            self.complaints.append(f"{request.url}: {request.failure}")
+
+    def _heard(self, message: Any) -> None:
+        if message.type == "error":
+            self.complaints.append(message.text)
+
+    def _heard_status(self, status: int, url: str) -> None:
+        if status >= 400:
+            self.complaints.append(f"{status} {url}")
+
+    def go(self, hash_: str = "") -> "Tab":
+        self.page.goto(self.base + hash_)
+        self.page.wait_for_selector(READY)
+        self.settle()
+        return self
+
+    def settle(self) -> None:
+        """Wait until nothing is asked for, and the address is written."""
+        while True:
+            asked = len(self.asked)
+            self.page.wait_for_timeout(300)
+            if self.pending == 0 and len(self.asked) == asked:
+                return
+
+    def press(self, *keys: str) -> None:
+        for key in keys:
+            self.page.keyboard.press(key)
+
+    def text(self, id_: str) -> str:
+        return str(self.page.inner_text(f"#{id_}"))
+
+    @property
+    def state(self) -> dict[str, str]:
+        _, _, hash_ = self.page.url.partition("#")
+        return dict(part.split("=", 1) for part in hash_.split("&") if part)
+
+    @property
+    def zoom(self) -> float:
+        return float(self.state["v"].split(",")[2])
+
+    def at(self, x: float, y: float) -> tuple[float, float]:
+        """Return where a point of the slide is in the window, as the address says."""
+        centre_x, centre_y, zoom = map(float, self.state["v"].split(","))
+        box = self.page.locator("#stage").bounding_box()
+        middle = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+        return middle[0] + (x - centre_x) * zoom, middle[1] + (y - centre_y) * zoom
+
+    def draw(self, *points: tuple[float, float]) -> None:
+        mouse = self.page.mouse
+        mouse.move(*self.at(*points[0]))
+        mouse.down()
+        for point in (*points[1:], points[0]):
+            mouse.move(*self.at(*point), steps=3)
+        mouse.up()
+
+    def pixels(self, name: str) -> Any:
+        """Return the stage as it looks, and keep the picture of the page."""
+        self.page.screenshot(path=self.shots / f"{name}.png")
+        picture = self.page.locator("#stage").screenshot()
+        return np.asarray(Image.open(BytesIO(picture)).convert("RGB")).astype(float)
+
+    def wait(self, condition: str) -> None:
+        self.page.wait_for_function(condition)
+
+    def wait_for_slide(self, key: str) -> None:
+        self.wait(f"() => location.hash.includes('{key}') && document.querySelector('{READY}')")
+
+    def wait_for_answer(self, words: str) -> None:
+        self.wait(f"() => document.querySelector('#answer').innerText.includes('{words}')")
+
+
+@pytest.fixture(scope="module")
+def server(tiny_run: Run, pixels: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The viewer of the tiny run, with a bag beside it that has no coordinates."""
+    folder = tmp_path_factory.mktemp("extra")
+    features = bags.read(tiny_run.paths["slide_003"]).features
+    bags.write(folder / f"{LOST}.h5", features, encoder="synthetic", mpp=1.0)
+    library = Library(tiny_run, pixels=pixels, extra=[folder], device="cpu")
+    with listen("127.0.0.1", None) as sock:
+        running = uvicorn.Server(uvicorn.Config(create(library), log_level="warning"))
+        thread = threading.Thread(target=running.run, kwargs={"sockets": [sock]}, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{sock.getsockname()[1]}/"
+        running.should_exit = True
+        thread.join(timeout=20)
+
+
+@pytest.fixture
+def open_tab(chromium: Any, server: str, tmp_path: Path) -> Iterator[Open]:
+    """Opens pages; at the end none of them may have complained."""
+    shots = Path(os.environ.get("CAPRMIL_SCREENSHOTS", tmp_path))
+    tabs: list[Tab] = []
+    contexts: list[Any] = []
+
+    def make(width: int = 1280, height: int = 800, **options: Any) -> Tab:
+        size = {"width": width, "height": height}
+        context = chromium.new_context(viewport=size, reduced_motion="reduce", **options)
+        context.set_default_timeout(60_000)
+        contexts.append(context)
+        tabs.append(Tab(context.new_page(), server, shots))
+        return tabs[-1]
+
+    yield make
+    complaints = [line for tab in tabs for line in tab.complaints]
+    for context in contexts:
+        context.close()
+    assert complaints == []
+
+
+def test_the_page_shows_the_slide_and_its_map(open_tab: Open) -> None:
+    tab = open_tab().go()
+    assert tab.text("run-name") == "run"
+    assert "right" in tab.text("answer") or "wrong" in tab.text("answer")
+    assert "Exact" in tab.text("sentence")
+    assert tab.page.is_visible("#scale")
+    with_map = tab.pixels("1-desktop")
+    tab.press("o")
+    without = tab.pixels("2-slide")
+    middle = np.s_[200:500, 200:500]
+    assert without[middle].std() > 5  # tissue, not paper
+    assert np.abs(with_map - without)[middle].mean() > 5
+    assert tab.page.evaluate(NAMELESS) == []
+    assert {url.split("/")[2] for url in tab.asked} == {tab.base.split("/")[2]}  # nobody else
+
+
+def test_maps_are_switched_without_a_request(open_tab: Open) -> None:
+    tab = open_tab().go()
+    asked = len(tab.asked)
+    titles, pictures = set(), []
+    for key in ("t", "t", "h", "h", "]", "]", "[", "a", "e", "e"):
+        tab.press(key)
+        titles.add(tab.text("legend-title"))
+        pictures.append(tab.state["m"])
+    assert {"Token 1, all heads", "Token 2, all heads", "Head 1, token 2", "Attention"} <= titles
+    assert {"head-1-token-1", "evidence-0", "evidence-1"} <= set(pictures)
+    tab.page.click("#groups button:has-text('Tokens')")
+    tab.page.select_option("#head-choice", "1")
+    tab.page.click("#choices button:has-text('undecided')")
+    assert tab.state["m"] == "entropy"
+    tab.settle()
+    assert tab.asked[asked:] == []
+
+
+def test_a_map_lies_exactly_on_its_patches_at_every_zoom(open_tab: Open) -> None:
+    tab = open_tab().go()
+    n = int(re.findall(r"(\d+) patches", tab.text("slide-name"))[0])
+    rows = math.ceil(n / math.ceil(math.sqrt(n)))  # the generated bag is a square, row by row
+    for zoom in (0.31, 1, 3.7):
+        tab.page.evaluate(f"location.hash = '#s={FIRST}&v=112,{224 * rows},{zoom}'")
+        tab.settle()
+        with_map = tab.pixels(f"3-zoom-{zoom}")
+        tab.press("o")
+        changed = np.abs(with_map - tab.pixels("3-bare")).sum(axis=-1) > 0
+        tab.press("o")
+        middle, across = changed.shape[0] // 2, changed.shape[1] // 2
+        assert changed[middle - 3, across]  # the last patch ends in the middle of the window
+        assert not changed[middle + 3, across]
+    assert any("/tiles/2/" in url for url in tab.asked)
+    assert tab.zoom == pytest.approx(3.7)
+    tab.press("0")
+    tab.settle()
+    assert tab.zoom < 0.4
+
+
+def test_a_click_on_a_patch_shows_its_numbers_and_its_like(open_tab: Open) -> None:
+    tab = open_tab().go()
+    tab.page.mouse.click(*tab.at(224 * 2.5, 224 * 3.5))
+    tab.page.wait_for_selector("#patch h2")
+    row = int(tab.state["p"])
+    assert tab.text("patch").startswith(f"Patch {row}")
+    assert "At 448, 672 px, 224 µm wide" in tab.text("patch")
+    assert tab.page.locator("#patch .heat tbody tr").count() == 2  # heads
+    assert tab.page.locator("#patch .thumbs button").count() == 8
+    tab.settle()
+    tab.pixels("4-patch")
+    tab.page.locator("#patch .thumbs button").first.click()
+    assert int(tab.state["p"]) != row
+    tab.page.locator("#patch .heat button").first.click()
+    assert tab.state["m"] == "head-0-token-0"
+    tab.settle()
+    tab.press("Escape")
+    assert "p" not in tab.state
+
+
+def test_a_top_patch_jumps_to_its_place(open_tab: Open) -> None:
+    tab = open_tab().go()
+    button = tab.page.locator("#gallery .thumbs button").first
+    row = button.get_attribute("data-row")
+    button.click()
+    tab.settle()
+    assert tab.state["p"] == row
+    assert tab.zoom > 0.9  # 220 pixels of the screen for 224
+    tab.settle()
+
+
+def test_a_lasso_changes_the_answer_and_can_be_undone(open_tab: Open) -> None:
+    tab = open_tab().go(f"#s={SECOND}")
+    before = tab.text("answer")
+    region = ((0, 0), (1400, 0), (1400, 1400), (0, 1400))
+    tab.press("l")
+    tab.draw(*region)
+    assert re.fullmatch(r"\d+ patches", tab.text("asking-said"))
+    tab.pixels("5-lasso")
+    tab.page.click("#take-out")
+    tab.page.wait_for_selector("#answer .region")
+    tab.wait_for_answer("→")
+    after = tab.text("answer")
+    assert "36 patches out" in after
+    assert after != before
+    tab.pixels("6-out")
+    tab.press("l")
+    tab.draw((1344, 0), (2016, 0), (2016, 450), (1344, 450))
+    tab.page.click("#keep-only")
+    assert "36 patches out" not in tab.text("answer")
+    tab.press("u")
+    tab.wait_for_answer("36 patches out")
+    tab.page.click("#answer button:has-text('Reset')")
+    assert tab.text("answer") == before
+    tab.page.go_back()
+    tab.wait_for_answer("36 patches out")
+
+
+def test_a_link_restores_the_view(open_tab: Open) -> None:
+    tab = open_tab().go(f"#s={SECOND}")
+    tab.press("l")
+    tab.draw((0, 0), (900, 0), (900, 900), (0, 900))
+    tab.page.click("#take-out")
+    tab.wait_for_answer("→")
+    tab.press("t", "h", "+")
+    tab.page.fill("#opacity", "80")
+    tab.settle()
+    tab.page.mouse.click(*tab.at(1100, 1100))
+    tab.settle()
+    other = open_tab().go("#" + tab.page.url.partition("#")[2])
+    other.wait_for_answer("→")
+    other.settle()
+    assert other.state == tab.state
+    for part in ("legend-title", "slide-name"):
+        assert other.text(part) == tab.text(part)
+    assert other.page.input_value("#opacity") == "80"
+    assert "Patch" in other.text("patch")
+    assert np.abs(other.pixels("7-link") - tab.pixels("7-own")).mean() < 2
+
+
+def test_back_and_forward_go_from_slide_to_slide(open_tab: Open) -> None:
+    tab = open_tab().go()
+    for key, slide in (("j", SECOND), ("ArrowDown", BARE)):
+        tab.press(key)
+        tab.wait_for_slide(slide)
+    tab.press("k")
+    tab.wait_for_slide(SECOND)
+    tab.page.go_back()
+    tab.wait_for_slide(BARE)
+    tab.settle()
+    assert tab.text("slide-name").startswith("slide_002")
+    assert FIRST not in tab.page.url
+
+
+def test_the_list_is_searched_filtered_and_sorted(open_tab: Open, tiny_run: Run) -> None:
+    tab = open_tab().go()
+    table = tiny_run.predictions
+    assert table.labels is not None
+    wrong = int((table.probabilities.argmax(axis=1) != table.labels).sum())
+    tab.page.select_option("#filter", "mistakes")
+    assert tab.page.locator("#list li").count() == wrong
+    assert tab.page.locator("#list .verdict.right").count() == 0
+    tab.page.select_option("#filter", "class:tumour")
+    assert tab.page.locator("#list li").count() == int((table.labels == 1).sum())
+    tab.page.select_option("#filter", "all")
+    tab.page.select_option("#sort", "unsure")
+    first = tab.page.locator("#list b").first.text_content()
+    assert first == table.slides[int(table.probabilities.max(axis=1).argmin())]
+    tab.page.fill("#search", "slide_01")
+    assert tab.page.locator("#list li").count() == 10
+    tab.page.fill("#search", "nobody")
+    assert "No slide" in tab.text("count")
+    tab.settle()
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("slide_002", "not at hand"), (LOST, "has no coordinates")]
+)
+def test_a_bag_without_pixels_or_places_is_a_bare_grid(
+    open_tab: Open, name: str, said: str
+) -> None:
+    tab = open_tab().go(f"#s={identify(name)}")
+    assert said in tab.text("notice")
+    assert tab.page.locator("#gallery .swatch").count() > 0
+    picture = tab.pixels(f"8-bare-{name}")
+    assert len(np.unique(picture[100:-100, 100:-100].reshape(-1, 3), axis=0)) > 20
+    tab.page.mouse.click(*tab.at(*[0.5 if name == LOST else 100] * 2))
+    assert tab.text("patch").startswith("Patch 0")
+
+
+def test_a_model_without_tokens_has_no_empty_words(open_tab: Open) -> None:
+    tab = open_tab()
+
+    def without_tokens(route: Any) -> None:
+        facts = route.fetch().json()
+        layers = [layer for layer in facts["layers"] if layer["key"].startswith(("ev", "ab", "at"))]
+        route.fulfill(json={**facts, "tokens": None, "layers": layers})
+
+    tab.page.route(f"**/api/slides/{FIRST}", without_tokens)
+    tab.go()
+    tab.page.mouse.click(*tab.at(560, 560))
+    tab.page.wait_for_selector("#patch h2")
+    tab.press("t", "h", "]", "[")
+    assert not re.search("null|undefined|NaN", tab.text("patch") + tab.text("answer"))
+    assert tab.page.locator("#groups button").all_inner_texts() == ["Evidence", "Attention"]
+    tab.settle()
+
+
+def test_rows_fit_into_a_link_and_come_out_again(open_tab: Open) -> None:
+    tab = open_tab().go()
+    wrong = tab.page.evaluate(
+        """async () => {
+          const { packRows, unpackRows, spans } = await import("./static/link.js");
+          const same = (a, b) => a.length === b.length && a.every((row, n) => row === b[n]);
+          const wrong = [];
+          for (let n = 1; n < 400; n += 7) {
+            for (const share of [0, 0.02, 0.5, 0.98, 1]) {
+              const rows = Uint8Array.from({ length: n }, () => (Math.random() < share ? 1 : 0));
+              const again = new Uint8Array(n);
+              for (const [first, end] of spans(rows)) again.fill(1, first, end);
+              if (!same(unpackRows(packRows(rows), n), rows) || !same(again, rows)) wrong.push(n);
+            }
+          }
+          for (const text of ["", "!", "////", "_____w", "AAAA", "é"]) {
+            if (unpackRows(text, 9).some((row) => row > 1)) wrong.push(text);
+          }
+          return wrong;
+        }"""
+    )
+    assert wrong == []
+
+
+def test_help_names_the_keys_and_escape_leaves(open_tab: Open) -> None:
+    tab = open_tab().go()
+    tab.press("?")
+    assert tab.page.is_visible("#keys")
+    assert "lasso a region" in tab.text("keys-list")
+    tab.press("Escape")
+    assert not tab.page.is_visible("#keys")
+    tab.press("l", "Escape")
+    assert tab.page.get_attribute("#lasso", "aria-pressed") == "false"
+    tab.press("/")
+    tab.page.keyboard.type("jk")
+    assert tab.page.input_value("#search") == "jk"  # typing is no shortcut
+
+
+def test_on_a_phone_panels_are_drawers(open_tab: Open) -> None:
+    tab = open_tab(390, 844, has_touch=True, is_mobile=True, color_scheme="dark").go()
+    for name in ("slides", "map", "answer", "patches"):
+        tab.page.tap(f"#tabs [data-tab={name}]")
+        assert tab.page.is_visible(f"#{name}")
+        tab.pixels(f"9-phone-{name}")
+        assert tab.page.evaluate("document.documentElement.scrollWidth") == 390
+    tab.page.tap("#tabs [data-tab=patches]")
+    assert not tab.page.is_visible("#patches")
+    tab.page.touchscreen.tap(*tab.at(560, 560))
+    tab.page.wait_for_selector("#patch h2")
+    assert tab.page.is_visible("#patches")
+    tab.settle()
+
+
+def test_a_viewer_that_is_gone_says_so(open_tab: Open) -> None:
+    tab = open_tab().go()
+    tab.page.route("**/api/**", lambda route: route.abort())
+    tab.press("j")
+    tab.page.wait_for_selector("body[data-state=failed]")
+    assert "still running" in tab.text("notice")
+    tab.complaints.clear()
