@@ -29,7 +29,7 @@ from sklearn.metrics import roc_auc_score
 from bags import MODELS
 from caprmil import config, encoders, explain, figures
 from caprmil.errors import CaprmilError, UnknownNameError
-from caprmil.explain.attribution import integrate, lead_of, take_out
+from caprmil.explain.attribution import contrast, integrated_gradients, leave_one_out
 from caprmil.features import bags
 from caprmil.features.bags import Bag
 from caprmil.features.extract import Extraction
@@ -123,7 +123,7 @@ def tumour(path: Path) -> NDArray[np.bool_]:
 
 def shares(bag: Bag, truth: NDArray[np.bool_]) -> NDArray[np.float64]:
     """Return the share of each patch that is tumour."""
-    where = explain.squares(bag.info, bag.coords, None)
+    where = explain.patch_boxes(bag.info, bag.coords, None)
     if where is None or bag.info.slide_mpp is None:
         raise CaprmilError("The features do not say where patches lie. Encode the slides again.")
     scale = bag.info.slide_mpp / TRUTH_UM
@@ -169,14 +169,14 @@ def every_map(
     features = torch.from_numpy(bag.features)[None]
     cells = bag.grid()
     grid = None if cells is None else torch.from_numpy(cells)
-    maps = explain.relevance(model, features, grid, told, of=of)
+    maps = explain.relevance_maps(model, features, grid, told, of=of)
     exact = {"evidence, exact": maps.pop("evidence")} if told.exact else {}
     maps.pop("evidence", None)
     estimates = {
-        "perturbation": take_out(model, features, grid),
-        "integrated gradients": integrate(model, features, grid),
+        "perturbation": leave_one_out(model, features, grid),
+        "integrated gradients": integrated_gradients(model, features, grid),
     }
-    found = {name: lead_of(each.terms, of).numpy() for name, each in estimates.items()}
+    found = {name: contrast(each.terms, of).numpy() for name, each in estimates.items()}
     return {**exact, **found, **maps}
 
 

@@ -13,7 +13,7 @@ from caprmil.cli import app
 from caprmil.cohort.folds import SplitConfig
 from caprmil.encoders import load
 from caprmil.errors import BagError, CaprmilError, RunError, SlideError, UnknownNameError
-from caprmil.explain import folder
+from caprmil.explain import explanation_folder
 from caprmil.features import bags
 from caprmil.features.extract import Extraction
 from caprmil.features.settings import configure
@@ -42,8 +42,8 @@ def names(folder: Path) -> set[str]:
 @pytest.fixture(autouse=True)
 def coarse(monkeypatch: pytest.MonkeyPatch) -> None:
     """Draw few dots: what is in a figure, test_figures.py asks."""
-    monkeypatch.setattr(folder, "SCREEN", 40)
-    monkeypatch.setattr(folder, "PRINT", 40)
+    monkeypatch.setattr(explanation_folder, "SCREEN", 40)
+    monkeypatch.setattr(explanation_folder, "PRINT", 40)
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +112,7 @@ def test_a_bag_without_places_has_all_but_geojson(tiny_run: Run, tmp_path: Path)
     said = caprmil("explain", tiny_run.folder, path, "--out", tmp_path / "why")
     assert names(tmp_path / "why") == EXPORTS | DRAWN | TOKENS
     assert "Without patches.geojson" in said
-    assert "the slide itself is not at hand" in said
+    assert "the slide file was not found" in said
 
 
 def test_a_model_without_tokens_says_so(study: Path, tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_a_model_without_tokens_says_so(study: Path, tmp_path: Path) -> None:
     caprmil("explain", tmp_path / "run", "s0", "--out", tmp_path / "b", "--method", "perturbation")
     with h5py.File(tmp_path / "b" / "scores.h5") as file:
         assert file.attrs["method"] == "perturbation"
-    with pytest.raises(RunError, match="no sum over patches"):
+    with pytest.raises(RunError, match="not a sum over patches"):
         caprmil("explain", tmp_path / "run", "s0", "--out", tmp_path / "c", "--method", "exact")
     assert names(tmp_path) == {"run", "a", "b"}  # nothing half, nothing hidden
 
@@ -144,7 +144,7 @@ def test_a_slide_without_a_scale_serves_as_well(study: Path, tmp_path: Path) -> 
     image.copy(xres=1, yres=1).write_to_file(str(tmp_path / "s1.png"))
     options = ("--slide", tmp_path / "s1.png", "--force", "--out", tmp_path / "why")
     said = caprmil("explain", study / "run", path, *options)
-    assert "not at hand" not in said
+    assert "not found" not in said
 
 
 @pytest.mark.parametrize(

@@ -382,7 +382,7 @@ def on_slide(columns: int = 6, rows: int = 4, side: int = 10) -> figures.Canvas:
 
 def pictures_of(rows: Sequence[int]) -> figures.Gallery:
     patches = [np.full((16, 16, 3), row, dtype=np.uint8) for row in rows]
-    return figures.Gallery(rows=rows, patches=patches, notes=["x"] * len(rows))
+    return figures.Gallery(rows=rows, patches=patches, captions=["x"] * len(rows))
 
 
 def test_a_grid_is_painted_cell_by_cell_and_shared_cells_have_the_mean() -> None:
@@ -474,7 +474,7 @@ def test_slides_of_any_shape_are_drawn(columns: int, rows: int, tmp_path: Path) 
         (
             figures.token_maps(shares, canvas, title="x"),
             figures.head_maps(shares, canvas),
-            figures.evidence_maps(values, np.full(n, 1 / n), canvas, answer="tumour"),
+            figures.evidence_maps(values, np.full(n, 1 / n), canvas, contrast="tumour"),
             figures.context_planes(plane, plane, shares[0].argmax(axis=1), canvas),
         )
     ):
@@ -491,7 +491,7 @@ def test_all_heads_are_rows_with_what_their_tokens_have(tmp_path: Path) -> None:
 def test_evidence_is_symmetric_around_zero(tmp_path: Path) -> None:
     values, attention = np.linspace(-1, 3, 24), np.linspace(0.5, 1.5, 24) / 24
     sides = {"pro": pictures_of([23, 22]), "contra": pictures_of([0, 1])}
-    figure = figures.evidence_maps(values, attention, on_slide(), answer="tumour", **sides)
+    figure = figures.evidence_maps(values, attention, on_slide(), contrast="tumour", **sides)
     assert titles(figure)[:3] == ["Slide", "Evidence for tumour", "Attention"]
     scales = [axes.get_ylim() for axes in figure.axes if axes.get_label() == "<colorbar>"]
     assert -scales[0][0] == scales[0][1] > 2.5
@@ -502,7 +502,7 @@ def test_evidence_is_symmetric_around_zero(tmp_path: Path) -> None:
 
 def test_where_attention_is_even_there_is_what_sets_patches_apart() -> None:
     values = np.linspace(1, 3, 24)
-    figure = figures.evidence_maps(values, np.full(24, 1 / 24), on_slide(), answer="tumour")
+    figure = figures.evidence_maps(values, np.full(24, 1 / 24), on_slide(), contrast="tumour")
     assert titles(figure)[2] == "Evidence for tumour above the mean"
     scales = [axes.get_ylim() for axes in figure.axes if axes.get_label() == "<colorbar>"]
     assert scales[1][1] <= 1 < scales[0][1]
@@ -510,7 +510,7 @@ def test_where_attention_is_even_there_is_what_sets_patches_apart() -> None:
 
 def test_where_nothing_speaks_against_it_is_said() -> None:
     sides = {"pro": pictures_of([23]), "contra": pictures_of([0])}
-    options = {"answer": "tumour", **sides}
+    options = {"contrast": "tumour", **sides}
     for sign, said in ((1, "Least for tumour"), (-1, "Least against tumour")):
         values = sign * np.linspace(1, 2, 24)
         figure = figures.evidence_maps(values, np.full(24, 1 / 24), on_slide(), **options)
@@ -519,7 +519,7 @@ def test_where_nothing_speaks_against_it_is_said() -> None:
 
 def test_no_evidence_at_all_is_drawn_all_the_same(tmp_path: Path) -> None:
     canvas = figures.Canvas.on_grid(np.array([[0, 0], [1, 0]]))
-    figure = figures.evidence_maps(np.zeros(2), np.array([0.5, 0.5]), canvas, answer="x")
+    figure = figures.evidence_maps(np.zeros(2), np.array([0.5, 0.5]), canvas, contrast="x")
     assert picture(figure, tmp_path)
 
 

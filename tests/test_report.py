@@ -22,7 +22,7 @@ from caprmil import explain, report
 from caprmil.cli import app
 from caprmil.errors import CaprmilError
 from caprmil.evaluation.predictions import Predictions
-from caprmil.explain import Case
+from caprmil.explain import ExplainedSlide
 from caprmil.explain.browser import pack
 from caprmil.features import bags
 from caprmil.models import create
@@ -71,8 +71,8 @@ class Reader(HTMLParser):
         return [attributes for tag, attributes in self.tags if tag == name]
 
 
-def case_of(run: Run, bag: Path, pixels: Path | None = None) -> Case:
-    return explain.examine(run, explain.find(run, bag, pixels=pixels), device="cpu")
+def case_of(run: Run, bag: Path, pixels: Path | None = None) -> ExplainedSlide:
+    return explain.explain_slide(run, explain.locate_slide(run, bag, pixels=pixels), device="cpu")
 
 
 @pytest.fixture(scope="module")
@@ -87,13 +87,13 @@ def slide_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def with_pixels(tiny_run: Run, slide_file: Path) -> Case:
+def with_pixels(tiny_run: Run, slide_file: Path) -> ExplainedSlide:
     """A new slide with its slide file."""
     return case_of(tiny_run, slide_file.with_suffix(".h5"), slide_file)
 
 
 @pytest.fixture(scope="module")
-def page(tiny_run: Run, with_pixels: Case) -> Reader:
+def page(tiny_run: Run, with_pixels: ExplainedSlide) -> Reader:
     return Reader(report.slide_report(tiny_run, with_pixels))
 
 
@@ -103,9 +103,11 @@ def run_html(tiny_run: Run) -> str:
 
 
 @pytest.fixture(scope="module")
-def bag_only(tiny_run: Run) -> Case:
+def bag_only(tiny_run: Run) -> ExplainedSlide:
     """A slide of the run, without a slide file."""
-    return explain.examine(tiny_run, explain.find(tiny_run, "slide_003"), device="cpu")
+    return explain.explain_slide(
+        tiny_run, explain.locate_slide(tiny_run, "slide_003"), device="cpu"
+    )
 
 
 @pytest.fixture
@@ -136,7 +138,9 @@ def check_offline(text: str) -> None:
     assert "default-src 'none'" in str(read.all("meta")[1]["content"])
 
 
-def test_a_slide_report_loads_nothing_from_the_network(tiny_run: Run, with_pixels: Case) -> None:
+def test_a_slide_report_loads_nothing_from_the_network(
+    tiny_run: Run, with_pixels: ExplainedSlide
+) -> None:
     check_offline(report.slide_report(tiny_run, with_pixels))
 
 
@@ -152,7 +156,7 @@ def test_only_our_own_script_may_run(page: Reader) -> None:
 
 
 def test_a_section_is_added_by_one_line(
-    tiny_run: Run, bag_only: Case, monkeypatch: pytest.MonkeyPatch
+    tiny_run: Run, bag_only: ExplainedSlide, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def section(inputs: SlideInputs | RunInputs) -> Markup:
         return Markup("<section>{} & more</section>").format(inputs.run.facts.model)
@@ -164,7 +168,7 @@ def test_a_section_is_added_by_one_line(
     assert expected in report.run_report(tiny_run)
 
 
-def test_a_page_is_small(tiny_run: Run, with_pixels: Case) -> None:
+def test_a_page_is_small(tiny_run: Run, with_pixels: ExplainedSlide) -> None:
     assert len(report.slide_report(tiny_run, with_pixels)) < 1_000_000
 
 
@@ -202,10 +206,10 @@ def test_a_template_with_a_missing_value_fails() -> None:
 
 
 def test_a_name_that_is_not_unicode_does_not_break_a_page(
-    tiny_run: Run, bag_only: Case, tmp_path: Path
+    tiny_run: Run, bag_only: ExplainedSlide, tmp_path: Path
 ) -> None:
-    subject = replace(bag_only.subject, name="\udcff&")
-    text = report.slide_report(tiny_run, replace(bag_only, subject=subject))
+    reference = replace(bag_only.reference, name="\udcff&")
+    text = report.slide_report(tiny_run, replace(bag_only, reference=reference))
     assert "<h1>?&amp;</h1>" in text
     (tmp_path / "page.html").write_text(text, encoding="utf-8")
 
@@ -221,7 +225,9 @@ def test_slides_never_share_a_file_name(name: str) -> None:
 # Numbers
 
 
-def test_the_page_holds_the_numbers_of_the_explanation(with_pixels: Case, page: Reader) -> None:
+def test_the_page_holds_the_numbers_of_the_explanation(
+    with_pixels: ExplainedSlide, page: Reader
+) -> None:
     facts, data = json.loads(page.scripts[0]), b64decode(page.scripts[1])
     for shown, layer in zip(facts["layers"], with_pixels.explanation.layers(), strict=True):
         kind = np.uint8 if shown["bytes"] else np.float32
@@ -234,13 +240,15 @@ def sum_in(read: Reader) -> list[float]:
     return [float(str(cell["data-value"])) for cell in read.all("td") if "data-value" in cell]
 
 
-def test_the_evidence_adds_up_to_the_lead_of_the_model(with_pixels: Case, page: Reader) -> None:
+def test_the_evidence_adds_up_to_the_lead_of_the_model(
+    with_pixels: ExplainedSlide, page: Reader
+) -> None:
     rest, plus, minus, lead = sum_in(page)
     logits = with_pixels.explanation.logits.astype(float)
     of = int(with_pixels.answer.probabilities.argmax())
     assert rest + plus + minus == pytest.approx(lead, abs=1e-12)
     assert lead == pytest.approx(logits[of] - logits[1 - of], abs=1e-5)
-    towards = with_pixels.explanation.towards(of).astype(float)
+    towards = with_pixels.explanation.evidence_for(of).astype(float)
     assert plus == pytest.approx(towards[towards > 0].sum())
     assert minus == pytest.approx(towards[towards < 0].sum())
 
@@ -254,14 +262,18 @@ def test_half_of_the_evidence_is_counted_from_the_strongest_patch() -> None:
     assert EvidenceSum(terms=-np.ones(3), rest=0.0, total=-3.0).half() == 0
 
 
-def test_the_probability_is_that_of_the_run(tiny_run: Run, with_pixels: Case, page: Reader) -> None:
+def test_the_probability_is_that_of_the_run(
+    tiny_run: Run, with_pixels: ExplainedSlide, page: Reader
+) -> None:
     (shown,) = (float(str(b["data-value"])) for b in page.all("b") if b.get("id"))
     calibrated = with_pixels.answer.calibrated
-    expected = tiny_run.predict({"new": with_pixels.subject.bag}, device="cpu").probabilities[0]
+    expected = tiny_run.predict({"new": with_pixels.reference.bag}, device="cpu").probabilities[0]
     assert shown == pytest.approx((expected if calibrated is None else calibrated).max(), rel=1e-6)
 
 
-def test_the_report_says_why_a_probability_is_not_calibrated(copy: Run, bag_only: Case) -> None:
+def test_the_report_says_why_a_probability_is_not_calibrated(
+    copy: Run, bag_only: ExplainedSlide
+) -> None:
     raw = replace(bag_only, answer=replace(bag_only.answer, calibrated=None))
     fold = bag_only.explanation.fold
     facts = {"temperatures": {fold: 1.0}, "notes": [f"{fold}: the reason, so T = 1."]}
@@ -272,7 +284,7 @@ def test_the_report_says_why_a_probability_is_not_calibrated(copy: Run, bag_only
 
 
 def test_a_slide_is_compared_with_all_other_test_slides_by_label(
-    tiny_run: Run, bag_only: Case
+    tiny_run: Run, bag_only: ExplainedSlide
 ) -> None:
     read = Reader(report.slide_report(tiny_run, bag_only))
     dots = [c for c in read.all("circle") if c.get("class") == "test-slide"]
@@ -281,7 +293,7 @@ def test_a_slide_is_compared_with_all_other_test_slides_by_label(
 
 
 def test_a_prediction_by_models_trained_on_the_slide_is_marked(
-    tiny_run: Run, bag_only: Case
+    tiny_run: Run, bag_only: ExplainedSlide
 ) -> None:
     known = replace(bag_only, answer=replace(bag_only.answer, unseen=False))
     assert "has seen this slide in training" in report.slide_report(tiny_run, known)
@@ -311,21 +323,25 @@ def test_each_patch_is_stored_once(page: Reader) -> None:
     assert len(page.all("image")) == len(symbols)
 
 
-def test_galleries_show_patches_as_they_are_on_the_slide(with_pixels: Case, page: Reader) -> None:
+def test_galleries_show_patches_as_they_are_on_the_slide(
+    with_pixels: ExplainedSlide, page: Reader
+) -> None:
     number = int(str(page.all("symbol")[0]["id"])[1:])
     data = str(page.all("image")[0]["href"]).partition(",")[2]
     shown = np.asarray(Image.open(BytesIO(b64decode(data))), dtype=float)
-    opened = with_pixels.slide()
+    opened = with_pixels.open_slide()
     assert opened is not None
     with opened:
-        where = with_pixels.squares(opened)
+        where = with_pixels.patch_boxes(opened)
         assert where is not None
-        real = explain.cut(opened, where, number).astype(float)
+        real = explain.read_patch(opened, where, number).astype(float)
     assert shown.shape == (224, 224, 3)
     assert np.abs(shown - real).mean() < 12
 
 
-def test_a_bag_alone_gives_a_report_without_pictures(tiny_run: Run, bag_only: Case) -> None:
+def test_a_bag_alone_gives_a_report_without_pictures(
+    tiny_run: Run, bag_only: ExplainedSlide
+) -> None:
     read = Reader(report.slide_report(tiny_run, bag_only))
     assert not read.all("img")
     assert not read.all("image")
@@ -352,7 +368,7 @@ def test_coordinates_in_micrometres_are_shown_as_a_grid_without_the_slide(
     facts = pack(case).facts
     assert (facts["placed"], facts["grid"]["columns"], facts["grid"]["rows"]) == (False, 4, 3)
     text = report.slide_report(tiny_run, case)
-    assert "has places in micrometres" in text
+    assert "has coordinates in micrometres" in text
     assert "patches are shown on their grid." in text
 
 
@@ -365,7 +381,7 @@ def test_a_slide_without_a_scale_has_pictures_and_no_micrometres(
     picture = tmp_path / "plain.png"
     Image.new("RGB", (896, 672), "white").save(picture)
     case = case_of(tiny_run, bag, picture)
-    with case.slide() as opened:
+    with case.open_slide() as opened:
         facts = pack(case, opened).facts
     assert (facts["pixels"], facts["mpp"]) == (True, None)
     assert "data:image/jpeg" in report.slide_report(tiny_run, case)
@@ -373,19 +389,19 @@ def test_a_slide_without_a_scale_has_pictures_and_no_micrometres(
 
 @pytest.mark.parametrize("empty", [True, False])
 def test_the_report_of_a_damaged_slide_has_no_pictures(
-    tiny_run: Run, with_pixels: Case, tmp_path: Path, empty: bool
+    tiny_run: Run, with_pixels: ExplainedSlide, tmp_path: Path, empty: bool
 ) -> None:
-    whole = Path(str(with_pixels.subject.pixels)).read_bytes()
+    whole = Path(str(with_pixels.reference.pixels)).read_bytes()
     (tmp_path / "new.tiff").write_bytes(b"no slide" if empty else whole[: len(whole) // 3])
     broken = replace(
-        with_pixels, subject=replace(with_pixels.subject, pixels=tmp_path / "new.tiff")
+        with_pixels, reference=replace(with_pixels.reference, pixels=tmp_path / "new.tiff")
     )
     assert "There are no pictures: " in report.slide_report(tiny_run, broken)
 
 
-def test_quality_flags_are_shown_as_sentences(tiny_run: Run, bag_only: Case) -> None:
+def test_quality_flags_are_shown_as_sentences(tiny_run: Run, bag_only: ExplainedSlide) -> None:
     record = Record(slide="s", state="done", patches=9, tissue_mm2=1.5, flags="pen; faint")
-    recorded = replace(bag_only, subject=replace(bag_only.subject, record=record))
+    recorded = replace(bag_only, reference=replace(bag_only.reference, record=record))
     read = Reader(report.slide_report(tiny_run, recorded))
     assert "There are pen marks on the slide" in read.text
     assert "The stain is faint" in read.text
@@ -395,20 +411,22 @@ def test_quality_flags_are_shown_as_sentences(tiny_run: Run, bag_only: Case) -> 
 # Other models
 
 
-def of_model(case: Case, name: str, **settings: object) -> Case:
-    bag = bags.read(case.subject.bag)
+def of_model(case: ExplainedSlide, name: str, **settings: object) -> ExplainedSlide:
+    bag = bags.read(case.reference.bag)
     model = create(name, 64, len(case.explanation.classes), **settings)
     explanation = explain.explain(model, bag, classes=case.explanation.classes, fold="fold-0")
     return replace(case, explanation=explanation)
 
 
-def test_a_model_without_tokens_has_no_token_section(tiny_run: Run, bag_only: Case) -> None:
+def test_a_model_without_tokens_has_no_token_section(
+    tiny_run: Run, bag_only: ExplainedSlide
+) -> None:
     text = report.slide_report(tiny_run, of_model(bag_only, "abmil"))
     assert 'id="tokens"' not in text
     assert "exact, not an estimate" in text
 
 
-def test_estimated_evidence_is_called_an_estimate(tiny_run: Run, bag_only: Case) -> None:
+def test_estimated_evidence_is_called_an_estimate(tiny_run: Run, bag_only: ExplainedSlide) -> None:
     case = of_model(bag_only, "transmil", dim=16)
     assert not case.explanation.exact
     read = Reader(report.slide_report(tiny_run, case))
@@ -419,7 +437,7 @@ def test_estimated_evidence_is_called_an_estimate(tiny_run: Run, bag_only: Case)
 
 
 def test_the_report_of_a_random_model_says_what_its_evidence_adds_up_to(
-    tiny_run: Run, bag_only: Case
+    tiny_run: Run, bag_only: ExplainedSlide
 ) -> None:
     case = of_model(bag_only, "bayesmil")
     assert case.explanation.spread is not None
@@ -428,8 +446,10 @@ def test_the_report_of_a_random_model_says_what_its_evidence_adds_up_to(
     assert "corresponds to a probability" not in read.text
 
 
-def test_evidence_is_shown_for_the_likeliest_of_many_classes(tiny_run: Run, bag_only: Case) -> None:
-    bag = bags.read(bag_only.subject.bag)
+def test_evidence_is_shown_for_the_likeliest_of_many_classes(
+    tiny_run: Run, bag_only: ExplainedSlide
+) -> None:
+    bag = bags.read(bag_only.reference.bag)
     explanation = explain.explain(
         create("mean", 64, 7), bag, classes=tuple("abcdefg"), fold="fold-0"
     )
@@ -465,7 +485,7 @@ def test_the_report_of_a_huge_bag_stays_small(tiny_run: Run, tmp_path: Path) -> 
 
 
 def test_layers_without_heads_keep_their_numbers(
-    bag_only: Case, monkeypatch: pytest.MonkeyPatch
+    bag_only: ExplainedSlide, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = pack(bag_only)
     monkeypatch.setattr(slide_page, "MAX_BYTES", 10)
@@ -566,7 +586,9 @@ def test_a_run_with_missing_bags_still_has_a_report(copy: Run) -> None:
     assert "is no longer at" in missing[0]
 
 
-def test_a_slide_report_of_an_unfinished_run_has_no_test_slides(copy: Run, bag_only: Case) -> None:
+def test_a_slide_report_of_an_unfinished_run_has_no_test_slides(
+    copy: Run, bag_only: ExplainedSlide
+) -> None:
     (copy.folder / "scores.json").unlink()
     run = Run(copy.folder)
     assert "no test slides to compare with" in report.slide_report(

@@ -30,8 +30,8 @@ def files(tiny_run: Run, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
     found = {}
     for name, pixels in (("slide", slide), ("no_coordinates", None), ("slide_003", None)):
         what = name if name in tiny_run.paths else folder / f"{name}.h5"
-        subject = explain.find(tiny_run, what, pixels=pixels)
-        case = explain.examine(tiny_run, subject, device="cpu")
+        subject = explain.locate_slide(tiny_run, what, pixels=pixels)
+        case = explain.explain_slide(tiny_run, subject, device="cpu")
         found[name] = folder / f"{name}.html"
         found[name].write_text(report.slide_report(tiny_run, case))
     found["run"] = folder / "index.html"

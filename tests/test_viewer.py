@@ -352,10 +352,10 @@ def test_a_slide_is_explained_once_for_two_requests(
     tiny_run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = []
-    whole_examine = library_module.examine
+    whole_examine = library_module.explain_slide
     monkeypatch.setattr(
         library_module,
-        "examine",
+        "explain_slide",
         lambda *a, **k: (calls.append(a), time.sleep(0.2), whole_examine(*a, **k))[2],
     )
     app = create(Library(tiny_run, device="cpu"))

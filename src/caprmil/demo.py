@@ -105,7 +105,7 @@ def _answer_new(plan: Plan, run: Run, folder: Path, *, device: str) -> Predictio
 def _report_new(run: Run, folder: Path, *, device: str) -> Path:
     """Explain the answer to the new slide with tumour in a report of its own."""
     bag, slide = folder / "features" / "new_tumour.h5", folder / "new_tumour.tiff"
-    case = explain.examine(run, explain.find(run, bag, pixels=slide), device=device)
+    case = explain.explain_slide(run, explain.locate_slide(run, bag, pixels=slide), device=device)
     (path,) = report.report_paths(run, [case.name], None).values()
     return report.write_slide_report(run, case, path, replace=True)
 

@@ -10,7 +10,7 @@ from caprmil.cli.shared import Device, SlideScale, Trust, Weights, app, show_tab
 from caprmil.io.paths import as_path
 
 if TYPE_CHECKING:
-    from caprmil.explain import Case, Method, Subject
+    from caprmil.explain import ExplainedSlide, Method, SlideReference
     from caprmil.explain.explanation import Explanation
     from caprmil.runs.run import Run
 
@@ -56,8 +56,8 @@ def explain(
 ) -> None:
     """Show why: maps of evidence, attention and tokens, with the patches that carry them."""
     from caprmil.errors import UnknownNameError
-    from caprmil.explain import examine
-    from caprmil.explain.folder import building, fill
+    from caprmil.explain import explain_slide
+    from caprmil.explain.explanation_folder import new_folder, write_explanation
     from caprmil.io.progress import bar
     from caprmil.runs.run import Run
 
@@ -65,27 +65,27 @@ def explain(
         raise UnknownNameError("method", method, WAYS)
     trained = Run(run)
     folder = out or run / "explain" / _name(what)
-    with building(folder) as passing:
+    with new_folder(folder) as passing:
         loading = {"weights": weights, "trust_remote_code": trust_remote_code, "mpp": slide_mpp}
         options: dict[str, Any] = {"force": force, "device": device}
         subject = _subject(trained, what, slide, passing / "features", **loading, **options)
         with bar("Explaining") as step:
             way = WAYS.get(method)
-            case = examine(
+            case = explain_slide(
                 trained, subject, fold=fold or None, method=way, **options, progress=step
             )
         if passing in subject.bag.parents:  # from here on it is called by its final place
             kept = folder / subject.bag.relative_to(passing)
-            case = replace(case, subject=replace(subject, bag=kept))
+            case = replace(case, reference=replace(subject, bag=kept))
         with bar("Drawing") as step:
-            left_out = fill(
+            left_out = write_explanation(
                 passing, case, trained, head=head, top=top, parquet=parquet, progress=step
             )
     _report(case)
     for reason in left_out:
         typer.echo(f"Without {reason}.")
     # Where the slide was encoded, its bag is there now: nothing needs to be encoded again.
-    again = case.subject.bag if folder in case.subject.bag.parents else what
+    again = case.reference.bag if folder in case.reference.bag.parents else what
     names = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
     typer.echo(f"Written to {folder}: {', '.join(names)}.")
     if "patches.geojson" in names:
@@ -103,9 +103,9 @@ def _name(what: str) -> str:
 
 def _subject(
     run: "Run", what: str, pixels: Path | None, features: Path, **options: Any
-) -> "Subject":
+) -> "SlideReference":
     """Find a slide of the run or a bag; a slide's file is encoded, unless its bag is known."""
-    from caprmil.explain import find
+    from caprmil.explain import locate_slide
     from caprmil.io.progress import bar
     from caprmil.runs import predict as inference
     from caprmil.slides.names import SLIDE_SUFFIXES
@@ -113,20 +113,20 @@ def _subject(
     file = as_path(what)
     slide = file.suffix.lower() in SLIDE_SUFFIXES or (file.is_dir() and any(file.glob("*.dcm")))
     if what in run.paths or not (slide and file.exists()):
-        return find(run, what, pixels=pixels)
+        return locate_slide(run, what, pixels=pixels)
     name = _name(what)
     if name in run.paths and as_path(run.paths[name]).exists():
-        known = find(run, name)
+        known = locate_slide(run, name)
         if known.pixels is not None and known.pixels.resolve() == file.resolve():
             return known
     with bar("Encoding") as step:
         found, _ = inference.bags_of(run, [file], features, **options, progress=step)
-    return find(run, found[name], pixels=pixels or file)
+    return locate_slide(run, found[name], pixels=pixels or file)
 
 
-def _report(case: "Case") -> None:
+def _report(case: "ExplainedSlide") -> None:
     """Print the answer, how its logits add up, and what the tokens have."""
-    from caprmil.explain.pictures import METHOD_WORDS
+    from caprmil.explain.explanation_figures import METHOD_DESCRIPTIONS
 
     told, answer = case.explanation, case.answer
     said = told.classes[int(answer.probabilities.argmax())]
@@ -150,7 +150,7 @@ def _report(case: "Case") -> None:
     more = f"It misses the logit by {told.gap:.1e}."
     if told.method == "perturbation":
         more = "These need not add up: the rest is what is missing."
-    typer.echo(f"Evidence is {METHOD_WORDS[told.method]}. {more}")
+    typer.echo(f"Evidence is {METHOD_DESCRIPTIONS[told.method]}. {more}")
     if told.assignments is not None:
         _report_tokens(told)
 

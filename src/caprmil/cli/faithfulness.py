@@ -45,15 +45,17 @@ def faithfulness(
     check_new(folder)
     if only is not None and only not in trained.classes:
         raise UnknownNameError(f"class in {run}", only, trained.classes)
-    unseen = explain.unseen_slides(trained)
+    unseen = trained.unseen_slides()
     names = list(slides) if slides else _shuffled(unseen)
     if not names:
         raise RunError(f"The models of {run} have seen all its slides. Name other bags.")
-    subjects = [explain.find(trained, name) for name in (names if slides or only else names[:most])]
+    subjects = [
+        explain.locate_slide(trained, name) for name in (names if slides or only else names[:most])
+    ]
     found: list[Faithfulness] = []
     with bar("Taking out patches") as step:
         wanted = min(most, len(subjects))
-        following = explain.follow(
+        following = explain.measure_faithfulness(
             trained,
             subjects,
             only=None if only is None else trained.classes.index(only),
@@ -67,7 +69,7 @@ def faithfulness(
                 break
     if not found:
         raise RunError(f"None of {slides_text(len(names))} is answered with {only}.")
-    judged = explain.trust(found, trained.patients)
+    judged = explain.summarise_faithfulness(found, trained.patients)
     typer.echo(_told(found, only=only, of=len(names)))
     show_table(judged.header, judged.rows())
     typer.echo(judged.verdict())
@@ -80,7 +82,7 @@ def faithfulness(
     write_text(folder / "faithfulness.json", as_json({**judged.as_dict(), **slide_by_slide}))
     figures.save(judged.draw(), folder / "faithfulness.png")
     slide_panels = [each.panel() for each in found[:SHOWN]]
-    figures.save(figures.flipping(slide_panels), folder / "slides.png")
+    figures.save(figures.deletion_curves(slide_panels), folder / "slides.png")
     typer.echo(f"Written to {folder}: faithfulness.png, .csv and .json; slides.png.")
 
 
@@ -108,6 +110,6 @@ def _table(found: "Sequence[Faithfulness]") -> str:
     table.writerow(["slide", "fold", "class", "patches", "map", "area", "area_in_logits"])
     for each in found:
         for name, curves in each.curves.items():
-            areas = [f"{curves.area:.6f}", f"{curves.lead_area:.6f}"]
+            areas = [f"{curves.area:.6f}", f"{curves.contrast_area:.6f}"]
             table.writerow([each.slide, each.fold, each.followed, each.patches, name, *areas])
     return text.getvalue()

@@ -90,7 +90,7 @@ def _of_slides(
     options: dict[str, Any],
 ) -> "list[Record]":
     from caprmil import report as reports
-    from caprmil.explain import examine
+    from caprmil.explain import explain_slide
     from caprmil.io.atomic import check_new
     from caprmil.io.progress import bar
 
@@ -103,7 +103,7 @@ def _of_slides(
     places = reports.report_paths(run, subjects, out)
     with bar("Reporting") as step:
         for done, (name, subject) in enumerate(subjects.items(), 1):
-            case = examine(run, subject, fold=fold or None, **options)
+            case = explain_slide(run, subject, fold=fold or None, **options)
             reports.write_slide_report(run, case, places[name], replace=out is None)
             step(done, len(subjects), name)
     for path in places.values():

@@ -1,67 +1,70 @@
-"""Explain: which patches and tokens an answer rests on, and which map of them to trust."""
+"""Explain: the evidence, attention and tokens behind a prediction, and how faithful maps are."""
 
-from caprmil.explain.attribution import METHODS, Method, attribute, gradient
-from caprmil.explain.case import (
-    Answer,
-    Case,
-    Squares,
-    Subject,
-    ask_run,
-    cut,
-    examine,
-    find,
-    open_slide,
-    squares,
-    temperatures,
-    why_unplaced,
-)
+from caprmil.explain.attribution import METHODS, Method, attribute, gradient_times_input
+from caprmil.explain.explained_slide import Answer, ExplainedSlide, explain_slide, predict_slide
 from caprmil.explain.explanation import (
     TOP,
     Explanation,
     Layer,
-    View,
+    PrincipalPlane,
     explain,
     top_patches,
 )
-from caprmil.explain.export import write_csv, write_geojson, write_parquet, write_scores
-from caprmil.explain.faithfulness import Curves, Faithfulness, faithfulness, relevance
-from caprmil.explain.pictures import Pictures
-from caprmil.explain.trust import Trust, follow, trust, unseen_slides
+from caprmil.explain.explanation_figures import ExplanationFigures
+from caprmil.explain.faithfulness import (
+    DeletionCurves,
+    Faithfulness,
+    faithfulness,
+    relevance_maps,
+)
+from caprmil.explain.faithfulness_summary import (
+    FaithfulnessSummary,
+    measure_faithfulness,
+    summarise_faithfulness,
+)
+from caprmil.explain.geojson import write_geojson
+from caprmil.explain.patch_boxes import (
+    PatchBoxes,
+    open_slide,
+    patch_boxes,
+    read_patch,
+    why_no_boxes,
+)
+from caprmil.explain.patch_tables import write_csv, write_hdf5, write_parquet
+from caprmil.explain.slide_reference import SlideReference, locate_slide
 
 __all__ = [
     "METHODS",
     "TOP",
     "Answer",
-    "Case",
-    "Curves",
+    "DeletionCurves",
+    "ExplainedSlide",
     "Explanation",
+    "ExplanationFigures",
     "Faithfulness",
+    "FaithfulnessSummary",
     "Layer",
     "Method",
-    "Pictures",
-    "Squares",
-    "Subject",
-    "Trust",
-    "View",
-    "ask_run",
+    "PatchBoxes",
+    "PrincipalPlane",
+    "SlideReference",
     "attribute",
-    "cut",
-    "examine",
     "explain",
+    "explain_slide",
     "faithfulness",
-    "find",
-    "follow",
-    "gradient",
+    "gradient_times_input",
+    "locate_slide",
+    "measure_faithfulness",
     "open_slide",
-    "relevance",
-    "squares",
-    "temperatures",
+    "patch_boxes",
+    "predict_slide",
+    "read_patch",
+    "relevance_maps",
+    "summarise_faithfulness",
     "top_patches",
-    "trust",
-    "unseen_slides",
-    "why_unplaced",
+    "why_no_boxes",
     "write_csv",
     "write_geojson",
+    "write_hdf5",
     "write_parquet",
-    "write_scores",
 ]

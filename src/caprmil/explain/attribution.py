@@ -1,4 +1,4 @@
-"""Attribution: what each patch adds to each logit. Exact where a logit is a sum, else an estimate.
+"""Attribution: how much each patch adds to each logit, exact where a logit is a sum over patches.
 
 Integrated gradients: Sundararajan, Taly, Yan: "Axiomatic Attribution for Deep Networks", ICML 2017.
 """
@@ -17,24 +17,24 @@ from caprmil.models.base import Cells
 Method: TypeAlias = Literal["exact", "integrated gradients", "perturbation"]
 METHODS: tuple[Method, ...] = ("exact", "integrated gradients", "perturbation")
 
-STEPS = 24  # on the way of integrated gradients
+STEPS = 24  # of the integral in integrated gradients
 
-Bag: TypeAlias = Float[Tensor, "1 N E"]
+Features: TypeAlias = Float[Tensor, "1 N E"]
 
 
 def attribute(
     model: MILModel,
-    features: Bag,
+    features: Features,
     grid: Cells | None = None,
     *,
     method: Method | None = None,
     progress: Step | None = None,
 ) -> tuple[Evidence, Method]:
-    """Return what each patch adds to each logit of one bag, and how that was found.
+    """Return what each patch of a bag adds to each logit, and the method that was used.
 
     By default it is exact if the model is a sum over patches, and integrated gradients if not.
-    Patches taken out one by one say little where many tell the same (docs/evidence.md), and do not
-    sum to the logits.
+    Perturbation leaves out one patch at a time. It shows little where patches are redundant
+    (docs/evidence.md), and its terms do not sum to the logits.
     """
     model.eval()
     exact = model.evidence(features, grid) if method in (None, "exact") else None
@@ -42,82 +42,81 @@ def attribute(
         return exact, "exact"
     if method == "exact":
         raise RunError(
-            f"A logit of {type(model).__name__} is no sum over patches, so nothing exact can be "
-            f"said of them. There are: {', '.join(METHODS[1:])}."
+            f"A logit of {type(model).__name__} is not a sum over patches, so it has no exact "
+            f"evidence. Choose one of: {', '.join(METHODS[1:])}."
         )
     if method == "perturbation":
-        return take_out(model, features, grid, progress=progress), "perturbation"
-    return integrate(model, features, grid, progress=progress), "integrated gradients"
+        return leave_one_out(model, features, grid, progress=progress), "perturbation"
+    return integrated_gradients(model, features, grid, progress=progress), "integrated gradients"
 
 
 @torch.no_grad()
-def take_out(
-    model: MILModel, features: Bag, grid: Cells | None = None, *, progress: Step | None = None
+def leave_one_out(
+    model: MILModel, features: Features, grid: Cells | None = None, *, progress: Step | None = None
 ) -> Evidence:
-    """Return by how much each logit falls when a patch is taken out, one at a time.
+    """Return the decrease of each logit when a patch is left out, one patch at a time.
 
-    The rest is the answer less all of these: patches that stand for each other add up to nothing.
+    The rest is the logits minus the sum of these terms. Redundant patches have terms near zero.
     """
-    whole, n = _logits(model, features, grid), features.shape[1]
-    if n == 1:  # nothing would be left
-        return Evidence(terms=torch.zeros_like(whole)[None], rest=whole)
-    every, terms = torch.arange(n, device=features.device), []
+    logits, n = _logits(model, features, grid), features.shape[1]
+    if n == 1:  # an empty bag has no logits
+        return Evidence(terms=torch.zeros_like(logits)[None], rest=logits)
+    rows, terms = torch.arange(n, device=features.device), []
     for patch in range(n):
-        others = every[every != patch]
+        others = rows[rows != patch]
         cells = None if grid is None else grid[others]
-        terms.append(whole - _logits(model, features[:, others], cells))
+        terms.append(logits - _logits(model, features[:, others], cells))
         if progress:
             progress(patch + 1, n)
-    found = torch.stack(terms)
-    return Evidence(terms=found, rest=whole - found.sum(dim=0))
+    stacked = torch.stack(terms)
+    return Evidence(terms=stacked, rest=logits - stacked.sum(dim=0))
 
 
-def integrate(
+def integrated_gradients(
     model: MILModel,
-    features: Bag,
+    features: Features,
     grid: Cells | None = None,
     *,
     steps: int = STEPS,
     progress: Step | None = None,
 ) -> Evidence:
-    """Return integrated gradients, summed over features, on the way from the bag's mean patch.
+    """Return integrated gradients, summed over features. The baseline is the bag's mean patch.
 
-    The rest is the answer to a bag in which every patch is the mean. What is missing to the whole
-    answer is the error of the integral: it falls with more steps.
+    The rest is the logits of a bag in which every patch is the mean. Terms and rest miss the logits
+    by the error of the integral, which falls with more steps.
     """
     features = features.to(next(model.parameters()).dtype)
-    start = features.mean(dim=1, keepdim=True).expand_as(features)
-    way = features - start
+    baseline = features.mean(dim=1, keepdim=True).expand_as(features)
+    path = features - baseline
     terms = torch.zeros(features.shape[1], model.n_outputs, device=features.device)
     for step in range(steps):
-        here = (start + (step + 0.5) / steps * way).requires_grad_()
-        logits = _logits(model, here, grid)
+        point = (baseline + (step + 0.5) / steps * path).requires_grad_()
+        logits = _logits(model, point, grid)
         for number, logit in enumerate(logits):
             last = number == len(logits) - 1
-            (slope,) = torch.autograd.grad(logit, here, retain_graph=not last)
-            terms[:, number] += (slope * way).sum(dim=-1)[0] / steps
+            (gradient,) = torch.autograd.grad(logit, point, retain_graph=not last)
+            terms[:, number] += (gradient * path).sum(dim=-1)[0] / steps
         if progress:
             progress(step + 1, steps)
     with torch.no_grad():
-        return Evidence(terms=terms, rest=_logits(model, start, grid))
+        return Evidence(terms=terms, rest=_logits(model, baseline, grid))
 
 
-def gradient(
-    model: MILModel, features: Bag, grid: Cells | None = None, *, of: int
+def gradient_times_input(
+    model: MILModel, features: Features, grid: Cells | None = None, *, of: int
 ) -> Float[Tensor, " N"]:
-    """Return the gradient of a class's lead over the others, times the patch, summed over both."""
-    here = features.to(next(model.parameters()).dtype).detach().requires_grad_()
-    lead = lead_of(_logits(model.eval(), here, grid), of)
-    (slope,) = torch.autograd.grad(lead, here)
-    return (slope * here.detach()).sum(dim=-1)[0]
+    """Return the gradient of a class's contrast, times the features, summed over each patch."""
+    point = features.to(next(model.parameters()).dtype).detach().requires_grad_()
+    (gradient,) = torch.autograd.grad(contrast(_logits(model.eval(), point, grid), of), point)
+    return (gradient * point.detach()).sum(dim=-1)[0]
 
 
-def lead_of(values: Float[Tensor, "*rows C"], of: int) -> Float[Tensor, "*rows"]:
-    """Return how far a class lies before the mean of the others."""
+def contrast(values: Float[Tensor, "*rows C"], of: int) -> Float[Tensor, "*rows"]:
+    """Return the value of a class minus the mean of the other classes."""
     n = values.shape[-1]
     return (values[..., of] * n - values.sum(dim=-1)) / (n - 1)
 
 
-def _logits(model: MILModel, features: Bag, grid: Cells | None) -> Float[Tensor, " C"]:
+def _logits(model: MILModel, features: Features, grid: Cells | None) -> Float[Tensor, " C"]:
     output = model(features, grid=None if grid is None else grid[None])
     return output.logits[0].float()

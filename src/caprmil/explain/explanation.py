@@ -1,4 +1,4 @@
-"""Explanation: all that a model can say of why, patch by patch, in the order of the bag."""
+"""Explanation: evidence, attention and tokens of every patch, in the order of the bag."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,38 +13,38 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from caprmil.errors import RunError
-from caprmil.explain.attribution import Method, attribute, lead_of
+from caprmil.explain.attribution import Method, attribute, contrast
 from caprmil.features.bags import Bag, BagInfo, Stream
 from caprmil.io.progress import Step
 from caprmil.models import CAPRMIL, MILModel
 from caprmil.runs.inference import chunks_of, may_keep
 
 Numbers = NDArray[np.float32]
-TOP = 8  # patches of a gallery, as in the paper
+TOP = 8  # patches in a gallery, as in the paper
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Layer:
-    """One number for each patch, with a name to be chosen by and a title to be read."""
+    """A map: one number per patch, with a key for programs and a title for readers."""
 
     key: str
     title: str
     kind: Literal["diverging", "share", "amount"]
-    """diverging: around zero; share: from 0 to 1; amount: from 0 up."""
+    """diverging: around zero; share: from 0 to 1; amount: 0 or more."""
     values: Numbers  # (N,)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class View:
-    """Patch vectors in the plane of their two widest directions, and the variance of each."""
+class PrincipalPlane:
+    """Patch vectors on their first two principal components, and the variance of each."""
 
     points: Numbers  # (N, 2)
-    variance: tuple[float, float]  # shares of the whole
+    variance: tuple[float, float]  # as shares of the total
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Explanation:
-    """Why a model answered as it did. Row n of everything is patch n of the bag."""
+    """The explanation of a model's output for one bag. Row n of every array is patch n."""
 
     slide: str
     model: str
@@ -52,19 +52,19 @@ class Explanation:
     classes: tuple[str, ...]
     info: BagInfo
     coords: NDArray[Any] | None  # (N, 2), as in the bag
-    cells: NDArray[np.int64]  # (N, 2), column and row: the bag's grid or, without one, a square
+    cells: NDArray[np.int64]  # (N, 2), column and row in the bag's grid; without one, in a square
     probabilities: NDArray[np.float64]  # (C,), of this model
-    logits: Numbers  # (C,), which the evidence explains
+    logits: Numbers  # (C,), the sum of evidence and rest
     evidence: Numbers  # (N, C)
-    rest: Numbers  # (C,), what no patch adds
+    rest: Numbers  # (C,), the part of the logits that belongs to no patch
     method: Method
     attention: Numbers  # (N,), sums to one
     class_attention: Numbers | None  # (C, N)
-    scores: Numbers | None  # (N, C), what a patch alone says
-    spread: Numbers | None  # (N,), of attention, where a model draws at random
+    scores: Numbers | None  # (N, C), class probabilities of single patches
+    spread: Numbers | None  # (N,), of attention over the draws of a random model
     assignments: Numbers | None  # (T, H, N, M), to the tokens of each block and head
-    before: View | None  # before context and after it, where a model gives some
-    after: View | None
+    before: PrincipalPlane | None  # patches before and after context, for a model with context
+    after: PrincipalPlane | None
 
     def __len__(self) -> int:
         return len(self.evidence)
@@ -75,7 +75,7 @@ class Explanation:
 
     @property
     def gap(self) -> float:
-        """By how much the evidence and the rest miss the logits."""
+        """The largest difference between the logits and the sum of evidence and rest."""
         total = self.evidence.astype(np.float64).sum(axis=0) + self.rest
         return float(np.abs(total - self.logits).max())
 
@@ -83,18 +83,18 @@ class Explanation:
     def exact(self) -> bool:
         return self.method == "exact"
 
-    def towards(self, of: int) -> Numbers:
-        """Return what each patch adds to the lead of a class over the mean of the others."""
-        return lead_of(torch.from_numpy(self.evidence), of).numpy()
+    def evidence_for(self, of: int) -> Numbers:
+        """Return what each patch adds to the logit of a class, minus the mean of the others."""
+        return contrast(torch.from_numpy(self.evidence), of).numpy()
 
     @property
     def usage(self) -> Numbers:
-        """Return the share of all patches that each token of each block and head has (T, H, M)."""
+        """The share of all patches that is assigned to each token (T, H, M)."""
         return self._assigned.mean(axis=2)
 
     @cached_property
     def uncertainty(self) -> Numbers:
-        """Return how undecided each patch is, by block and head (T, H, N): 0 one token, 1 all."""
+        """The normalised entropy of each assignment (T, H, N): 0 for one token, 1 for all alike."""
         shares, tokens = self._assigned, self._assigned.shape[-1]
         if tokens == 1:
             return np.zeros(shares.shape[:-1], dtype=np.float32)
@@ -102,7 +102,7 @@ class Explanation:
         return -(shares * logs).sum(axis=-1) / np.float32(np.log(tokens))
 
     def token(self, token: int, *, head: int | None = None, block: int = -1) -> Numbers:
-        """Return each patch's weight on a token: of one head, or the mean over heads."""
+        """Return the assignment of each patch to a token, in one head or as the mean over heads."""
         heads = self._assigned[block, :, :, token]
         return heads.mean(axis=0) if head is None else heads[head]
 
@@ -113,9 +113,9 @@ class Explanation:
         return self.assignments
 
     def layers(self) -> Iterator[Layer]:
-        """Return every map there is, the most telling first."""
+        """Yield every map, the most important first."""
         for number, name in enumerate(self.classes):
-            values = self.towards(number)
+            values = self.evidence_for(number)
             yield Layer(
                 key=f"evidence-{number}",
                 title=f"Evidence for {name}",
@@ -123,7 +123,10 @@ class Explanation:
                 values=values,
             )
         for number, name in enumerate(self.classes):
-            values, title = self.towards(number), f"Evidence for {name}, above the slide's mean"
+            values, title = (
+                self.evidence_for(number),
+                f"Evidence for {name}, above the slide's mean",
+            )
             yield Layer(
                 key=f"above-{number}",
                 title=title,
@@ -137,7 +140,7 @@ class Explanation:
                 yield Layer(key=f"attention-{number}", title=title, kind="amount", values=values)
         for number, name in enumerate(self.classes):
             if self.scores is not None:
-                values, title = self.scores[:, number], f"What a patch alone says: {name}"
+                values, title = self.scores[:, number], f"Patch score for {name}"
                 yield Layer(key=f"score-{number}", title=title, kind="share", values=values)
         if self.spread is not None:
             yield Layer(
@@ -159,7 +162,7 @@ class Explanation:
                 )
             yield Layer(
                 key=f"{prefix}entropy",
-                title=f"Undecided between tokens{of}",
+                title=f"Assignment entropy{of}",
                 kind="share",
                 values=self.uncertainty[block].mean(axis=0),
             )
@@ -174,7 +177,7 @@ class Explanation:
 
 
 def top_patches(values: NDArray[np.floating], k: int = TOP) -> NDArray[np.int64]:
-    """Return the rows of the k highest values, the highest first; of equals, the first."""
+    """Return the rows of the k highest values, the highest first. Ties keep the order of rows."""
     return np.argsort(-values, kind="stable")[:k].astype(np.int64)
 
 
@@ -189,10 +192,10 @@ def explain(
     device: torch.device | str = "cpu",
     progress: Step | None = None,
 ) -> Explanation:
-    """Explain the answer of a model to a bag. `method`: how evidence is found, see `attribute`.
+    """Explain the output of a model for a bag. For `method` see `attribute`.
 
-    A bag that is read piece by piece has exact evidence alone, and no picture of its context;
-    its tokens are told up to as many patches as a prediction keeps.
+    A bag that is read in chunks has exact evidence only, and no principal planes. Assignments are
+    kept up to the number of patches for which a prediction keeps them.
     """
     model, cells = model.eval().to(device), bag.grid()
     before, after = None, None
@@ -200,10 +203,10 @@ def explain(
     if isinstance(bag, Stream):
         if method not in (None, "exact") or not can_stream(model):
             raise RunError(
-                "A bag that is read in pieces has exact evidence, or none. Read it whole."
+                "A bag that is read in chunks has exact evidence only. Read it into memory."
             )
-        pieces, keep = chunks_of(bag, torch.device(device)), may_keep(bag.info)
-        evidence, output = model.stream_evidence(pieces, keep=keep), model.stream(pieces, keep=keep)
+        chunks, keep = chunks_of(bag, torch.device(device)), may_keep(bag.info)
+        evidence, output = model.stream_evidence(chunks, keep=keep), model.stream(chunks, keep=keep)
     else:
         features = torch.from_numpy(bag.features)[None].to(device)
         grid = None if cells is None else torch.from_numpy(cells).to(device)
@@ -222,14 +225,14 @@ def explain(
         info=bag.info,
         coords=bag.coords,
         cells=_square(bag.info.n_patches) if cells is None else cells,
-        probabilities=output.logits[0].double().softmax(dim=-1).cpu().numpy(),
+        probabilities=class_probabilities(output.logits[0]).cpu().numpy(),
         logits=_numbers(explained[0]),
         evidence=_numbers(evidence.terms),
         rest=_numbers(evidence.rest),
         method=used,
         attention=_numbers(output.attention[0]),
-        class_attention=_maybe(output.class_attention),
-        scores=_maybe(output.scores),
+        class_attention=_optional(output.class_attention),
+        scores=_optional(output.scores),
         spread=None if spread is None else _numbers(spread),
         assignments=np.stack(assigned) if assigned else None,
         before=before,
@@ -237,29 +240,37 @@ def explain(
     )
 
 
+def class_probabilities(logits: Float[Tensor, "*rows C"]) -> Float[Tensor, "*rows C"]:
+    """Return the probabilities of logits, in double precision."""
+    return logits.double().softmax(dim=-1)
+
+
 def can_stream(model: MILModel) -> bool:
-    """Tell whether a model can be explained by a bag that is read in pieces."""
+    """Return whether a model can be explained on a bag that is read in chunks."""
     return model.streams and model.streams_evidence
 
 
 def describe(model: MILModel) -> str:
-    """Return what a model is called in a title, e.g. CAPRMIL + mean."""
+    """Return the name of a model for a title, e.g. CAPRMIL + mean."""
     if not isinstance(model, CAPRMIL):
         return type(model).__name__
     pool = model.settings["pool"]
-    name = pool.get("name", "its own") if isinstance(pool, dict) else pool
+    name = pool.get("name", "custom") if isinstance(pool, dict) else pool
     return f"CAPRMIL + {name if isinstance(name, str) else type(name).__name__}"
 
 
-def _context(model: MILModel, features: Tensor) -> tuple[View | None, View | None]:
+def _context(
+    model: MILModel, features: Tensor
+) -> tuple[PrincipalPlane | None, PrincipalPlane | None]:
     if not isinstance(model, CAPRMIL) or not len(model.context.blocks):
         return None, None
     features, _ = model.validate(features, None)
-    return view(model.context.project(features)[0]), view(model.in_context(features)[0])
+    before, after = model.context.project(features)[0], model.in_context(features)[0]
+    return principal_plane(before), principal_plane(after)
 
 
-def view(patches: Float[Tensor, "N D"]) -> View:
-    """Project patches on their two principal components, each with its widest side positive."""
+def principal_plane(patches: Float[Tensor, "N D"]) -> PrincipalPlane:
+    """Return patches on their first two principal components, the longest side positive."""
     centred = (patches - patches.mean(dim=0)).double()
     values, vectors = torch.linalg.eigh(centred.mT @ centred)
     values, vectors = values.clamp(min=0).flip(0)[:2], vectors.flip(1)[:, :2]
@@ -267,11 +278,11 @@ def view(patches: Float[Tensor, "N D"]) -> View:
     signs = points.gather(0, points.abs().argmax(dim=0, keepdim=True)).sign()
     shares = values / centred.square().sum().clamp(min=1e-30)
     first, second = (float(share) for share in (*shares, *shares.new_zeros(2))[:2])
-    return View(points=_numbers(points * signs), variance=(first, second))
+    return PrincipalPlane(points=_numbers(points * signs), variance=(first, second))
 
 
 def _square(n: int) -> NDArray[np.int64]:
-    """Return cells row by row in a square, for patches of which nobody knows where they lie."""
+    """Return cells row by row in a square, for patches without coordinates."""
     rows, columns = np.divmod(np.arange(n), ceil(sqrt(n)))
     return np.stack([columns, rows], axis=1)
 
@@ -280,5 +291,5 @@ def _numbers(values: Tensor) -> Numbers:
     return values.detach().float().cpu().numpy()
 
 
-def _maybe(values: Tensor | None) -> Numbers | None:
+def _optional(values: Tensor | None) -> Numbers | None:
     return None if values is None else _numbers(values[0])

@@ -1,8 +1,8 @@
-"""Faithfulness: does the answer change when the patches go that a map calls relevant?
+"""Faithfulness: how the prediction changes when the patches go that a map ranks high or low.
 
-Patch flipping (Samek et al.: "Evaluating the Visualization of What a Deep Neural Network Has
-Learned", TNNLS 2017), with patches taken out of the bag instead of painted over: a model of bags
-can be asked of fewer patches, and none of them is one that no slide has.
+Deletion curves, also called patch flipping (Samek et al.: "Evaluating the Visualization of What a
+Deep Neural Network Has Learned", TNNLS 2017). Patches are removed from the bag, not painted over:
+a model of bags takes fewer patches, and sees no patch that does not occur on slides.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,10 +16,10 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-from caprmil.explain.attribution import gradient, lead_of
-from caprmil.explain.explanation import Explanation
+from caprmil.explain.attribution import contrast, gradient_times_input
+from caprmil.explain.explanation import Explanation, class_probabilities
 from caprmil.features.bags import Bag
-from caprmil.figures import Flip, FlipPanel, flipping
+from caprmil.figures import DeletionCurve, DeletionPanel, deletion_curves
 from caprmil.io.progress import Step
 from caprmil.io.tables import markdown
 from caprmil.models import MILModel
@@ -29,96 +29,98 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SHARES = (*(0.0, 0.01, 0.02, 0.05), *np.arange(0.1, 0.95, 0.1).round(1).tolist(), 0.95, 0.98, 0.99)
-"""Close at both ends: where few patches carry an answer, all happens as they go, first or last."""
-PAIRS = 3  # of random orders, each with its mirror, of patches between which a map does not decide
+"""Dense at both ends: where few patches carry a prediction, it changes as the first or last go."""
+PAIRS = 3  # of random orders and their reverses, for maps that are constant on most patches
 RANDOM = "random"
 
 Values = NDArray[np.floating[Any]]
 Numbers = NDArray[np.float64]
+Rows = NDArray[np.int64]
 
 
-class Track(NamedTuple):
-    """A class as patches go: its probability, and its lead in logits over the mean of the rest."""
+class ClassCurve(NamedTuple):
+    """A class as patches are removed: its probability and its contrast, see `contrast`."""
 
     probability: Numbers
-    lead: Numbers
+    contrast: Numbers
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Curves:
-    """What becomes of an answer as patches go by one map, the most relevant first or the least."""
+class DeletionCurves:
+    """A class as patches are removed in the order of one map, the highest or the lowest first."""
 
     removed: Numbers  # share of the patches, from 0
-    most: Track
-    least: Track
+    most: ClassCurve  # the most relevant first
+    least: ClassCurve
 
     @property
     def area(self) -> float:
-        """Area between the curves of probability: 0 by chance, higher is more faithful.
+        """The area between the curves of probability: 0 by chance, higher is more faithful.
 
-        NaN where nothing can be taken out.
+        NaN for a bag of one patch.
         """
-        return between(self.removed, self.most.probability, self.least.probability)
+        return area_between(self.removed, self.most.probability, self.least.probability)
 
     @property
-    def lead_area(self) -> float:
-        """The same of the lead, which goes on changing where a probability is as good as 1."""
-        return between(self.removed, self.most.lead, self.least.lead)
+    def contrast_area(self) -> float:
+        """The area between the curves of the contrast, which does not saturate."""
+        return area_between(self.removed, self.most.contrast, self.least.contrast)
 
-    def at(self, shares: Sequence[float]) -> "Curves":
-        """Return the curves at other shares, on straight lines; a last value stays."""
+    def at(self, shares: Sequence[float]) -> "DeletionCurves":
+        """Return the curves at other shares, by linear interpolation. The last value is kept."""
 
-        def read(track: Track) -> Track:
-            return Track(*(np.interp(shares, self.removed, values) for values in track))
+        def interpolate(curve: ClassCurve) -> ClassCurve:
+            return ClassCurve(*(np.interp(shares, self.removed, values) for values in curve))
 
-        there = np.array(shares, dtype=np.float64)
-        return Curves(removed=there, most=read(self.most), least=read(self.least))
+        removed = np.array(shares, dtype=np.float64)
+        most, least = interpolate(self.most), interpolate(self.least)
+        return DeletionCurves(removed=removed, most=most, least=least)
 
     def as_dict(self) -> dict[str, Any]:
-        tracks = {"most_first": self.most, "least_first": self.least}
+        curves = {"most_first": self.most, "least_first": self.least}
         return {
             "area": self.area,
-            "lead_area": self.lead_area,
+            "contrast_area": self.contrast_area,
             "removed": self.removed.tolist(),
             **{
                 f"{name}_{kind}": values.tolist()
-                for name, track in tracks.items()
-                for kind, values in track._asdict().items()
+                for name, curve in curves.items()
+                for kind, values in curve._asdict().items()
             },
         }
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Faithfulness:
-    """How far each map of one slide tells what one model's answer rests on."""
+    """The deletion curves of every map of one slide, for one model and one class."""
 
     slide: str
     model: str
     fold: str
     followed: str  # the class
-    method: str  # how evidence was found
+    method: str  # of the evidence
     patches: int
-    curves: Mapping[str, Curves]  # by the name of the map, random last
+    curves: Mapping[str, DeletionCurves]  # by the name of the map, random last
 
     def as_dict(self) -> dict[str, Any]:
-        named = ("slide", "model", "fold", "followed", "method", "patches")
+        names = ("slide", "model", "fold", "followed", "method", "patches")
         maps = {name: curves.as_dict() for name, curves in self.curves.items()}
-        return {**{name: getattr(self, name) for name in named}, "maps": maps}
+        return {**{name: getattr(self, name) for name in names}, "maps": maps}
 
     def as_markdown(self) -> str:
         """Return a table of the areas, the most faithful map first."""
         ranked = sorted(self.curves.items(), key=lambda item: -np.nan_to_num(item[1].area))
-        rows = [[name, f"{c.area:.3f}", f"{c.lead_area:.3f}"] for name, c in ranked]
+        rows = [[name, f"{c.area:.3f}", f"{c.contrast_area:.3f}"] for name, c in ranked]
         note = f"Area between the curves of {self.followed}, least relevant first minus most."
-        return markdown(["map", "probability", "logit lead"], rows, [note])
+        return markdown(["map", "probability", "logit contrast"], rows, [note])
 
-    def panel(self) -> FlipPanel:
-        """Return the curves of probability, to be drawn beside those of other slides."""
+    def panel(self) -> DeletionPanel:
+        """Return the curves of probability, for a figure of several slides."""
         return panels(self.slide, self.followed, self.curves)[0]
 
     def draw(self) -> "Figure":
-        """Draw the curves of probability and of the lead."""
-        return flipping(panels(self.slide, self.followed, self.curves))
+        """Draw the curves of probability and of the contrast."""
+        return deletion_curves(panels(self.slide, self.followed, self.curves))
 
 
 def faithfulness(
@@ -134,13 +136,14 @@ def faithfulness(
     device: torch.device | str = "cpu",
     progress: Step | None = None,
 ) -> Faithfulness:
-    """Take patches out of a bag by each map, and by chance, and follow a class.
+    """Return how a class changes as patches are removed in the order of each map, and at random.
 
-    `of` is the class, by default the one that is predicted. `maps` hold one number a patch, higher
-    for more relevant; by default all that there are, see `relevance`. Of a bag of N patches, N - 1
-    are taken out at most. Patches that are equal to a map go in a random order; where that is most
-    of them, as in the attention of a mean, the curves are the mean over several orders and their
-    mirrors. So chance has an area of 0, not only on average.
+    `of` is the class, by default the predicted one. `maps` hold one number per patch, higher for
+    more relevant; the default is `relevance_maps`. At least one patch of the bag remains.
+
+    Patches of equal value are removed in a random order. Where most are equal, as in the attention
+    of a mean, the curves are the mean over several orders and their reverses, so that the area of a
+    random map is exactly 0.
     """
     if len(bag.features) != len(explanation):
         raise ValueError(f"{len(bag.features)=} patches, but {len(explanation)=}.")
@@ -150,27 +153,29 @@ def faithfulness(
     cells = bag.grid()
     grid = None if cells is None else torch.from_numpy(cells).to(device)
     if maps is None:
-        maps = relevance(model, features, grid, explanation, of=of)
+        maps = relevance_maps(model, features, grid, explanation, of=of)
     n = len(explanation)
     maps = {**maps, RANDOM: np.zeros(n)}
-    counts = steps(n, shares)
-    chance = (seed, crc32(explanation.slide.encode()))  # each slide has orders of its own
-    orders = {name: rank(values, pairs=pairs, seed=chance) for name, values in maps.items()}
-    telling = {name: found for name, found in orders.items() if not mirrored(found)}
-    ways = len(orders[RANDOM]) + 2 * sum(map(len, telling.values()))
-    total = 1 + ways * (len(counts) - 1)
-    asked = 0
+    counts = removal_counts(n, shares)
+    slide_seed = (seed, crc32(explanation.slide.encode()))  # other orders for each slide
+    orders = {
+        name: removal_orders(values, pairs=pairs, seed=slide_seed) for name, values in maps.items()
+    }
+    informative = {name: found for name, found in orders.items() if not is_symmetric(found)}
+    total_orders = len(orders[RANDOM]) + 2 * sum(map(len, informative.values()))
+    total = 1 + total_orders * (len(counts) - 1)
+    done = 0
 
-    def ask(rows: NDArray[np.int64] | None) -> tuple[float, float]:
-        nonlocal asked
-        asked += 1
-        found = answer(model, features, grid, rows, of=of)
+    def predict(rows: Rows | None) -> tuple[float, float]:
+        nonlocal done
+        done += 1
+        found = predict_rows(model, features, grid, rows, of=of)
         if progress:
-            progress(asked, total)
+            progress(done, total)
         return found
 
-    whole = ask(None)
-    by_chance = flip(orders[RANDOM], counts, whole, ask)
+    complete = predict(None)
+    random = _deletion_curves(orders[RANDOM], counts, complete, predict)
     return Faithfulness(
         slide=explanation.slide,
         model=explanation.model,
@@ -179,28 +184,33 @@ def faithfulness(
         method=explanation.method,
         patches=n,
         curves={
-            name: flip(orders[name], counts, whole, ask) if name in telling else by_chance
+            name: _deletion_curves(orders[name], counts, complete, predict)
+            if name in informative
+            else random
             for name in maps
         },
     )
 
 
-def panels(title: str, followed: str, curves: Mapping[str, Curves]) -> list[FlipPanel]:
-    """Return curves to be drawn: of probability, and of the lead."""
+def panels(
+    title: str, followed: str, curves: Mapping[str, DeletionCurves]
+) -> tuple[DeletionPanel, DeletionPanel]:
+    """Return the panels of a figure: probability, and contrast."""
     probability = {
-        name: Flip(c.removed, c.most.probability, c.least.probability, c.area)
+        name: DeletionCurve(c.removed, c.most.probability, c.least.probability, c.area)
         for name, c in curves.items()
     }
-    lead = {
-        name: Flip(c.removed, c.most.lead, c.least.lead, c.lead_area) for name, c in curves.items()
+    logits = {
+        name: DeletionCurve(c.removed, c.most.contrast, c.least.contrast, c.contrast_area)
+        for name, c in curves.items()
     }
-    return [
-        FlipPanel(title, f"Probability of {followed}", probability, (0, 1)),
-        FlipPanel(title, f"Lead of {followed} in logits", lead),
-    ]
+    return (
+        DeletionPanel(title, f"Probability of {followed}", probability, (0, 1)),
+        DeletionPanel(title, f"Logit contrast of {followed}", logits),
+    )
 
 
-def relevance(
+def relevance_maps(
     model: MILModel,
     features: Float[Tensor, "1 N E"],
     grid: Cells | None,
@@ -208,87 +218,92 @@ def relevance(
     *,
     of: int,
 ) -> dict[str, Values]:
-    """Return each map of how much patches matter to a class, by name."""
+    """Return every map of the relevance of patches for a class, by name."""
     maps: dict[str, Values] = {
-        "evidence": explanation.towards(of),
+        "evidence": explanation.evidence_for(of),
         "attention": explanation.attention,
     }
     if explanation.class_attention is not None:
         maps["class attention"] = explanation.class_attention[of]
     if explanation.scores is not None:
         maps["patch scores"] = explanation.scores[:, of]
-    maps["gradients"] = gradient(model, features, grid, of=of).float().cpu().numpy()
+    gradients = gradient_times_input(model, features, grid, of=of)
+    maps["gradients"] = gradients.float().cpu().numpy()
     return maps
 
 
-def steps(n: int, shares: Sequence[float] = SHARES) -> NDArray[np.int64]:
-    """Return how many of n patches are taken out, step by step; one patch stays at the least."""
+def removal_counts(n: int, shares: Sequence[float] = SHARES) -> Rows:
+    """Return how many of n patches are removed at each step. At least one patch remains."""
     if not shares or min(shares) < 0 or max(shares) > 1:
-        raise ValueError(f"Shares lie between 0 and 1: {shares=}.")
+        raise ValueError(f"Shares are between 0 and 1: {shares=}.")
     counts = np.rint(np.array(shares) * n).astype(np.int64)
     return np.unique(np.append(np.minimum(counts, n - 1), 0))
 
 
-def rank(
+def removal_orders(
     values: Values, *, pairs: int = PAIRS, seed: int | Sequence[int] = 0
-) -> list[NDArray[np.int64]]:
-    """Return rows from the highest value down, equals at random; in many ways if most are equal.
+) -> list[Rows]:
+    """Return rows from the highest value to the lowest, ties at random.
 
-    The same seed breaks ties in the same way, so a map that says nothing is the random one.
+    If most values are equal, several orders are returned, each followed by its reverse. Ties are
+    broken by the seed alone, so a constant map has the orders of the random one.
     """
     if not np.isfinite(values).all():
-        raise ValueError("A map has numbers only: there is a NaN or an infinity in it.")
+        raise ValueError("A map has finite numbers only: there is a NaN or an infinity in it.")
     rng = np.random.default_rng(seed)
     if 2 * len(np.unique(values)) > len(values):
-        tickets = [rng.permutation(len(values))]
+        ties = [rng.permutation(len(values))]
     else:
         drawn = [rng.permutation(len(values)) for _ in range(pairs)]
-        tickets = [ticket for one in drawn for ticket in (one, -one)]
-    return [np.lexsort((ticket, -values)) for ticket in tickets]
+        ties = [each for one in drawn for each in (one, -one)]
+    return [np.lexsort((each, -values)) for each in ties]
 
 
-def mirrored(orders: Sequence[NDArray[np.int64]]) -> bool:
-    """Tell whether each order has its mirror beside it: most and least relevant are the same."""
+def is_symmetric(orders: Sequence[Rows]) -> bool:
+    """Return whether each order is followed by its reverse: most and least relevant are alike."""
     return len(orders) > 1 and np.array_equal(orders[0], orders[1][::-1])
 
 
-def flip(
-    orders: Sequence[NDArray[np.int64]],
-    counts: NDArray[np.int64],
-    whole: tuple[float, float],
-    ask: Callable[[NDArray[np.int64]], tuple[float, float]],
-) -> Curves:
-    """Return the curves of a map, the mean over its orders. `ask` is told who stays."""
+def _deletion_curves(
+    orders: Sequence[Rows],
+    counts: Rows,
+    complete: tuple[float, float],
+    predict: Callable[[Rows], tuple[float, float]],
+) -> DeletionCurves:
+    """Return the mean curves over the orders of a map. `predict` takes the remaining rows."""
 
-    def fall(ways: Sequence[NDArray[np.int64]]) -> Track:
-        tracks = [[whole, *(ask(np.sort(way[count:])) for count in counts[1:])] for way in ways]
-        return Track(*np.mean(tracks, axis=0).T)
+    def curve(orders: Sequence[Rows]) -> ClassCurve:
+        each = [
+            [complete, *(predict(np.sort(order[count:])) for count in counts[1:])]
+            for order in orders
+        ]
+        return ClassCurve(*np.mean(each, axis=0).T)
 
-    most = fall(orders)
-    least = most if mirrored(orders) else fall([order[::-1] for order in orders])
-    return Curves(removed=counts / len(orders[0]), most=most, least=least)
+    most = curve(orders)
+    least = most if is_symmetric(orders) else curve([order[::-1] for order in orders])
+    return DeletionCurves(removed=counts / len(orders[0]), most=most, least=least)
 
 
 @torch.no_grad()
-def answer(
+def predict_rows(
     model: MILModel,
     features: Float[Tensor, "1 N E"],
     grid: Cells | None,
-    rows: NDArray[np.int64] | None,
+    rows: Rows | None,
     *,
     of: int,
 ) -> tuple[float, float]:
-    """Return probability and lead of a class in a bag of these rows alone; None is all of them."""
+    """Return probability and contrast of a class in a bag of these rows; None stands for all."""
     if rows is not None:
         kept = torch.from_numpy(rows).to(features.device)
         features, grid = features[:, kept], None if grid is None else grid[kept]
     logits = model(features, grid=None if grid is None else grid[None]).logits[0].cpu().double()
-    return float(logits.softmax(dim=-1)[of]), float(lead_of(logits, of))
+    return float(class_probabilities(logits)[of]), float(contrast(logits, of))
 
 
-def between(removed: Numbers, most: Numbers, least: Numbers) -> float:
-    """Return the area by which one curve lies over another, by trapezoids."""
+def area_between(removed: Numbers, most: Numbers, least: Numbers) -> float:
+    """Return the area between two curves by the trapezoidal rule, positive if `least` is higher."""
     if len(removed) < 2:
         return float("nan")
-    apart = least - most
-    return float((np.diff(removed) * (apart[1:] + apart[:-1]) / 2).sum())
+    difference = least - most
+    return float((np.diff(removed) * (difference[1:] + difference[:-1]) / 2).sum())

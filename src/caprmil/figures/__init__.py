@@ -1,12 +1,12 @@
-"""Pictures of numbers. Each function returns a figure; `save` writes it."""
+"""Figures: each function returns a Matplotlib figure, for `save` or `as_svg`."""
 
 from caprmil.figures.ablations import Trial, ablation_panels, search_panels
 from caprmil.figures.bars import model_bars
 from caprmil.figures.bubbles import Bubble, bubbles
 from caprmil.figures.canvas import Canvas, Gallery
 from caprmil.figures.context_planes import Plane, context_planes
+from caprmil.figures.deletion_curves import DeletionCurve, DeletionPanel, deletion_curves
 from caprmil.figures.evidence_maps import evidence_maps
-from caprmil.figures.flipping import Flip, FlipPanel, flipping
 from caprmil.figures.learning_curves import learning_curves
 from caprmil.figures.reliability import Bin, Reliability, reliability
 from caprmil.figures.roc import roc_curves
@@ -18,8 +18,8 @@ __all__ = [
     "Bin",
     "Bubble",
     "Canvas",
-    "Flip",
-    "FlipPanel",
+    "DeletionCurve",
+    "DeletionPanel",
     "Gallery",
     "Plane",
     "Reliability",
@@ -29,8 +29,8 @@ __all__ = [
     "as_svg",
     "bubbles",
     "context_planes",
+    "deletion_curves",
     "evidence_maps",
-    "flipping",
     "head_maps",
     "learning_curves",
     "model_bars",

@@ -1,4 +1,4 @@
-"""Ablations: a score over the settings of a model, with its spread over folds."""
+"""Ablations and searches: metrics over the settings of a model, with their spread over folds."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FAINT = "#CFCFCF"
-MANY = 8  # ticks with a name of their own
-WIDE = 20  # numbers that span as much stand on a logarithmic scale
-ROOM = 45  # letters that fit below a panel
+MAX_NAMES = 8  # values that are named at their own ticks
+LOG_SPAN = 20  # an axis that spans this factor is logarithmic
+MAX_LETTERS = 45  # below a panel
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """One choice of settings, and a value for each fold of each metric."""
+    """One choice of settings, and the value of each metric in each fold."""
 
     settings: Mapping[str, str]
     folds: Mapping[str, Values]
@@ -40,10 +40,10 @@ class Trial:
 def ablation_panels(
     trials: Sequence[Trial], *, metrics: Sequence[str] = ("auc", "ace"), about: str = ""
 ) -> "Figure":
-    """Draw metrics over one setting, a row of panels for each value of a second one.
+    """Draw metrics over one setting, with a row of panels for each value of a second setting.
 
     A dot is a fold, the line their mean, the band one sample standard deviation. The means of the
-    other rows lie grey behind. A ring is around the choice.
+    other rows are grey. A ring marks the chosen trial.
     """
     names = list(trials[0].settings)
     if len(names) not in (1, 2):
@@ -87,51 +87,51 @@ def search_panels(trials: Sequence[Trial], *, metric: str, about: str = "") -> "
     grid = figure.subplots(lines, columns, sharey=True, squeeze=False)
     for axes, name in zip(grid.flat, names, strict=False):
         tidy(axes, across=name)
-        places = _places(axes, trials, name)
-        for place, trial in zip(places, trials, strict=True):
+        positions = _positions(axes, trials, name)
+        for x, trial in zip(positions, trials, strict=True):
             mean, spread = _mean_and_spread(trial, metric)
             colour, front = (VERMILLION, 4) if trial.chosen else (BLUE, 3)
             look: dict[str, Any] = {"color": colour, "mec": "white", "mew": 0.6, "ms": 6.5}
             bar = (mean - spread, mean + spread)
-            axes.plot((place, place), bar, color=colour, lw=1, alpha=0.35, zorder=front - 2)
-            axes.plot(place, mean, "o", zorder=front, **look)
+            axes.plot((x, x), bar, color=colour, lw=1, alpha=0.35, zorder=front - 2)
+            axes.plot(x, mean, "o", zorder=front, **look)
     for axes in grid.flat[len(names) :]:
         axes.set_visible(False)
     for row in grid:
         row[0].set_ylabel(TITLES.get(metric, metric), fontsize=10)
-    best = "orange: the best" if any(trial.chosen for trial in trials) else ""
+    best = "orange: the chosen trial" if any(trial.chosen for trial in trials) else ""
     caption(figure, about, "dot: mean of the folds", "bar: ± 1 std", best)
     return figure
 
 
 def _values(trials: Sequence[Trial], name: str) -> list[str]:
-    """Return the values of a setting, numbers in their order, words as they come."""
+    """Return the values of a setting: numbers sorted, words in order of appearance."""
     values = list(dict.fromkeys(trial.settings[name] for trial in trials))
     return sorted(values, key=float) if all(map(_is_number, values)) else values
 
 
-def _places(axes: "Axes", trials: Sequence[Trial], name: str) -> list[float]:
-    """Return where each trial stands: by value where there are many, else by name side by side."""
+def _positions(axes: "Axes", trials: Sequence[Trial], name: str) -> list[float]:
+    """Return the position of each trial: by value if there are many values, else by name."""
     values = _values(trials, name)
-    if len(values) <= MANY or not all(map(_is_number, values)):
+    if len(values) <= MAX_NAMES or not all(map(_is_number, values)):
         _name_ticks(axes, values)
-        axes.set_xlim(-0.5, len(values) - 0.5)  # or the name at an end may be cut off
-        room = 0.15 if len(values) < len(trials) else 0.0  # equal values stand beside each other
-        aside = np.linspace(-room, room, len(trials))
+        axes.set_xlim(-0.5, len(values) - 0.5)  # room for the names at both ends
+        spread = 0.15 if len(values) < len(trials) else 0.0  # or equal values would overlap
+        shifts = np.linspace(-spread, spread, len(trials))
         return [
             values.index(trial.settings[name]) + shift
-            for trial, shift in zip(trials, aside.tolist(), strict=True)
+            for trial, shift in zip(trials, shifts.tolist(), strict=True)
         ]
     numbers = [float(trial.settings[name]) for trial in trials]
     span = max(numbers) / min(numbers) if min(numbers) > 0 else 1
-    if span >= WIDE:
-        log_scale(axes, "x", (1.0, 2.0, 5.0) if span < 10 * WIDE else (1.0,))
+    if span >= LOG_SPAN:
+        log_scale(axes, "x", (1.0, 2.0, 5.0) if span < 10 * LOG_SPAN else (1.0,))
     return numbers
 
 
 def _name_ticks(axes: "Axes", names: list[str]) -> None:
-    """Write names side by side, aslant if they are long."""
-    long = sum(len(name) + 2 for name in names) > ROOM
+    """Write names at the ticks, rotated if they are long."""
+    long = sum(len(name) + 2 for name in names) > MAX_LETTERS
     look: dict[str, Any] = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"}
     axes.set_xticks(range(len(names)), labels=names, **(look if long else {}))
 
@@ -139,21 +139,19 @@ def _name_ticks(axes: "Axes", names: list[str]) -> None:
 def _spread(axes: "Axes", trials: Sequence[Trial], ticks: list[str], metric: str) -> None:
     """Draw folds, mean and band of one row."""
     ordered = _in_order(trials, ticks)
-    places = [ticks.index(_first(trial)) for trial in ordered]
+    positions = [ticks.index(_first(trial)) for trial in ordered]
     means, stds = zip(*(_mean_and_spread(trial, metric) for trial in ordered), strict=True)
     low, high = np.subtract(means, stds), np.add(means, stds)
-    axes.fill_between(places, low, high, color=BLUE, alpha=0.13, lw=0)
+    axes.fill_between(positions, low, high, color=BLUE, alpha=0.13, lw=0)
     _mean_line(axes, trials, ticks, metric, color=BLUE, lw=2)
-    for place, trial, mean in zip(places, ordered, means, strict=True):
+    for x, trial, mean in zip(positions, ordered, means, strict=True):
         values = np.asarray(trial.folds[metric], dtype=float)
-        aside = (
-            place + np.linspace(-0.07, 0.07, len(values))
-            if len(values) > 1
-            else [place] * len(values)
+        shifted = (
+            x + np.linspace(-0.07, 0.07, len(values)) if len(values) > 1 else [x] * len(values)
         )
-        axes.plot(aside, values, "o", color=BLUE, ms=3.5, mec="white", mew=0.4, alpha=0.8)
+        axes.plot(shifted, values, "o", color=BLUE, ms=3.5, mec="white", mew=0.4, alpha=0.8)
         if trial.chosen:
-            axes.plot(place, mean, "o", mfc="none", mec=VERMILLION, mew=2, ms=12, zorder=5)
+            axes.plot(x, mean, "o", mfc="none", mec=VERMILLION, mew=2, ms=12, zorder=5)
 
 
 def _mean_line(

@@ -1,4 +1,4 @@
-"""Models side by side, fold by fold."""
+"""Models side by side: the mean and every fold of each metric."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 def model_bars(
     scores: Mapping[str, Mapping[str, Values]], *, metrics: Sequence[str] = ("auc", "ace")
 ) -> "Figure":
-    """Draw models side by side: `scores[model][metric]` holds a value for each fold.
+    """Draw models in rows; `scores[model][metric]` has a value for each fold.
 
-    A dot is a fold, the bar is the mean (with the standard deviation in numbers beside it), and
-    NaN is left out. Chance is a dashed line.
+    A dot is a fold, the bar is the mean, with mean and standard deviation as text. NaN is left out.
+    Chance is a dashed line.
     """
     figure = new_figure(0.8 + 3.9 * len(metrics), 1.3 + 0.46 * len(scores))
     row = figure.subplots(1, len(metrics), sharey=True, squeeze=False)[0]
@@ -40,11 +40,11 @@ def model_bars(
         if metric in CHANCE:
             axes.axvline(CHANCE[metric], color=GREY, lw=1, ls=(0, (4, 4)))
             axes.text(CHANCE[metric], len(scores) - 0.45, " chance", color=GREY, fontsize=8)
-        for place, model in enumerate(scores):
+        for number, model in enumerate(scores):
             values = np.asarray(scores[model].get(metric, ()), dtype=float)
             values = values[~np.isnan(values)]
             if len(values):
-                _draw_model(axes, place, values)
+                _draw_model(axes, number, values)
         if metric in FROM_ZERO:
             axes.set_xlim(left=0)
     row[0].set_yticks(range(len(scores)), labels=list(scores), fontsize=10)
@@ -53,13 +53,13 @@ def model_bars(
     return figure
 
 
-def _draw_model(axes: "Axes", place: int, values: NDArray[np.float64]) -> None:
+def _draw_model(axes: "Axes", number: int, values: NDArray[np.float64]) -> None:
     mean, spread = values.mean(), ""
-    axes.plot([mean, mean], [place - 0.3, place + 0.3], color=VERMILLION, lw=2.5)
-    aside = np.full(len(values), float(place))
+    axes.plot([mean, mean], [number - 0.3, number + 0.3], color=VERMILLION, lw=2.5)
+    heights = np.full(len(values), float(number))
     if len(values) > 1:
-        aside += np.linspace(-0.16, 0.16, len(values))
+        heights += np.linspace(-0.16, 0.16, len(values))
         spread = f" ± {values.std(ddof=1):.3f}"
-    axes.plot(values, aside, "o", color=BLUE, ms=5.5, mec="white", mew=0.6, clip_on=False)
-    beside = axes.get_yaxis_transform()
-    axes.text(1.02, place, f"{mean:.3f}{spread}", transform=beside, va="center", fontsize=9)
+    axes.plot(values, heights, "o", color=BLUE, ms=5.5, mec="white", mew=0.6, clip_on=False)
+    right = axes.get_yaxis_transform()
+    axes.text(1.02, number, f"{mean:.3f}{spread}", transform=right, va="center", fontsize=9)

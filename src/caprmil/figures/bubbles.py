@@ -1,4 +1,4 @@
-"""Models as bubbles: what they need against what they take or give."""
+"""Models as bubbles: two measures, and the number of parameters as area."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.transforms import Bbox
 
-WIDE = 12  # a scale that spans more than this is logarithmic
-SIDES = np.array([(1, 0), (0, 1), (0, -1), (-1, 0), *product((0.7, -0.7), (0.7, -0.7))])
+LOG_SPAN = 12  # an axis that spans a larger factor is logarithmic
+DIRECTIONS = np.array([(1, 0), (0, 1), (0, -1), (-1, 0), *product((0.7, -0.7), (0.7, -0.7))])
 LARGEST = 34  # diameter of the largest bubble, in points
-ROUND = tuple(size * 10**zeros for zeros in range(2, 9) for size in (1, 3))  # parameters
+SIZES = tuple(size * 10**zeros for zeros in range(2, 9) for size in (1, 3))  # parameters
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bubble:
-    """One model in the plane; its area is the number of parameters."""
+    """One model. The area of its bubble is the number of parameters."""
 
     name: str
     across: float
@@ -36,10 +36,9 @@ class Bubble:
 def bubbles(
     models: Sequence[Bubble], *, across: str, up: str, title: str = "", ours: str = "caprmil"
 ) -> "Figure":
-    """Draw models in the plane of two measures; those whose name begins with `ours` stand out.
+    """Draw models by two measures; names that begin with `ours` have another colour.
 
-    A scale that spans more than a factor of twelve is logarithmic. What is not known (NaN) is left
-    out.
+    An axis that spans more than a factor of twelve is logarithmic. NaN is left out.
     """
     models = [model for model in models if not isnan(model.across + model.up)]
     figure = new_figure(7.2, 5.0)
@@ -63,16 +62,16 @@ def bubbles(
 
 
 def _scale(axes: "Axes", which: str, values: Sequence[float]) -> None:
-    """Make a scale logarithmic if it must be."""
-    if values and min(values) > 0 and max(values) / min(values) > WIDE:
+    """Make an axis logarithmic if its values span a large factor."""
+    if values and min(values) > 0 and max(values) / min(values) > LOG_SPAN:
         log_scale(axes, which)
 
 
 def _size_key(axes: "Axes", unit: float) -> None:
-    """Show what the sizes mean, by three round numbers; `unit` is the diameter of one parameter."""
+    """Add a legend of sizes with three round numbers; `unit` is the diameter of one parameter."""
     from matplotlib.lines import Line2D
 
-    sizes = [size for size in ROUND if unit * sqrt(size) <= 1.1 * LARGEST][-3:]
+    sizes = [size for size in SIZES if unit * sqrt(size) <= 1.1 * LARGEST][-3:]
     look: dict[str, Any] = {"mfc": "none", "mec": GREY, "ls": "", "marker": "o"}
     marks = [Line2D([], [], ms=unit * sqrt(size), **look) for size in sizes]
     widest = LARGEST / 8  # in units of the font size
@@ -91,32 +90,32 @@ def _size_key(axes: "Axes", unit: float) -> None:
     )
     key.set_alignment("left")
     for text in key.get_texts():
-        text.set_y(8)  # else it hangs below the middle of its bubble
+        text.set_y(8)  # at the middle of its bubble
 
 
 def _name(axes: "Axes", models: Sequence[Bubble], unit: float) -> None:
-    """Write each name beside its bubble, where it covers no other name and no other bubble."""
+    """Write each name next to its bubble, where it covers no other name or bubble."""
     from matplotlib.transforms import Bbox
 
-    axes.figure.canvas.draw()  # the layout is settled only now
-    scale = axes.figure.dpi / 72  # pixels in a point
+    axes.figure.canvas.draw()  # to compute the layout
+    scale = axes.figure.dpi / 72  # pixels per point
     inside = axes.get_window_extent()
-    homes, taken = [], []
+    bubble_boxes, taken = [], []
     for model in models:
         x, y = axes.transData.transform((model.across, model.up))
         radius = scale * unit * sqrt(model.parameters) / 2
-        homes.append(Bbox.from_extents(x - radius, y - radius, x + radius, y + radius))
+        bubble_boxes.append(Bbox.from_extents(x - radius, y - radius, x + radius, y + radius))
         if not isnan(model.spread):
             top = axes.transData.transform((model.across, model.up + model.spread))[1]
             taken.append(Bbox.from_extents(x - scale, 2 * y - top, x + scale, top))
-    taken += homes
-    for model, home in zip(models, homes, strict=True):
+    taken += bubble_boxes
+    for model, bubble in zip(models, bubble_boxes, strict=True):
         text = axes.text(0, 0, model.name, fontsize=9)
         size = text.get_window_extent()
         text.remove()
-        others = [box for box in taken if box is not home]
-        near, step = _free_place(home, size, others, inside, scale)
-        taken.append(Bbox(home.get_points().mean(axis=0) + step + _centred(size)))
+        others = [box for box in taken if box is not bubble]
+        near, step = _free_position(bubble, size, others, inside, scale)
+        taken.append(Bbox(bubble.get_points().mean(axis=0) + step + _centred(size)))
         axes.annotate(
             model.name,
             (model.across, model.up),
@@ -125,26 +124,28 @@ def _name(axes: "Axes", models: Sequence[Bubble], unit: float) -> None:
             fontsize=9,
             ha="center",
             va="center",
-            # A hair leads to the bubble where the name could not stand beside it.
+            # A thin line leads to the bubble if the name is not next to it.
             arrowprops=None if near else {"arrowstyle": "-", "color": GREY, "lw": 0.7},
             zorder=4,
         )
 
 
-def _free_place(
-    home: "Bbox", size: "Bbox", others: "list[Bbox]", inside: "Bbox", scale: float
+def _free_position(
+    bubble: "Bbox", size: "Bbox", others: "list[Bbox]", inside: "Bbox", scale: float
 ) -> tuple[bool, NDArray[np.float64]]:
-    """Return whether a name can stand right beside its bubble, and the step from there to it.
+    """Return whether the name is next to its bubble, and the offset from the bubble to it.
 
-    Of all places around the bubble, that where the name covers least, and of equals the nearest.
+    The position is the one around the bubble where the name covers least, of equals the nearest.
     """
     from matplotlib.transforms import Bbox
 
     best, least = (True, np.zeros(2)), inf
-    for away, side in product((2, 8, 16, 26, 38), SIDES):
-        reach = np.array([home.width + size.width, home.height + size.height]) / 2 + away * scale
+    for away, side in product((2, 8, 16, 26, 38), DIRECTIONS):
+        reach = (
+            np.array([bubble.width + size.width, bubble.height + size.height]) / 2 + away * scale
+        )
         step = side * reach
-        box = Bbox(home.get_points().mean(axis=0) + step + _centred(size))
+        box = Bbox(bubble.get_points().mean(axis=0) + step + _centred(size))
         outside = box.width * box.height - _overlap(box, inside)
         cover = round(outside + sum(_overlap(box, other) for other in others))
         if cover < least:
@@ -159,7 +160,7 @@ def _centred(size: "Bbox") -> NDArray[np.float64]:
 
 
 def _overlap(one: "Bbox", other: "Bbox") -> float:
-    """Return the area that two boxes share."""
+    """Return the area of the intersection of two boxes."""
     width = min(one.x1, other.x1) - max(one.x0, other.x0)
     height = min(one.y1, other.y1) - max(one.y0, other.y0)
     return max(width, 0.0) * max(height, 0.0)

@@ -1,4 +1,4 @@
-"""Context: patch vectors before tokens have spoken to them and after, in the plane."""
+"""Patch vectors before and after context, on their first two principal components."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 class Plane(NamedTuple):
-    """Patches in the plane of their two widest directions, and the variance along each."""
+    """Patches on their first two principal components, and the variance of each."""
 
     points: NDArray[Any]  # (N, 2)
-    variance: tuple[float, float]  # shares of the whole
+    variance: tuple[float, float]  # as shares of the total
 
 
 def context_planes(
@@ -31,10 +31,10 @@ def context_planes(
     title: str = "",
     remarks: Sequence[str] = (),
 ) -> "Figure":
-    """Draw patches before and after context, coloured by the token that has most of each.
+    """Draw patches before and after context, coloured by the token they are assigned to most.
 
-    With a canvas, the third panel shows where on the slide these tokens are. Points are pixels in
-    a PDF: twenty thousand circles open slowly.
+    With a canvas, the third panel shows these tokens on the slide. Points are an image in a PDF,
+    since 20,000 circles open slowly.
     """
     figure = new_figure(4.1 * (2 + (canvas is not None)) + 1.4, 4.4)
     row = figure.subplots(1, 2 + (canvas is not None))
@@ -42,7 +42,7 @@ def context_planes(
         tidy(axes, title=name)
         _draw_points(axes, plane, tokens)
     if canvas is not None:
-        _draw_places(row[2], canvas, tokens)
+        _draw_on_slide(row[2], canvas, tokens)
     _legend(figure, tokens)
     figure.suptitle(title, fontsize=11)
     caption(figure, *remarks)
@@ -50,7 +50,9 @@ def context_planes(
 
 
 def _draw_points(axes: "Axes", plane: Plane, tokens: NDArray[np.integer]) -> None:
-    order = np.random.default_rng(0).permutation(len(tokens))  # so that no token hides another
+    order = np.random.default_rng(0).permutation(
+        len(tokens)
+    )  # or the last token would hide the others
     size = float(np.clip(6000 / len(tokens), 1.5, 24))
     colours = [colour_of(int(token)) for token in tokens[order]]
     options: dict[str, Any] = {"s": size, "c": colours, "alpha": 0.75, "linewidths": 0}
@@ -61,10 +63,10 @@ def _draw_points(axes: "Axes", plane: Plane, tokens: NDArray[np.integer]) -> Non
     axes.locator_params(nbins=5)
 
 
-def _draw_places(axes: "Axes", canvas: Canvas, tokens: NDArray[np.integer]) -> None:
+def _draw_on_slide(axes: "Axes", canvas: Canvas, tokens: NDArray[np.integer]) -> None:
     from matplotlib.colors import ListedColormap
 
-    # Where patches share pixels, the token that more of them have: a mean of names is none.
+    # Where patches overlap, draw the most frequent token: token numbers have no mean.
     found = np.unique(tokens)
     shares = np.stack([canvas.paint(tokens == token) for token in found])
     most = np.where(np.isnan(shares[0]), np.nan, shares.argmax(axis=0))

@@ -1,4 +1,4 @@
-"""Evidence: where a slide speaks for an answer and where against, beside attention."""
+"""Evidence maps: evidence for and against a class, attention, and the top patches."""
 
 from collections.abc import Sequence
 from math import ceil
@@ -11,11 +11,11 @@ from caprmil.figures.canvas import (
     Canvas,
     Gallery,
     colour_bar,
+    colour_limit,
     diverging,
     draw_gallery,
-    draw_ground,
     draw_map,
-    limit,
+    draw_slide,
     outline,
     scale_bar,
 )
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-ACROSS = 4  # patches in a row of a gallery
+COLUMNS = 4  # patches in a row of a gallery
 
 
 def evidence_maps(
@@ -33,70 +33,72 @@ def evidence_maps(
     attention: NDArray[Any],
     canvas: Canvas,
     *,
-    answer: str,
+    contrast: str,
     pro: Gallery | None = None,
     contra: Gallery | None = None,
     title: str = "",
     remarks: Sequence[str] = (),
 ) -> "Figure":
-    """Draw what each patch adds to an answer, the attention it has, and the slide if there is one.
+    """Draw the evidence of each patch for `contrast`, its attention, and the slide if there is one.
 
-    Where attention is even, as with a mean, there is evidence above the slide's mean instead.
-    Below are the patches that speak most for the answer and most against it or, without pixels,
-    all patches in the order of their evidence.
+    `contrast` names what the evidence is for, e.g. a class. Where attention is constant, as with a
+    mean, evidence above the slide's mean is drawn instead. Below are the patches with the most
+    evidence for and against or, without pixels, all patches in the order of their evidence.
     """
     panels = 2 + (canvas.image is not None)
-    wide = canvas.aspect < 0.45  # such maps stand above each other
+    wide = canvas.aspect < 0.45  # wide maps are drawn below each other
     columns, lines = (1, panels) if wide else (panels, 1)
     across = 9.0 if wide else 3.6
     high = lines * (across * float(np.clip(canvas.aspect, 0.05, 1.5)) + 0.4)
     galleries = [part for part in (pro, contra) if part is not None]
-    deep = ceil(max((len(part.patches) for part in galleries), default=0) / ACROSS)
+    rows = ceil(max((len(part.patches) for part in galleries), default=0) / COLUMNS)
     width = (across + 0.7) * columns
-    below = width / 2 / ACROSS * deep + 0.3 if deep else 2.0
+    below = width / 2 / COLUMNS * rows + 0.3 if rows else 2.0
     figure = new_figure(width, high + below + 1.0)
     grid = figure.add_gridspec(2, 1, height_ratios=(high, below))
     above = grid[0].subgridspec(lines, columns)
-    row = [figure.add_subplot(above[place]) for place in range(panels)]
+    row = [figure.add_subplot(above[panel]) for panel in range(panels)]
     if canvas.image is not None:
-        draw_ground(row[0], canvas, title="Slide")
-    _draw_evidence(row[-2], canvas, evidence, answer)
-    if deep:
+        draw_slide(row[0], canvas, title="Slide")
+    _draw_evidence(row[-2], canvas, evidence, contrast)
+    if rows:
         for part, colour in ((pro, BLACK), (contra, BLUE)):
             if part is not None:
                 outline(row[-2], canvas, part.rows, colour)
     if np.ptp(attention) > 1e-6 * attention.max():
         _draw_attention(row[-1], canvas, attention)
-    else:  # all patches have the same share: what sets them apart says more
-        _draw_evidence(row[-1], canvas, evidence - evidence.mean(), answer, " above the mean")
+    else:  # constant attention shows nothing
+        _draw_evidence(row[-1], canvas, evidence - evidence.mean(), contrast, " above the mean")
     scale_bar(row[0], canvas)
-    if deep:
+    if rows:
         under = grid[1].subgridspec(1, 2)
-        for place, part in enumerate((pro, contra)):
-            axes = figure.add_subplot(under[place])
-            axes.set_title(_name(evidence, answer, pro=not place), fontsize=9.5, loc="left")
+        for column, part in enumerate((pro, contra)):
+            axes = figure.add_subplot(under[column])
+            name = _gallery_title(evidence, contrast, pro=column == 0)
+            axes.set_title(name, fontsize=9.5, loc="left")
             shown = part or Gallery(rows=(), patches=())
-            draw_gallery(axes, shown, columns=ACROSS, deep=deep)
+            draw_gallery(axes, shown, columns=COLUMNS, rows=rows)
     else:
-        _draw_order(figure.add_subplot(grid[1]), evidence, answer)
+        _draw_sorted(figure.add_subplot(grid[1]), evidence, contrast)
     figure.suptitle(title, fontsize=11)
     caption(figure, *remarks)
     return figure
 
 
-def _name(evidence: NDArray[Any], answer: str, *, pro: bool) -> str:
-    """Return what a gallery shows; where no patch takes a side, that of the least for the other."""
-    sided = evidence > 0 if pro else evidence < 0
-    if sided.any():
-        return f"Most {'for' if pro else 'against'} {answer}"
-    return f"Least against {answer}: none is for it" if pro else f"Least for {answer}: none against"
+def _gallery_title(evidence: NDArray[Any], contrast: str, *, pro: bool) -> str:
+    """Return the title of a gallery. If no patch has the sign, the weakest are shown."""
+    if (evidence > 0 if pro else evidence < 0).any():
+        return f"Most {'for' if pro else 'against'} {contrast}"
+    if pro:
+        return f"Least against {contrast}: none is for it"
+    return f"Least for {contrast}: none is against it"
 
 
 def _draw_evidence(
-    axes: "Axes", canvas: Canvas, evidence: NDArray[Any], answer: str, kind: str = ""
+    axes: "Axes", canvas: Canvas, evidence: NDArray[Any], contrast: str, kind: str = ""
 ) -> None:
-    reach = limit(evidence)
-    name, beyond = f"Evidence for {answer}{kind}", bool((np.abs(evidence) > reach).any())
+    reach = colour_limit(evidence)
+    name, beyond = f"Evidence for {contrast}{kind}", bool((np.abs(evidence) > reach).any())
     span = (-reach, reach)
     shown = draw_map(axes, canvas, evidence, colours=diverging(), limits=span, title=name)
     ends = "both" if beyond else "neither"
@@ -104,22 +106,22 @@ def _draw_evidence(
 
 
 def _draw_attention(axes: "Axes", canvas: Canvas, attention: NDArray[Any]) -> None:
-    """Draw attention as a multiple of what each patch would have if all had the same."""
+    """Draw attention as a multiple of uniform attention."""
     times = attention * len(attention)
-    reach = max(limit(times), 2.0)
+    reach = max(colour_limit(times), 2.0)
     beyond = "max" if times.max() > reach * (1 + 1e-6) else "neither"
     shown = draw_map(axes, canvas, times, colours="viridis", limits=(0, reach), title="Attention")
-    colour_bar([axes], shown, "times an even share", extend=beyond)
+    colour_bar([axes], shown, "times uniform attention", extend=beyond)
 
 
-def _draw_order(axes: "Axes", evidence: NDArray[Any], answer: str) -> None:
-    """Draw all patches in the order of their evidence, and what both sides come to."""
+def _draw_sorted(axes: "Axes", evidence: NDArray[Any], contrast: str) -> None:
+    """Draw all patches in the order of their evidence, with the sums for and against."""
     ordered = np.sort(evidence.astype(np.float64))[::-1]
-    place = np.arange(len(ordered))
-    tidy(axes, title="All patches in order", across="patches", up=f"evidence for {answer}")
+    ranks = np.arange(len(ordered))
+    tidy(axes, title="All patches in order", across="patches", up=f"evidence for {contrast}")
     for sign, colour, word in ((1, VERMILLION, "for"), (-1, BLUE, "against")):
         side = np.where(ordered * sign > 0, ordered, 0)
-        name = f"{(side != 0).sum():,} {word}, together {side.sum():+.3g}"
-        axes.fill_between(place, side, step="mid", color=colour, lw=0, label=name)
+        name = f"{(side != 0).sum():,} {word}, sum {side.sum():+.3g}"
+        axes.fill_between(ranks, side, step="mid", color=colour, lw=0, label=name)
     axes.axhline(0, color=GREY, lw=0.8)
     axes.legend(frameon=False, fontsize=9)

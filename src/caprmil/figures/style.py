@@ -1,8 +1,8 @@
-"""What all pictures share: colours, titles, empty axes, and how they are saved.
+"""What all figures share: colours, metric titles, empty axes, and how they are saved.
 
-Figures are objects (no pyplot, no global state), so they can be made in threads and on servers
-without a display. Matplotlib loads inside the functions. Colours are those of Okabe and Ito, which
-people with any colour vision can tell apart.
+Figures are objects, without pyplot and its global state, so they can be drawn in threads and
+without a display. Matplotlib is imported inside the functions. Colours are those of Okabe and Ito,
+which are distinct with any colour vision.
 """
 
 from collections.abc import Sequence
@@ -42,7 +42,7 @@ Slides: TypeAlias = tuple[NDArray[np.integer], NDArray[np.floating]]  # labels a
 
 
 def save(figure: "Figure", path: Path | str, dpi: int = 150, *, replace: bool = False) -> Path:
-    """Write the figure; the ending of the name says the format (png, pdf, svg)."""
+    """Write a figure; the suffix is the format (png, pdf, svg)."""
     _plain_text(figure)
     with atomic_write(path, replace=replace) as partial:
         figure.savefig(partial, dpi=dpi)
@@ -50,9 +50,9 @@ def save(figure: "Figure", path: Path | str, dpi: int = 150, *, replace: bool = 
 
 
 def settle(figure: "Figure") -> None:
-    """Lay a figure out for good, before it is saved more than once.
+    """Compute the layout of a figure once, before it is saved several times.
 
-    Matplotlib would lay it out anew each time, and draw every image twice to do so.
+    Otherwise Matplotlib repeats the layout each time, and draws every image twice for it.
     """
     _plain_text(figure)
     engine = figure.get_layout_engine()
@@ -79,7 +79,7 @@ def new_figure(width: float, height: float) -> "Figure":
 
 
 def tidy(axes: "Axes", *, title: str = "", across: str = "", up: str = "") -> None:
-    """Leave only the lines that carry something."""
+    """Set titles and labels, with a light grid and without the upper and right edge."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(color=GRID, lw=0.6)
     axes.set_axisbelow(True)
@@ -90,7 +90,7 @@ def tidy(axes: "Axes", *, title: str = "", across: str = "", up: str = "") -> No
 
 
 def log_scale(axes: "Axes", which: str, subs: Sequence[float] = (1.0, 2.0, 5.0)) -> None:
-    """Make the scale of x or y logarithmic, with plain numbers at these multiples of ten."""
+    """Make the axis x or y logarithmic, with plain numbers at `subs` times powers of ten."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
     axes.set(**{f"{which}scale": "log"})
@@ -101,9 +101,9 @@ def log_scale(axes: "Axes", which: str, subs: Sequence[float] = (1.0, 2.0, 5.0))
 
 
 def caption(figure: "Figure", *remarks: str) -> None:
-    """Write remarks below a figure, on as many lines as its width asks for."""
-    room, lines = int(19 * figure.get_figwidth()), [""]  # 19 letters to the inch
+    """Write remarks below a figure, broken into lines of its width."""
+    width, lines = int(19 * figure.get_figwidth()), [""]  # 19 characters per inch
     for remark in filter(None, remarks):
         longer = f"{lines[-1]}    {remark}".strip()
-        lines = [*lines[:-1], longer] if len(longer) <= room else [*lines, remark]
+        lines = [*lines[:-1], longer] if len(longer) <= width else [*lines, remark]
     figure.supxlabel("\n".join(lines), fontsize=8, color=GREY)

@@ -11,7 +11,7 @@ from caprmil import figures
 from caprmil.errors import CohortError
 from caprmil.evaluation import calibration
 from caprmil.evaluation.predictions import Predictions
-from caprmil.explain import Case, Explanation, temperatures
+from caprmil.explain import ExplainedSlide, Explanation
 from caprmil.io.json_files import read_json
 from caprmil.report.html_page import EMPTY, render
 from caprmil.report.prediction_parts import Cell, Contrast
@@ -42,7 +42,7 @@ class ClassParts:
 
     # A slide report
 
-    def prediction(self, case: Case) -> Markup:
+    def prediction(self, case: ExplainedSlide) -> Markup:
         """Return the predicted class, its probability, the models, and the other test slides."""
         best, answer = likeliest(case), case.answer
         shown = answer.probabilities if answer.calibrated is None else answer.calibrated
@@ -59,9 +59,9 @@ class ClassParts:
             **self._cohort(case),
         )
 
-    def calibration(self, case: Case) -> str:
+    def calibration(self, case: ExplainedSlide) -> str:
         """Return how the probability was calibrated, or why it was not."""
-        answer, known = case.answer, temperatures(self.run)
+        answer, known = case.answer, self.run.temperatures
         if answer.calibrated is not None:
             used = ", ".join(f"{known[fold]:.2f}" for fold in answer.by_fold)
             before = percent(float(answer.probabilities[likeliest(case)]))
@@ -81,7 +81,7 @@ class ClassParts:
         why = [f"{', '.join(folds)}: {reason}" for reason, folds in reasons.items()]
         return f"Not calibrated. {' '.join(why) or 'A fold has no temperature.'}"
 
-    def models(self, case: Case) -> Iterator[str]:
+    def models(self, case: ExplainedSlide) -> Iterator[str]:
         """Yield which models predict, how far they agree, and which one is explained."""
         answer, best, explanation = case.answer, likeliest(case), case.explanation
         name, folds = self.classes[best], list(answer.by_fold)
@@ -109,7 +109,7 @@ class ClassParts:
         if explanation.predicted != best:
             yield f"That model alone predicts {self.classes[explanation.predicted]}."
 
-    def _cohort(self, case: Case) -> dict[str, object]:
+    def _cohort(self, case: ExplainedSlide) -> dict[str, object]:
         """Return how the slide compares with the run's test slides, as a chart and a sentence."""
         best = likeliest(case)
         name, here = self.classes[best], float(case.answer.probabilities[best])
@@ -148,7 +148,7 @@ class ClassParts:
                 groups[label] = np.array(means, dtype=np.float64)
         return groups
 
-    def contrasts(self, case: Case) -> list[Contrast]:
+    def contrasts(self, case: ExplainedSlide) -> list[Contrast]:
         """Return the predicted class and, of more than two, the next likely ones."""
         classes = case.explanation.classes
         order = np.argsort(-case.answer.probabilities, kind="stable")[:MAX_CONTRASTS]
@@ -182,7 +182,7 @@ class ClassParts:
         probability = percent(float(1 / (1 + np.exp(-total))))
         return f"A lead of {signed(total)} corresponds to a probability of {probability}."
 
-    def evidence_remark(self, case: Case) -> str:
+    def evidence_remark(self, case: ExplainedSlide) -> str:
         """Return what the evidence for one class says about the others."""
         classes, contrasts = case.explanation.classes, self.contrasts(case)
         if len(classes) == 2:
@@ -195,7 +195,7 @@ class ClassParts:
         more = f" {count(left, 'less likely class')} {verb} shown on the map only." if left else ""
         return remark + more
 
-    def repeated_layers(self, case: Case) -> list[str]:
+    def repeated_layers(self, case: ExplainedSlide) -> list[str]:
         """Of two classes, the evidence for one is that for the other with its sign reversed."""
         two = len(case.explanation.classes) == 2
         return [f"evidence-{1 - likeliest(case)}"] if two else []
@@ -287,7 +287,7 @@ class ClassParts:
         return self.classes[code] if code >= 0 else ""
 
 
-def likeliest(case: Case) -> int:
+def likeliest(case: ExplainedSlide) -> int:
     """Return the class with the highest mean probability over the models of a run."""
     return int(case.answer.probabilities.argmax())
 

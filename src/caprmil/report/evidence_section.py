@@ -52,7 +52,7 @@ class EvidenceSum:
     @classmethod
     def of(cls, explanation: Explanation, parts: PredictionParts, number: int) -> "EvidenceSum":
         return cls(
-            terms=explanation.towards(number).astype(np.float64),
+            terms=explanation.evidence_for(number).astype(np.float64),
             rest=parts.total(explanation.rest, number),
             total=parts.total(explanation.logits, number),
         )

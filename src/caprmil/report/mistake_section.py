@@ -9,7 +9,7 @@ from markupsafe import Markup
 from PIL import Image
 
 from caprmil.errors import CaprmilError
-from caprmil.explain import find
+from caprmil.explain import locate_slide
 from caprmil.io.paths import as_path
 from caprmil.report.html_page import render
 from caprmil.report.patch_pictures import Picture, as_picture, thumbnail
@@ -51,7 +51,7 @@ def slide_picture(run: Run, slide: str, pixels: Path | None = None) -> Picture |
     """Return a thumbnail of a slide, or its picture from quality control."""
     alt = f"Thumbnail of the slide {slide}"
     with suppress(CaprmilError):  # a missing or damaged slide may have a picture from before
-        found = find(run, slide, pixels=pixels)
+        found = locate_slide(run, slide, pixels=pixels)
         if found.pixels is not None:
             with Slide(found.pixels, mpp=1.0) as opened:  # a thumbnail needs no scale
                 return as_picture(thumbnail(opened, PICTURE_PX), alt)

@@ -8,7 +8,7 @@ import numpy as np
 from markupsafe import Markup
 from PIL import Image
 
-from caprmil.explain import Case, Squares, cut
+from caprmil.explain import ExplainedSlide, PatchBoxes, read_patch
 from caprmil.io.progress import Step
 from caprmil.report.html_page import data_url, render
 from caprmil.slides.readers import Pixels
@@ -40,9 +40,9 @@ class Picture(NamedTuple):
 class PatchPictures:
     """The pictures of a slide report. Without a slide there are none, only numbers of patches."""
 
-    def __init__(self, case: Case, slide: Slide | None) -> None:
+    def __init__(self, case: ExplainedSlide, slide: Slide | None) -> None:
         self.slide = slide
-        self.boxes: Squares | None = case.squares(slide) if slide is not None else None
+        self.boxes: PatchBoxes | None = case.patch_boxes(slide) if slide is not None else None
         self.rows: list[int] = []
 
     @property
@@ -76,7 +76,7 @@ class PatchPictures:
         for done, row in enumerate(self.rows, 1):
             if self.slide is None or self.boxes is None:
                 break
-            urls[row] = data_url(as_jpeg(cut(self.slide, self.boxes, row, PATCH_PX)))
+            urls[row] = data_url(as_jpeg(read_patch(self.slide, self.boxes, row, PATCH_PX)))
             if progress:
                 progress(done, len(self.rows))
         return render("patch_symbols.html", urls=urls, px=PATCH_PX)

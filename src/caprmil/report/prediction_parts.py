@@ -9,7 +9,7 @@ from markupsafe import Markup
 from numpy.typing import NDArray
 
 from caprmil.evaluation.predictions import Predictions
-from caprmil.explain import Case, Explanation
+from caprmil.explain import ExplainedSlide, Explanation
 from caprmil.runs.run import Run
 
 
@@ -17,7 +17,7 @@ from caprmil.runs.run import Run
 class Contrast:
     """What a table of evidence is about, in words. E.g. one class against the others."""
 
-    number: int  # as in `Explanation.towards`
+    number: int  # as in `Explanation.evidence_for`
     name: str  # tumour
     positive: str  # for tumour
     negative: str  # against tumour
@@ -39,10 +39,10 @@ class PredictionParts(Protocol):
 
     # A slide report
 
-    def prediction(self, case: Case) -> Markup:
+    def prediction(self, case: ExplainedSlide) -> Markup:
         """Return the first section: what is predicted, by which models, and how certain it is."""
 
-    def contrasts(self, case: Case) -> list[Contrast]:
+    def contrasts(self, case: ExplainedSlide) -> list[Contrast]:
         """Return what evidence is shown for, the most important first."""
 
     def total(self, outputs: NDArray[np.floating], number: int) -> float:
@@ -51,10 +51,10 @@ class PredictionParts(Protocol):
     def total_meaning(self, explanation: Explanation, total: float) -> str:
         """Return a sentence on what the value of a contrast means, or nothing."""
 
-    def evidence_remark(self, case: Case) -> str:
+    def evidence_remark(self, case: ExplainedSlide) -> str:
         """Return what a reader of the evidence should know."""
 
-    def repeated_layers(self, case: Case) -> list[str]:
+    def repeated_layers(self, case: ExplainedSlide) -> list[str]:
         """Return the keys of layers that say nothing new beside those of the first contrast."""
 
     # A run report

@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import quote
 
 from caprmil.errors import BagError, CaprmilError, RunError
-from caprmil.explain import Case, Subject, examine, find
+from caprmil.explain import ExplainedSlide, SlideReference, explain_slide, locate_slide
 from caprmil.io.atomic import check_new, write_text
 from caprmil.io.paths import as_path
 from caprmil.io.progress import Bar, Step
@@ -50,22 +50,24 @@ def find_or_encode(
     pixels: Path | None = None,
     progress: Bar | None = None,
     **encoding: Any,
-) -> tuple[dict[str, Subject], list[Record]]:
+) -> tuple[dict[str, SlideReference], list[Record]]:
     """Return slides of the run by name, bags, and slide files, which are encoded first.
 
     The second value lists slides that could not be encoded. `encoding` is passed to `bags_of`.
     """
     inputs = list(inputs)
-    found = {name: find(run, name, pixels=pixels) for name in inputs if name in run.paths}
+    found = {name: locate_slide(run, name, pixels=pixels) for name in inputs if name in run.paths}
     others = [as_path(text) for text in inputs if text not in run.paths]
     for path in others:
         if not path.exists():
-            find(run, path)  # raises, and lists the slides of the run
+            locate_slide(run, path)  # raises, and lists the slides of the run
     if not others:
         return found, []
     folder = report_folder(run) / FEATURES
     bags, failed = bags_of(run, others, folder, **encoding, progress=progress)
-    return found | {name: find(run, bag, pixels=pixels) for name, bag in bags.items()}, failed
+    return found | {
+        name: locate_slide(run, bag, pixels=pixels) for name, bag in bags.items()
+    }, failed
 
 
 def report_paths(run: Run, names: Iterable[str], out: Path | None) -> dict[str, Path]:
@@ -83,7 +85,7 @@ def report_paths(run: Run, names: Iterable[str], out: Path | None) -> dict[str, 
 
 
 def write_slide_report(
-    run: Run, case: Case, path: Path, *, replace: bool, progress: Step | None = None
+    run: Run, case: ExplainedSlide, path: Path, *, replace: bool, progress: Step | None = None
 ) -> Path:
     """Write the report of a slide."""
     return write_text(path, slide_report(run, case, progress=progress), replace=replace)
@@ -125,8 +127,8 @@ def write_run_report(
     written, missing = [], []
     for done, (name, slide_path) in enumerate(paths.items(), 1):
         try:
-            subject = find(run, name, pixels=pixels)
-            case = examine(run, subject, force=force, device=device)
+            subject = locate_slide(run, name, pixels=pixels)
+            case = explain_slide(run, subject, force=force, device=device)
             written.append(write_slide_report(run, case, slide_path, replace=replace))
         except (BagError, RunError) as problem:  # the report of the run does not need it
             missing.append(f"{name}: {problem}")

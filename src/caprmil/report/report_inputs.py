@@ -7,8 +7,8 @@ from typing import TypeAlias
 
 from markupsafe import Markup
 
-from caprmil.explain import Case
-from caprmil.explain.browser import Numbers
+from caprmil.explain import ExplainedSlide
+from caprmil.explain.browser import BrowserData
 from caprmil.io.progress import Step
 from caprmil.report.patch_pictures import PatchPictures
 from caprmil.report.prediction_parts import PredictionParts
@@ -20,10 +20,10 @@ class SlideInputs:
     """What the sections of a slide report are made from."""
 
     run: Run
-    case: Case
+    case: ExplainedSlide
     parts: PredictionParts
     pictures: PatchPictures  # a section includes the patches that it shows
-    numbers: Numbers  # the layers of the map
+    numbers: BrowserData  # the layers of the map
     has_heads: bool  # whether maps of single heads are among the layers
     no_pictures: str  # why there are no pictures, or nothing
 

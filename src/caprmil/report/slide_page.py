@@ -6,9 +6,9 @@ To add a section, write a function of `SlideInputs` that returns HTML, and add i
 from markupsafe import Markup
 
 from caprmil.errors import SlideError
-from caprmil.explain import Case
+from caprmil.explain import ExplainedSlide
 from caprmil.explain import browser as pages
-from caprmil.explain.browser import Numbers, pack
+from caprmil.explain.browser import BrowserData, pack
 from caprmil.io.progress import Step
 from caprmil.report.details_section import slide_details
 from caprmil.report.evidence_section import evidence_section
@@ -54,7 +54,7 @@ SECTIONS: tuple[SlideSection, ...] = (
 )
 
 
-def slide_report(run: Run, case: Case, *, progress: Step | None = None) -> str:
+def slide_report(run: Run, case: ExplainedSlide, *, progress: Step | None = None) -> str:
     """Return the report of a slide as one HTML page.
 
     Large content is bounded: a bag of 100,000 patches gives a file of a few megabytes. If the
@@ -62,7 +62,7 @@ def slide_report(run: Run, case: Case, *, progress: Step | None = None) -> str:
     """
     reason = "There are no pictures: the slide file was not found, only its bag."
     try:
-        slide = case.slide()
+        slide = case.open_slide()
         if slide is not None:
             with slide:
                 return _page(run, case, slide, "", progress)
@@ -71,7 +71,9 @@ def slide_report(run: Run, case: Case, *, progress: Step | None = None) -> str:
     return _page(run, case, None, reason, progress)
 
 
-def _page(run: Run, case: Case, slide: Slide | None, reason: str, progress: Step | None) -> str:
+def _page(
+    run: Run, case: ExplainedSlide, slide: Slide | None, reason: str, progress: Step | None
+) -> str:
     numbers, has_heads = limit_layers(pack(case, slide))
     inputs = SlideInputs(
         run=run,
@@ -103,7 +105,7 @@ def _page(run: Run, case: Case, slide: Slide | None, reason: str, progress: Step
     )
 
 
-def limit_layers(numbers: Numbers) -> tuple[Numbers, bool]:
+def limit_layers(numbers: BrowserData) -> tuple[BrowserData, bool]:
     """Return the layers, without single heads if they are too large, and whether heads are in."""
     if len(numbers.data) <= MAX_BYTES:
         return numbers, True
@@ -115,4 +117,4 @@ def limit_layers(numbers: Numbers) -> tuple[Numbers, bool]:
         size = n if layer["bytes"] else 4 * n
         layers.append({**layer, "start": len(data)})
         data += numbers.data[layer["start"] : layer["start"] + size + -size % 4]
-    return Numbers(facts={**numbers.facts, "layers": layers}, data=bytes(data)), False
+    return BrowserData(facts={**numbers.facts, "layers": layers}, data=bytes(data)), False

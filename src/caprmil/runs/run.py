@@ -11,7 +11,8 @@ scores.json, scores.md, curves.png, roc.png, reliability.png
 """
 
 import logging
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -24,6 +25,7 @@ from caprmil.cohort.cohort import CohortConfig, load_cohort
 from caprmil.cohort.folds import Fold
 from caprmil.encoders.card import same_encoder
 from caprmil.errors import BagError, RunError, UnknownNameError, shorten
+from caprmil.evaluation.calibration import soften
 from caprmil.evaluation.predictions import Predictions
 from caprmil.features import bags
 from caprmil.features.bags import BagInfo
@@ -142,6 +144,22 @@ class Run:
         paths = {fold.name: self.fold_folder(fold.name) / "validation.csv" for fold in self.done}
         return {name: Predictions.read(path) for name, path in paths.items() if path.exists()}
 
+    @cached_property
+    def temperatures(self) -> dict[str, float]:
+        """The calibration temperature of each calibrated fold. A temperature of 1 means none."""
+        path = self.folder / CALIBRATION
+        if not path.exists():
+            return {}
+        found = read_json(path).get("temperatures", {})
+        return {name: t for name, t in found.items() if t is not None and not math.isclose(t, 1.0)}
+
+    def calibrate(self, by_fold: Mapping[str, NDArray[np.float64]]) -> NDArray[np.float64] | None:
+        """Return the mean of calibrated probabilities; None if a fold is not calibrated."""
+        if not set(by_fold) <= set(self.temperatures):
+            return None
+        folds = [soften(p[None], self.temperatures[name])[0] for name, p in by_fold.items()]
+        return np.asarray(np.mean(folds, axis=0))
+
     def _finished(self, name: str) -> Path:
         if not self.finished:
             missing = shorten(fold.name for fold in self.splits if fold not in self.done)
@@ -162,6 +180,15 @@ class Run:
         if name is not None and name not in known:
             raise UnknownNameError(f"fold in {self.folder}", name, known)
         return [fold for fold in self.done if name in (None, fold.name)]
+
+    def unseen_folds(self, slide: str, fold: str | None = None) -> list[Fold]:
+        """Return the trained folds whose model has not seen a slide in training or validation."""
+        return _unseen(self.answering(fold), slide)
+
+    def unseen_slides(self) -> list[str]:
+        """Return the slides of the run that at least one model has not seen."""
+        folds = self.answering()
+        return [slide for slide in self.paths if _unseen(folds, slide)]
 
     def model(self, fold: str) -> MILModel:
         """Load the model of a fold."""
@@ -224,7 +251,7 @@ class Run:
         rows: dict[str, NDArray[np.float64]] = {}
         extra: dict[str, list[str]] = {"models": [], "spread": []}
         for number, (slide, path) in enumerate(paths.items(), 1):
-            unseen = [f.name for f in chosen if slide not in {*f.train, *f.validation}]
+            unseen = [each.name for each in _unseen(chosen, slide)]
             names = unseen or list(models)
             try:
                 answers = predict_file([models[name] for name in names], path, place)
@@ -301,3 +328,7 @@ class Run:
 
 
 PARTS = ("train", "validation", "test")
+
+
+def _unseen(folds: Sequence[Fold], slide: str) -> list[Fold]:
+    return [fold for fold in folds if slide not in {*fold.train, *fold.validation}]

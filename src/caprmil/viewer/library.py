@@ -5,7 +5,7 @@ Everything is made at first use and kept on a shelf. Nothing is written.
 
 import gzip
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,14 @@ from numpy.typing import NDArray
 
 from caprmil.cohort.cohort import find_bags
 from caprmil.errors import BagError, RunError, SlideError
-from caprmil.evaluation.calibration import soften
-from caprmil.explain import Squares, Subject, cut, examine, find, open_slide, temperatures
+from caprmil.explain import (
+    PatchBoxes,
+    SlideReference,
+    explain_slide,
+    locate_slide,
+    open_slide,
+    read_patch,
+)
 from caprmil.explain import browser as pages
 from caprmil.features import bags
 from caprmil.features.bags import Bag
@@ -45,7 +51,7 @@ class Entry:
     """A slide on the list."""
 
     id: str
-    subject: Subject | None
+    subject: SlideReference | None
     name: str
     problem: str | None = None  # why it cannot be explained
 
@@ -62,7 +68,7 @@ class Told:
     folds: tuple[str, ...]  # whose models answer
     exact: bool
     calibrated: bool
-    where: Squares | None  # where patches lie on the slide, if its pixels can be shown
+    where: PatchBoxes | None  # where patches lie on the slide, if its pixels can be shown
     gallery: tuple[int, ...]  # rows of the patches that any map may show first
 
 
@@ -97,12 +103,12 @@ class Library:
         own = self.run.paths.get(name)
         what = name if own is not None and as_path(own).exists() else beside.get(name, name)
         try:
-            subject = find(self.run, what, pixels=slides.get(name))
+            subject = locate_slide(self.run, what, pixels=slides.get(name))
         except RunError as problem:
             return Entry(id=identify(name), name=name, subject=None, problem=str(problem))
         return Entry(id=identify(name), name=name, subject=subject)
 
-    def subject(self, key: str) -> Subject:
+    def subject(self, key: str) -> SlideReference:
         """Return the slide of that id. A KeyError says that there is none."""
         entry = self.entries[key]
         if entry.subject is None:
@@ -120,7 +126,7 @@ class Library:
         )
 
     def _tell(self, key: str) -> Told:
-        case = examine(self.run, self.subject(key), device=self.device)
+        case = explain_slide(self.run, self.subject(key), device=self.device)
         problem, slide = None, None
         try:
             slide = self.opened(key)
@@ -128,7 +134,7 @@ class Library:
             problem = str(reason)
         numbers = pages.pack(case, slide)
         facts = {**numbers.facts, "id": key, "problem": problem, "tiles": None, "gallery": None}
-        where = case.squares(slide) if facts["pixels"] else None
+        where = case.patch_boxes(slide) if facts["pixels"] else None
         rows: tuple[int, ...] = ()
         if slide and where is not None:
             rows = _shown_first(facts["layers"])
@@ -136,7 +142,7 @@ class Library:
             facts["gallery"] = {"px": GALLERY_PX, "columns": GALLERY_ROW, "rows": rows}
         version = _digest(numbers.data + repr(facts["model"]).encode())
         facts["numbers"] = version
-        record = case.subject.record
+        record = case.reference.record
         facts["flags"] = record.flags if record else ""
         return Told(
             facts=facts,
@@ -165,7 +171,7 @@ class Library:
         }
         own = said[told.fold]
         logits = own.aux.get("mean_logits", own.logits) if told.exact else own.logits
-        calibrated = calibrate(self.run, by_fold) if told.calibrated else None
+        calibrated = self.run.calibrate(by_fold) if told.calibrated else None
         return {
             "probabilities": by_fold[told.fold].tolist(),
             "logits": logits[0].tolist(),
@@ -246,7 +252,7 @@ class Library:
         fine = [level.downsample for level in slide.levels if level.downsample <= 1.02 * side / px]
         if side / max(fine, default=1.0) > LONGEST:
             raise SlideError(f"A patch of {side:g} pixels is too large to be cut out.")
-        return cut(slide, told.where, row, px)
+        return read_patch(slide, told.where, row, px)
 
     def gallery(self, key: str) -> bytes:
         """Return the patches that any map may show first as one JPEG, so that no choice of a map
@@ -279,19 +285,13 @@ def part(bag: Bag, rows: NDArray[np.bool_]) -> Bag:
     return Bag(features=bag.features[rows], coords=coords, info=info)
 
 
-def calibrate(run: Run, by_fold: Mapping[str, NDArray[np.float64]]) -> NDArray[np.float64]:
-    """Return the mean answer after each fold's temperature."""
-    known = temperatures(run)
-    return np.mean([soften(p[None], known[fold])[0] for fold, p in by_fold.items()], axis=0)
-
-
 def _version(slide: Slide) -> str:
     """Return another word for other pixels under the same name, so that browsers may keep tiles."""
     stat = slide.path.stat()
     return _digest(f"{slide.path}|{stat.st_mtime_ns}|{stat.st_size}")
 
 
-def _missing(subject: Subject) -> str:
+def _missing(subject: SlideReference) -> str:
     return f"The pixels of {subject.name} are not at hand. Start with --slides and their folder."
 
 

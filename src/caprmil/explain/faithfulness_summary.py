@@ -1,4 +1,4 @@
-"""Trust: which map of a run to believe, from the faithfulness of each over many slides."""
+"""Faithfulness summary: the most faithful map of a run, from the areas of each map over slides."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,19 +11,20 @@ from numpy.typing import NDArray
 from caprmil.errors import RunError
 from caprmil.evaluation.bootstrap import draw_patients
 from caprmil.evaluation.metrics import Interval
-from caprmil.explain.case import Subject, ask_run
+from caprmil.explain.explained_slide import predict_slide
 from caprmil.explain.explanation import explain
 from caprmil.explain.faithfulness import (
     RANDOM,
     SHARES,
-    Curves,
+    ClassCurve,
+    DeletionCurves,
     Faithfulness,
-    Track,
     faithfulness,
     panels,
 )
+from caprmil.explain.slide_reference import SlideReference
 from caprmil.features import bags
-from caprmil.figures import flipping
+from caprmil.figures import deletion_curves
 from caprmil.io.progress import Step
 from caprmil.io.tables import markdown
 from caprmil.runs.run import Run
@@ -32,33 +33,33 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 BOOTSTRAPS, LEVEL = 2000, 0.95
-FEW = 10  # slides, below which an interval over them says little
+FEW = 10  # slides, below which intervals over slides are unreliable
 
 
-class Area(NamedTuple):
-    """The mean area of one map over slides. Chance has 0 on every slide, so this is the lead."""
+class MapArea(NamedTuple):
+    """The mean area of one map over slides. A random map has 0 on every slide."""
 
     map: str
     mean: float
     interval: Interval
-    logits: float  # the mean area of the lead in logits
+    logits: float  # the mean area of the logit contrast
 
     @property
-    def shown(self) -> bool:
-        """Whether it is shown to be better than chance."""
+    def above_chance(self) -> bool:
+        """Whether the interval lies above 0, the area of a random map."""
         return self.map != RANDOM and self.interval.low > 0
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Trust:
-    """The faithfulness of maps over slides. Slides of one patch count nowhere: nothing can go."""
+class FaithfulnessSummary:
+    """The faithfulness of maps over slides. Slides of one patch are left out."""
 
     slides: int
     patients: int
-    areas: tuple[Area, ...]  # the most faithful first
-    curves: Mapping[str, Curves]  # means over slides, on common shares
-    tied: tuple[str, ...]  # with the first that is shown: the difference to them may be chance
-    followed: str  # a class, or "the answer" where slides have several
+    areas: tuple[MapArea, ...]  # the most faithful first
+    curves: Mapping[str, DeletionCurves]  # means over slides, at `SHARES`
+    tied: tuple[str, ...]  # maps that do not differ significantly from the first above chance
+    followed: str  # the class, or "the answer" where slides have several
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -75,7 +76,7 @@ class Trust:
     def rows(self) -> list[list[str]]:
         """Return the table as text."""
         return [
-            [area.map, f"{area.mean:.3f}", _between(area.interval), f"{area.logits:.2f}"]
+            [area.map, f"{area.mean:.3f}", _interval_text(area.interval), f"{area.logits:.2f}"]
             for area in self.areas
         ]
 
@@ -83,34 +84,37 @@ class Trust:
         return markdown(self.header, self.rows(), [self.verdict()])
 
     def draw(self) -> "Figure":
-        """Draw the mean curves of probability and of the lead."""
+        """Draw the mean curves of probability and of the logit contrast."""
         title = f"Mean of {self.slides} slide{'' if self.slides == 1 else 's'}"
-        return flipping(panels(title, self.followed, self.curves))
+        return deletion_curves(panels(title, self.followed, self.curves))
 
     def verdict(self) -> str:
-        """Say in plain words which map to trust."""
-        better = [area.map for area in self.areas if area.shown]
+        """Return in one or two sentences which map to use."""
+        better = [area.map for area in self.areas if area.above_chance]
         if not better:
             return (
-                "No map is shown to do better than chance here: trust none of them, or look at "
-                "more slides."
+                "No map is significantly better than chance: use none of them, or measure more "
+                "slides."
             )
-        text = f"Trust {better[0]}: the answer rests on the patches that it names"
+        text = f"Use {better[0]}: the prediction depends on the patches that it ranks high"
         if equals := [name for name in better if name in self.tied]:
             text += f"; {_list(equals)} may be as good"
-        if worse := [a.map for a in self.areas if a.map not in (*better, RANDOM)]:
-            text += f". Not shown to be better than chance: {_list(worse)}"
-        few = f" {self.slides} slides are few: look at more." if self.slides < FEW else ""
+        if others := [a.map for a in self.areas if a.map not in (*better, RANDOM)]:
+            text += f". Not significantly better than chance: {_list(others)}"
+        few = f" {self.slides} slides are few: measure more." if self.slides < FEW else ""
         return f"{text}.{few}"
 
 
-def trust(
+def summarise_faithfulness(
     slides: Sequence[Faithfulness], patients: Mapping[str, str] | None = None, *, seed: int = 0
-) -> Trust:
-    """Judge each map over slides. Intervals are bootstrapped over patients, or else over slides."""
+) -> FaithfulnessSummary:
+    """Return the area of each map over slides, with bootstrap intervals over patients.
+
+    Without `patients`, each slide is a patient.
+    """
     counted = [slide for slide in slides if slide.patches > 1]
     if not counted:
-        raise RunError("There is no slide of two patches or more: nothing can be taken out.")
+        raise RunError("No slide has two patches or more, so no patch can be removed.")
     names = [name for name in counted[0].curves if all(name in s.curves for s in counted)]
     owners, weights = _draw([(patients or {}).get(s.slide, s.slide) for s in counted], seed)
 
@@ -121,88 +125,84 @@ def trust(
         low, high = np.quantile(means, [(1 - LEVEL) / 2, (1 + LEVEL) / 2]).tolist()
         return Interval(low, high)
 
-    found = {name: np.array([slide.curves[name].area for slide in counted]) for name in names}
+    by_map = {name: np.array([slide.curves[name].area for slide in counted]) for name in names}
     areas = [
-        Area(
+        MapArea(
             map=name,
             mean=float(values.mean()),
             interval=interval(values),
-            logits=float(np.mean([slide.curves[name].lead_area for slide in counted])),
+            logits=float(np.mean([slide.curves[name].contrast_area for slide in counted])),
         )
-        for name, values in found.items()
+        for name, values in by_map.items()
     ]
     areas.sort(key=lambda area: -area.mean)
     maps = [area.map for area in areas if area.map != RANDOM]
-    first = next((area.map for area in areas if area.shown), maps[0])
+    first = next((area.map for area in areas if area.above_chance), maps[0])
     classes = {slide.followed for slide in counted}
-    return Trust(
+    return FaithfulnessSummary(
         slides=len(counted),
         followed=classes.pop() if len(classes) == 1 else "the answer",
         patients=owners,
         areas=tuple(areas),
         curves={name: _mean([slide.curves[name] for slide in counted]) for name in names},
         tied=tuple(
-            name for name in maps if name != first and interval(found[first] - found[name]).low <= 0
+            name
+            for name in maps
+            if name != first and interval(by_map[first] - by_map[name]).low <= 0
         ),
     )
 
 
-def unseen_slides(run: Run) -> list[str]:
-    """Return the slides of a run that some model of it has not seen in training."""
-    parts = [{*fold.train, *fold.validation} for fold in run.answering()]
-    return [slide for slide in run.paths if any(slide not in seen for seen in parts)]
-
-
-def follow(
+def measure_faithfulness(
     run: Run,
-    subjects: Iterable[Subject],
+    slides: Iterable[SlideReference],
     *,
     only: int | None = None,
     force: bool = False,
     device: torch.device | str = "cpu",
     progress: Step | None = None,
 ) -> Iterator[Faithfulness]:
-    """Yield the faithfulness of slides, each by the model that explains it best.
+    """Yield the faithfulness of each slide, for the model that explains it.
 
-    `only`: slides that are answered with this class alone.
+    `only` keeps the slides for which that model predicts this class.
     """
     models = {fold.name: run.model(fold.name).to(device) for fold in run.answering()}
-    for subject in subjects:
-        bag = bags.read(subject.bag)
-        run.check_bag(subject.name, bag.info, force=force)
-        answered = ask_run(run, subject, bag, models=models, device=device)
-        fold = answered.nearest
-        if only is not None and answered.by_fold[fold].argmax() != only:
+    for reference in slides:
+        bag = bags.read(reference.bag)
+        run.check_bag(reference.name, bag.info, force=force)
+        answer = predict_slide(run, reference, bag, models=models, device=device)
+        fold = answer.nearest
+        if only is not None and answer.by_fold[fold].argmax() != only:
             continue
         model = models[fold]
-        told = explain(
-            model, bag, classes=run.classes, slide=subject.name, fold=fold, device=device
+        explanation = explain(
+            model, bag, classes=run.classes, slide=reference.name, fold=fold, device=device
         )
-        yield faithfulness(model, bag, told, device=device, progress=progress)
+        yield faithfulness(model, bag, explanation, device=device, progress=progress)
 
 
 def _draw(owners: Sequence[str], seed: int) -> tuple[int, NDArray[np.float64]]:
-    """Return how many owners there are, and how often each draw of them holds each slide."""
-    names, place = np.unique(list(owners), return_inverse=True)
+    """Return the number of owners, and the weight of each slide in each bootstrap sample."""
+    names, numbers = np.unique(list(owners), return_inverse=True)
     times = draw_patients(len(names), BOOTSTRAPS, seed)
-    return len(names), times[:, place].astype(np.float64)
+    return len(names), times[:, numbers].astype(np.float64)
 
 
-def _mean(curves: Sequence[Curves]) -> Curves:
+def _mean(curves: Sequence[DeletionCurves]) -> DeletionCurves:
     """Return the mean of curves over slides."""
     shared = [each.at(SHARES) for each in curves]
 
-    def mean(tracks: Iterable[Track]) -> Track:
-        return Track(*np.mean([np.stack(track) for track in tracks], axis=0))
+    def mean(curves: Iterable[ClassCurve]) -> ClassCurve:
+        return ClassCurve(*np.mean([np.stack(curve) for curve in curves], axis=0))
 
-    return Curves(
+    return DeletionCurves(
         removed=shared[0].removed,
         most=mean(each.most for each in shared),
         least=mean(each.least for each in shared),
     )
 
 
-def _between(interval: Interval) -> str:
+def _interval_text(interval: Interval) -> str:
     return "-" if np.isnan(interval.low) else f"{interval.low:.3f} to {interval.high:.3f}"
 
 

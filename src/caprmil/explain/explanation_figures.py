@@ -1,0 +1,195 @@
+"""Figures of an explained slide: its maps, over the slide if its file was found."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from caprmil import figures
+from caprmil.errors import UnknownNameError
+from caprmil.explain.explained_slide import ExplainedSlide
+from caprmil.explain.explanation import TOP, Explanation, Numbers, top_patches
+from caprmil.explain.patch_boxes import PatchBoxes, read_patch
+from caprmil.figures import Canvas, Gallery, Plane
+from caprmil.slides.slide import Slide
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+THUMBNAIL = 1000  # pixels on the longer side of the slide under a map
+PATCH = 256  # pixels on a side of a patch in a gallery
+
+
+class ExplanationFigures:
+    """The figures of an explained slide. They read the open slide; the caller closes it."""
+
+    def __init__(
+        self, explained: ExplainedSlide, slide: Slide | None = None, *, top: int = TOP
+    ) -> None:
+        self.name, self.explanation, self.top = explained.name, explained.explanation, top
+        self.boxes = explained.patch_boxes(slide)
+        self.slide = slide if self.boxes is not None else None
+        self.canvas = slide_canvas(explained, self.slide, self.boxes)
+
+    def all(self, head: int | None = None) -> Mapping[str, "Figure"]:
+        """Return all figures by name. A model without tokens has one. For `head` see `tokens`."""
+        found = {"evidence": self.evidence()}
+        if self.explanation.assignments is not None:
+            found |= {"tokens": self.tokens(head), "heads": self.heads()}
+        if self.explanation.before is not None:
+            found |= {"context": self.context(head)}
+        return found
+
+    def tokens(self, head: int | None = None) -> "Figure":
+        """Draw the maps of the tokens of one head, or the mean over heads."""
+        weights, which = self._weights(head)
+        framed = "framed: the patches below, with their weight" if self.slide else ""
+        galleries = [self.gallery(token, token) for token in weights.T] if self.slide else []
+        return figures.token_maps(
+            self._assigned(),
+            self.canvas,
+            head=head,
+            galleries=galleries,
+            title=self._title(which),
+            remarks=["percentage: a token's share of all patches", framed],
+        )
+
+    def heads(self) -> "Figure":
+        """Draw the maps of all heads and tokens."""
+        remark = "entropy: 0 if each patch is assigned to one token, 1 if evenly to all"
+        title = self._title(f"{self._block()}all heads")
+        return figures.head_maps(self._assigned(), self.canvas, title=title, remarks=[remark])
+
+    def evidence(self, of: int | None = None) -> "Figure":
+        """Draw the evidence for a class, by default the predicted one, and attention."""
+        explanation = self.explanation
+        of = explanation.predicted if of is None else of
+        values = explanation.evidence_for(of)
+        sides: dict[str, Gallery | None] = {"pro": None, "contra": None}
+        if self.slide:
+            for side, sign in (("pro", 1), ("contra", -1)):
+                sides[side] = self.gallery(sign * values, values, sign="+")
+        return figures.evidence_maps(
+            values,
+            explanation.attention,
+            self.canvas,
+            contrast=explanation.classes[of],
+            **sides,
+            title=self._title(f"{explanation.classes[of]} {explanation.probabilities[of]:.4f}"),
+            remarks=[
+                f"evidence: {METHOD_DESCRIPTIONS[explanation.method]}",
+                _against(explanation.classes, of),
+                "framed: the patches below, left black, right blue" if self.slide else "",
+            ],
+        )
+
+    def context(self, head: int | None = None) -> "Figure":
+        """Draw patch vectors before and after context. For `head` see `tokens`."""
+        before, after = self.explanation.before, self.explanation.after
+        if before is None or after is None:
+            raise ValueError(f"{self.explanation.model} has no context blocks.")
+        weights, which = self._weights(head)
+        return figures.context_planes(
+            Plane(before.points, before.variance),
+            Plane(after.points, after.variance),
+            weights.argmax(axis=1),
+            self.canvas,
+            title=self._title("patch vectors"),
+            remarks=[f"colour: the token that the patch is assigned to most, {which}"],
+        )
+
+    def gallery(self, ranks: Numbers, values: Numbers, *, sign: str = "") -> Gallery:
+        """Return the patches of the highest ranks, each with its value."""
+        if self.slide is None or self.boxes is None:
+            raise ValueError("A gallery needs the slide.")
+        rows = top_patches(ranks, self.top)
+        px = min(PATCH, max(1, round(self.boxes.side)))
+        return Gallery(
+            rows=rows.tolist(),
+            patches=[read_patch(self.slide, self.boxes, row, px) for row in rows.tolist()],
+            captions=[format(float(values[row]), f"{sign}#.2g" if sign else ".2f") for row in rows],
+        )
+
+    def _assigned(self) -> Numbers:
+        if self.explanation.assignments is None:
+            raise ValueError(f"{self.explanation.model} has no tokens.")
+        return self.explanation.assignments[-1]
+
+    def _weights(self, head: int | None) -> tuple[Numbers, str]:
+        """Return the assignments in a head (N, M), or the mean over heads, and its name."""
+        heads = self._assigned()
+        if head is None:
+            return heads.mean(axis=0), f"{self._block()}mean over heads"
+        return heads[head], f"{self._block()}head {head + 1} of {len(heads)}"
+
+    def _block(self) -> str:
+        blocks = 0 if self.explanation.assignments is None else len(self.explanation.assignments)
+        return f"block {blocks} of {blocks}, " if blocks > 1 else ""
+
+    def _title(self, what: str) -> str:
+        return f"{self.name}   {self.explanation.model}, {self.explanation.fold}   {what}"
+
+
+METHOD_DESCRIPTIONS = {
+    "exact": "exact, the sum over patches is the logit",
+    "integrated gradients": "estimated by integrated gradients from the mean patch",
+    "perturbation": "the decrease of the logit without the patch",
+}
+
+
+def slide_canvas(
+    explained: ExplainedSlide, slide: Slide | None, boxes: PatchBoxes | None
+) -> Canvas:
+    """Return the canvas of maps: a thumbnail of the slide, or else the bag's grid."""
+    if slide is None or boxes is None:
+        return Canvas.on_grid(explained.explanation.cells)
+    # The part with patches has `THUMBNAIL` pixels, unless the whole slide would be too large.
+    extent = float((np.ptp(boxes.corners, axis=0) + boxes.side).max())
+    scale = max(extent / THUMBNAIL, max(slide.size) / 8000)
+    small = slide.thumbnail(scale * slide.mpp)
+    mpp = explained.mpp(slide)
+    return Canvas.on_slide(
+        boxes.corners,
+        boxes.side,
+        small.image,
+        small.scale,
+        mpp=None if mpp is None else mpp * small.scale,
+    )
+
+
+def most_informative_head(assignments: NDArray[np.floating]) -> int:
+    """Return the head of assignments (H, N, M) with the most mutual information.
+
+    Mutual information of patch and token: the entropy of the usage of tokens, minus the mean
+    entropy of the patches.
+    """
+    usage = assignments.mean(axis=1, keepdims=True)
+    information = _entropy(usage)[:, 0] - _entropy(assignments).mean(axis=1)
+    return int(information.argmax())
+
+
+def _entropy(shares: NDArray[np.floating]) -> NDArray[np.float64]:
+    shares = shares.astype(np.float64)
+    logs = np.log(shares, out=np.zeros_like(shares), where=shares > 0)
+    return np.asarray(-(shares * logs).sum(axis=-1))
+
+
+def choose_head(explanation: Explanation, head: int | None) -> int | None:
+    """Return the head to draw, from 0; None is the mean over heads.
+
+    `head` counts from 1; 0 is the mean, None the most informative head.
+    """
+    if explanation.assignments is None:
+        return None
+    heads = explanation.assignments.shape[1]
+    if head is None:
+        return most_informative_head(explanation.assignments[-1])
+    if not 0 <= head <= heads:
+        raise UnknownNameError("head", str(head), [str(n) for n in range(heads + 1)])
+    return head - 1 if head else None
+
+
+def _against(classes: tuple[str, ...], of: int) -> str:
+    others = [name for number, name in enumerate(classes) if number != of]
+    return f"against {others[0]}" if len(others) == 1 else "against the mean of the other classes"

@@ -1,0 +1,165 @@
+"""The folder of an explanation: figures and tables of a slide, complete or absent."""
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import numpy as np
+
+from caprmil import figures
+from caprmil.errors import CaprmilError
+from caprmil.explain.explained_slide import ExplainedSlide
+from caprmil.explain.explanation import TOP, Explanation
+from caprmil.explain.explanation_figures import (
+    METHOD_DESCRIPTIONS,
+    ExplanationFigures,
+    choose_head,
+)
+from caprmil.explain.geojson import write_geojson
+from caprmil.explain.patch_boxes import why_no_boxes
+from caprmil.explain.patch_tables import write_csv, write_hdf5, write_parquet
+from caprmil.io.atomic import check_new, write_text
+from caprmil.io.json_files import as_json
+from caprmil.io.paths import require_local
+from caprmil.io.progress import Step
+from caprmil.runs.run import Run
+
+SCREEN, PRINT = 200, 300  # dots per inch of PNG, and of images in PDF
+VECTOR = ("tokens", "evidence")  # figures that are written as PDF too
+
+
+@contextmanager
+def new_folder(folder: str | Path) -> Iterator[Path]:
+    """Yield a hidden folder that becomes `folder` at the end, or is removed if anything fails."""
+    folder = require_local(folder)
+    check_new(folder)
+    partial = folder.with_name(f".{uuid4().hex[:8]}.{folder.name}")
+    try:
+        partial.mkdir(parents=True)
+        yield partial
+        check_new(folder)  # another process may have made it
+        partial.rename(folder)
+    except OSError as problem:
+        raise CaprmilError(
+            f"{folder} cannot be written ({problem.strerror or problem}). "
+            "Check space and rights in its folder."
+        ) from problem
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def write_explanation(
+    folder: Path,
+    explained: ExplainedSlide,
+    run: Run,
+    *,
+    head: int | None = None,
+    top: int = TOP,
+    parquet: bool = False,
+    progress: Step | None = None,
+) -> list[str]:
+    """Write figures and tables of an explained slide; return what was left out, and why.
+
+    For `head` see `choose_head`.
+    """
+    explanation, left_out = explained.explanation, []
+    chosen = choose_head(explanation, head)
+    slide = explained.open_slide()
+    try:
+        drawing = ExplanationFigures(explained, slide, top=top)
+        drawn = drawing.all(chosen)
+    finally:
+        if slide is not None:
+            slide.close()
+    for number, (name, figure) in enumerate(drawn.items(), 1):
+        figures.settle(figure)
+        figures.save(figure, folder / f"{name}.png", dpi=SCREEN)
+        if name in VECTOR:
+            figures.save(figure, folder / f"{name}.pdf", dpi=PRINT)
+        if progress:
+            progress(number, len(drawn) + 1)
+    if explanation.assignments is None:
+        left_out.append(f"figures of tokens: {explanation.model} has none")
+    if slide is None:
+        left_out.append("images of patches: the slide file was not found; pass --slide")
+    write_csv(explanation, folder / "patches.csv")
+    if parquet:
+        write_parquet(explanation, folder / "patches.parquet")
+    write_hdf5(explanation, folder / "scores.h5")
+    if drawing.boxes is None:
+        why = why_no_boxes(explanation.info, explanation.coords)
+        missing = "patches.geojson" if slide is None else "images and patches.geojson"
+        left_out.append(f"{missing}: the bag {why}")
+    else:
+        write_geojson(explanation, drawing.boxes, folder / "patches.geojson", top=top)
+    write_text(
+        folder / "explanation.json", as_json(explanation_record(explained, run, head=chosen))
+    )
+    if progress:
+        progress(len(drawn) + 1, len(drawn) + 1)
+    return left_out
+
+
+def explanation_record(
+    explained: ExplainedSlide, run: Run, *, head: int | None = None
+) -> dict[str, Any]:
+    """Return the answer, the sum of its evidence, the tokens and the provenance, for JSON."""
+    explanation, answer = explained.explanation, explained.answer
+    reference, info = explained.reference, explanation.info
+    return {
+        "slide": explained.name,
+        "label": explained.label,
+        "answer": {
+            "predicted": run.classes[int(answer.probabilities.argmax())],
+            "probabilities": _by_class(run.classes, answer.probabilities),
+            "calibrated": None
+            if answer.calibrated is None
+            else _by_class(run.classes, answer.calibrated),
+            "by_fold": {fold: _by_class(run.classes, p) for fold, p in answer.by_fold.items()},
+            "unseen": answer.unseen,
+        },
+        "explained": {
+            "model": explanation.model,
+            "fold": explanation.fold,
+            "patches": len(explanation),
+            "probabilities": _by_class(explanation.classes, explanation.probabilities),
+            "method": explanation.method,
+            "method_in_words": METHOD_DESCRIPTIONS[explanation.method],
+            "logits": _by_class(explanation.classes, explanation.logits),
+            "evidence": _by_class(
+                explanation.classes, explanation.evidence.astype(np.float64).sum(axis=0)
+            ),
+            "rest": _by_class(explanation.classes, explanation.rest),
+            "gap": explanation.gap,
+        },
+        "tokens": None if explanation.assignments is None else _tokens(explanation, head),
+        "provenance": {
+            "caprmil": version("caprmil"),
+            "written": datetime.now(UTC).isoformat(timespec="seconds"),
+            "run": str(run.folder),
+            "recipe": run.facts.digest,
+            "bag": str(reference.bag),
+            "pixels": None if reference.pixels is None else str(reference.pixels),
+            "coordinates": info.unit,
+            "patch_level0": info.patch_level0,
+            "encoder": info.encoder,
+            "mpp": info.mpp,
+        },
+    }
+
+
+def _tokens(explanation: Explanation, head: int | None) -> dict[str, Any]:
+    return {
+        "head_drawn": "mean" if head is None else head + 1,
+        "usage": explanation.usage.astype(float).round(6).tolist(),  # by block, head and token
+        "entropy": explanation.uncertainty.mean(axis=2).astype(float).round(6).tolist(),
+    }
+
+
+def _by_class(classes: tuple[str, ...], values: Any) -> dict[str, float]:
+    return {name: float(value) for name, value in zip(classes, values, strict=True)}

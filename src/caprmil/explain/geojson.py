@@ -1,0 +1,121 @@
+"""GeoJSON of an explanation for QuPath: patches with their measurements, and the top patches."""
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from caprmil.errors import BagError
+from caprmil.explain.explanation import TOP, Explanation, Layer, top_patches
+from caprmil.explain.patch_boxes import PatchBoxes, why_no_boxes
+from caprmil.figures.style import BLUE, VERMILLION
+from caprmil.figures.token_maps import colour_of
+from caprmil.io.atomic import atomic_write
+
+
+def write_geojson(
+    explanation: Explanation,
+    boxes: PatchBoxes | None,
+    path: str | Path,
+    *,
+    top: int = TOP,
+    heads: bool = False,
+) -> Path:
+    """Write patches for QuPath, in level-0 pixels: all as detections, top patches as annotations.
+
+    The class of a detection is the token that the patch is assigned to or, without tokens, the
+    class that it is evidence for. `heads` adds the assignments in each head. `top` is the number of
+    annotations of each gallery.
+    """
+    if boxes is None:
+        why = why_no_boxes(explanation.info, explanation.coords)
+        raise BagError(
+            f"The bag of {explanation.slide or 'this slide'} {why}, so QuPath cannot show its "
+            "patches."
+        )
+    layers = [layer for layer in explanation.layers() if heads or "head-" not in layer.key]
+    with atomic_write(path) as partial, partial.open("w", encoding="utf-8") as stream:
+        stream.write('{"type": "FeatureCollection", "features": [')
+        separator = "\n"
+        for feature in _features(explanation, boxes, layers, top):
+            stream.write(separator + json.dumps(feature, ensure_ascii=False, allow_nan=False))
+            separator = ",\n"
+        stream.write("\n]}\n")
+    return Path(path)
+
+
+def _features(
+    explanation: Explanation, boxes: PatchBoxes, layers: Sequence[Layer], top: int
+) -> Iterator[dict[str, Any]]:
+    """Yield the top patches, then all patches."""
+    for name, colour, layer, rows in galleries(explanation, top):
+        for rank, row in enumerate(rows.tolist(), 1):
+            shown = {"classification": _class(name, colour), "name": f"{name}, {rank}"}
+            measured = {layer.title: layer.values[row]}
+            yield _feature("annotation", boxes, row, {**shown, "isLocked": True}, measured)
+    classes, numbers = _classes(explanation)
+    for row in range(len(explanation)):
+        measured = {layer.title: layer.values[row] for layer in layers}
+        shown = {"classification": classes[numbers[row]]}
+        yield _feature("detection", boxes, row, shown, measured)
+
+
+def galleries(
+    explanation: Explanation, top: int = TOP
+) -> Iterator[tuple[str, str, Layer, NDArray[np.int64]]]:
+    """Yield name, colour, layer and rows of each gallery: for, against, and of each token."""
+    layers = {layer.key: layer for layer in explanation.layers()}
+    predicted = explanation.classes[explanation.predicted]
+    evidence = layers[f"evidence-{explanation.predicted}"]
+    for word, colour, sign in (("for", VERMILLION, 1), ("against", BLUE, -1)):
+        rows = top_patches(sign * evidence.values, top)
+        rows = rows[sign * evidence.values[rows] > 0]
+        yield f"Most {word} {predicted}", colour, evidence, rows
+    if explanation.assignments is None:
+        return
+    blocks, _, _, tokens = explanation.assignments.shape
+    prefix = f"block-{blocks - 1}-" if blocks > 1 else ""
+    for token in range(tokens):
+        layer = layers[f"{prefix}token-{token}"]
+        name, colour = f"Top of token {token + 1}", colour_of(token)
+        yield name, colour, layer, top_patches(layer.values, top)
+
+
+def _classes(explanation: Explanation) -> tuple[list[dict[str, Any]], list[int]]:
+    """Return the classes of detections, and the number of each patch's class."""
+    if explanation.assignments is not None:
+        weights = explanation.assignments[-1].mean(axis=0)
+        names = [f"Token {n + 1}" for n in range(weights.shape[1])]
+        numbers = weights.argmax(axis=1)
+    else:
+        names = [f"For {name}" for name in explanation.classes]
+        numbers = explanation.evidence.argmax(axis=1)
+    classes = [_class(name, colour_of(n)) for n, name in enumerate(names)]
+    return classes, numbers.tolist()
+
+
+def _class(name: str, colour: str) -> dict[str, Any]:
+    return {"name": name, "color": [int(colour[start : start + 2], 16) for start in (1, 3, 5)]}
+
+
+def _feature(
+    kind: str, boxes: PatchBoxes, row: int, properties: dict[str, Any], measured: dict[str, Any]
+) -> dict[str, Any]:
+    left, top = (round(float(edge), 2) for edge in boxes.corners[row])
+    right, bottom = (round(edge + boxes.side, 2) for edge in (left, top))
+    corners = [[left, top], [right, top], [right, bottom], [left, bottom], [left, top]]
+    numbers = {name: float(f"{value:.6g}") for name, value in measured.items()}
+    return {
+        "type": "Feature",
+        "geometry": {"type": "Polygon", "coordinates": [corners]},
+        "properties": {
+            "objectType": kind,
+            **properties,
+            # An object since QuPath 0.4. Earlier versions ignore it.
+            "measurements": {name: n for name, n in numbers.items() if math.isfinite(n)},
+        },
+    }

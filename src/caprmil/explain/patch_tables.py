@@ -1,0 +1,117 @@
+"""Tables of an explanation: one row per patch as CSV or Parquet, and all arrays as HDF5.
+
+patches.csv, patches.parquet: a row for each patch, in the order of the bag. Numbers count from 0.
+    row             in the bag
+    x, y            as in the bag, in the unit of explanation.json; absent without coordinates
+    term-C          what the patch adds to the logit of class C; with `rest` they sum to the logit
+    evidence-C      what it adds to the logit of class C minus the mean of the others
+    attention, ...  every other layer by its key: token-M, entropy, head-H-token-M, ...
+scores.h5: the same as arrays (coords, evidence, rest, logits, probabilities, attention,
+    assignments, ...), with attributes for classes, model, fold, method, slide and version.
+"""
+
+import csv
+import json
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+from numpy.typing import NDArray
+
+from caprmil.errors import CaprmilError
+from caprmil.explain.explanation import Explanation
+from caprmil.io.atomic import atomic_write
+
+CHUNK = 4096  # patches written at once
+
+
+def patch_columns(explanation: Explanation) -> dict[str, NDArray[Any]]:
+    """Return the columns of the table of patches, by name."""
+    found: dict[str, NDArray[Any]] = {"row": np.arange(len(explanation))}
+    if explanation.coords is not None:
+        found |= {"x": explanation.coords[:, 0], "y": explanation.coords[:, 1]}
+    found |= {
+        f"term-{number}": explanation.evidence[:, number]
+        for number in range(len(explanation.classes))
+    }
+    return found | {layer.key: layer.values for layer in explanation.layers()}
+
+
+def write_csv(explanation: Explanation, path: str | Path) -> Path:
+    """Write the table of patches. Nine digits restore every float32 exactly."""
+    table = patch_columns(explanation)
+    with atomic_write(path) as partial, partial.open("w", encoding="utf-8", newline="") as stream:
+        writer = csv.writer(stream, lineterminator="\n")
+        writer.writerow(table)
+        for start in range(0, len(explanation), CHUNK):
+            parts = [_cells(values[start : start + CHUNK]) for values in table.values()]
+            writer.writerows(zip(*parts, strict=True))
+    return Path(path)
+
+
+def _cells(values: NDArray[Any]) -> list[str]:
+    integer = values.dtype.kind in "iu"
+    return [str(value) if integer else f"{value:.9g}" for value in values.tolist()]
+
+
+def write_parquet(explanation: Explanation, path: str | Path) -> Path:
+    """Write the table of patches as Parquet, with the classes in its metadata."""
+    try:
+        import pyarrow as pa  # type: ignore[import-untyped]
+        import pyarrow.parquet as pq  # type: ignore[import-untyped]
+    except ImportError:
+        raise CaprmilError(
+            "Writing Parquet needs pyarrow, which is not installed. "
+            'Install it with: pip install "caprmil[parquet]"'
+        ) from None
+    table = pa.table(patch_columns(explanation))
+    texts = {
+        name: str(value) for name, value in _metadata(explanation).items() if name != "classes"
+    }
+    table = table.replace_schema_metadata({**texts, "classes": json.dumps(explanation.classes)})
+    with atomic_write(path) as partial:
+        pq.write_table(table, partial)
+    return Path(path)
+
+
+def write_hdf5(explanation: Explanation, path: str | Path) -> Path:
+    """Write all arrays of an explanation as HDF5."""
+    arrays = {
+        "coords": explanation.coords,
+        "evidence": explanation.evidence,
+        "rest": explanation.rest,
+        "logits": explanation.logits,
+        "probabilities": explanation.probabilities,
+        "attention": explanation.attention,
+        "class_attention": explanation.class_attention,
+        "scores": explanation.scores,
+        "spread": explanation.spread,
+        "assignments": explanation.assignments,
+        "before_context": None if explanation.before is None else explanation.before.points,
+        "after_context": None if explanation.after is None else explanation.after.points,
+    }
+    with atomic_write(path) as partial, h5py.File(partial, "x") as file:
+        for name, values in arrays.items():
+            if values is not None:
+                file.create_dataset(name, data=values)
+        file.attrs.update(_metadata(explanation))
+    return Path(path)
+
+
+def _metadata(explanation: Explanation) -> dict[str, Any]:
+    info = explanation.info
+    found = {
+        "slide": explanation.slide,
+        "classes": list(explanation.classes),
+        "model": explanation.model,
+        "fold": explanation.fold,
+        "method": explanation.method,
+        "caprmil": version("caprmil"),
+        "unit": info.unit,
+        "patch_level0": info.patch_level0,
+        "encoder": info.encoder,
+        "mpp": info.mpp,
+    }
+    return {name: value for name, value in found.items() if value is not None}
