@@ -87,10 +87,10 @@ class PlainCAPRMIL(MILModel):
         scores = h.new_zeros(h.shape[:2])
         if isinstance(self.pool, AttentionPool):
             rate = self.pool.dropout.p
-            merit = self.drop(self.pool.content(h).tanh(), rate)
+            merit = self.drop(self.pool.hidden(h).tanh(), rate)
             if self.pool.gate is not None:
                 merit = merit * self.drop(self.pool.gate(h).sigmoid(), rate)
-            scores = self.pool.rate(merit).squeeze(-1)
+            scores = self.pool.out(merit).squeeze(-1)
         if mask is not None:
             scores = scores.masked_fill(~mask, float("-inf"))
         return scores.softmax(dim=1)

@@ -4,7 +4,7 @@ import csv
 import shutil
 import signal
 from collections.abc import Callable
-from math import cos, pi
+from math import cos, log, pi
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from caprmil.errors import BagError, RecipeError, RunError
 from caprmil.features import bags, batches
 from caprmil.features.batches import Batch, Sample, collate
 from caprmil.models import MILModel, create
+from caprmil.models.layers import weighted_cross_entropy
 from caprmil.runs.inference import predict_samples
 from caprmil.synthetic import RareSignal
 from caprmil.training import module as learner
@@ -210,14 +211,15 @@ def test_class_weights_are_the_rarity_of_the_classes() -> None:
     model = tiny()
     uneven = [slide for slide in TRAIN if slide.label == 0 or slide.slide == "s1"]
     learner.weigh_classes(model, uneven, TrainConfig(class_weights="balanced"))
-    assert model.class_weights is not None
-    assert model.class_weights.tolist() == pytest.approx([5 / 2 / 4, 5 / 2 / 1])
+    logits = torch.zeros(1, 2)
+    weights = [float(model.criterion(logits, torch.tensor([c]))) / log(2) for c in (0, 1)]
+    assert weights == pytest.approx([5 / 2 / 4, 5 / 2 / 1])
 
 
 def test_a_trained_model_has_no_class_weights_left(tmp_path: Path) -> None:
     model = tiny()
     learn(tmp_path, model=model, class_weights="balanced", epochs=2)
-    assert model.class_weights is None
+    assert model.criterion is weighted_cross_entropy
 
 
 def test_balanced_sampling_shows_the_rare_class_as_often(
@@ -331,7 +333,7 @@ def test_bfloat_is_used_where_the_cpu_has_it(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("part", ["train", "validation"])
 def test_a_loss_that_is_no_number_says_what_to_do(tmp_path: Path, part: str) -> None:
     model = tiny()
-    loss = model.bag_loss
+    loss = model.criterion
     odd = SLIDES[3 if part == "train" else 13]  # infinite for this slide alone
     size = len(odd.bag.features) if isinstance(odd.bag, bags.Bag) else 0
     train, validation = [SLIDES[0], SLIDES[3]], [SLIDES[12], SLIDES[13]]

@@ -31,7 +31,7 @@ def small(**settings: Any) -> BayesMIL:
     torch.manual_seed(0)
     model = BayesMIL(6, 2, **{"dim": 8, "hidden": 5, **settings}).double().eval()
     with torch.no_grad():
-        for layer in (model.content, model.gate, model.rate, model.classify):
+        for layer in (model.hidden, model.gate, model.out, model.classify):
             layer.weight.mul_(60)
             layer.log_alpha.normal_(mean=-1.0)
             layer.bias.normal_()
@@ -68,7 +68,7 @@ def plain(model: BayesMIL, features: Tensor, grid: Tensor | None, draws: int) ->
     hidden = np.maximum(model.project(features[0]).detach().numpy(), 0)
     hidden = np.broadcast_to(hidden, (max(1, draws), *hidden.shape))
     scores = linear(
-        model.rate, np.tanh(linear(model.content, hidden)) * expit(linear(model.gate, hidden))
+        model.out, np.tanh(linear(model.hidden, hidden)) * expit(linear(model.gate, hidden))
     )
     mean, log_variance = scores[..., 0], scores[..., 1]
     smoothed = mean if grid is None else picture(mean, grid)
@@ -104,19 +104,19 @@ def test_more_draws_cost_little_more(draws: int, gflop: float) -> None:
 @pytest.mark.parametrize(("spatial", "attention"), [(False, -1.0), (True, -4.0)])
 def test_it_starts_where_the_release_does(spatial: bool, attention: float) -> None:
     model = BayesMIL(1024, 2, spatial=spatial)
-    layers = (model.content, model.gate, model.rate, model.classify)
+    layers = (model.hidden, model.gate, model.out, model.classify)
     starts = (attention, attention, attention, -3.0)
     for layer, start in zip(layers, starts, strict=True):
         assert layer.log_alpha.eq(start).all()
         assert layer.bias.eq(0).all()
-    assert model.content.weight.std().item() == pytest.approx(0.01, rel=0.02)
+    assert model.hidden.weight.std().item() == pytest.approx(0.01, rel=0.02)
     assert model.project.weight.std().item() == pytest.approx(math.sqrt(2 / 1536), rel=0.02)
     assert model.project.weight.max() > 4 * math.sqrt(2 / 1536)  # normal, not uniform
     assert model.project.bias.eq(0).all()
 
 
 def test_a_layer_has_the_law_of_gaussian_weights() -> None:
-    layer, inputs = small().content, bag(3).repeat(1, 1, 2)[..., :8]
+    layer, inputs = small().hidden, bag(3).repeat(1, 1, 2)[..., :8]
     weight, spread = layer.weight.detach(), (layer.log_alpha / 2).detach().exp()
     drawn = weight * (1 + spread * torch.randn(40_000, 5, 8, dtype=torch.float64))
     outputs = inputs @ drawn.mT + layer.bias.detach()
@@ -127,7 +127,7 @@ def test_a_layer_has_the_law_of_gaussian_weights() -> None:
 
 
 def test_each_output_of_a_layer_is_drawn_by_itself() -> None:
-    layer, inputs = small().content, torch.ones(1, 3, 8, dtype=torch.float64)
+    layer, inputs = small().hidden, torch.ones(1, 3, 8, dtype=torch.float64)
     outputs = layer(inputs, Noise(40_000, inputs, None)).detach()
     correlations = np.corrcoef(outputs.flatten(1).numpy().T)
     np.testing.assert_allclose(correlations, np.eye(15), atol=0.03)
@@ -141,13 +141,13 @@ def test_a_weight_of_zero_is_not_quite_sure_of_itself() -> None:
 
 
 def test_a_layer_without_input_still_has_a_gradient() -> None:
-    layer, inputs = small().content, torch.zeros(1, 1, 8, dtype=torch.float64)
+    layer, inputs = small().hidden, torch.zeros(1, 1, 8, dtype=torch.float64)
     layer(inputs, Noise(1, inputs, None)).sum().backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in layer.parameters())
 
 
 def test_the_weights_diverge_by_the_sheets_formula() -> None:
-    layer, expected = small().content, 0.0
+    layer, expected = small().hidden, 0.0
     for output in layer.log_alpha.tolist():
         for each in output:
             bump = 0.6134 * math.exp(-((0.2026 + 0.7126 * each) ** 2))
@@ -193,7 +193,7 @@ def test_without_draws_the_means_stand_for_themselves(grid: Tensor | None) -> No
     expected = plain(model, bag(), grid, draws=0)
     np.testing.assert_allclose(output.attention.detach(), expected.shares, atol=1e-6)
     np.testing.assert_allclose(output.logits.detach(), expected.logits, atol=1e-5)
-    assert output.spread is None
+    assert output.uncertainty is None
 
 
 def test_without_draws_a_logit_is_a_sum_over_patches() -> None:
@@ -212,13 +212,14 @@ def test_draws_have_the_papers_law(grid: Tensor | None) -> None:
     expected = plain(model, bag(), grid, draws=20_000)
     probabilities = softmax(expected.logits, axis=1)
     np.testing.assert_allclose(output.attention[0], expected.shares.mean(axis=0), atol=2e-3)
-    np.testing.assert_allclose(output.spread.attention[0], expected.shares.std(axis=0), atol=2e-3)
+    found = output.uncertainty
+    np.testing.assert_allclose(found.attention[0], expected.shares.std(axis=0), atol=2e-3)
     np.testing.assert_allclose(output.logits[0].exp(), probabilities.mean(axis=0), atol=8e-3)
-    np.testing.assert_allclose(output.spread.probabilities[0], probabilities.std(axis=0), atol=4e-3)
+    np.testing.assert_allclose(found.probabilities[0], probabilities.std(axis=0), atol=4e-3)
 
 
 @pytest.mark.parametrize("draws", [2, 5, 16])
-def test_probabilities_are_the_mean_over_draws_and_spread_their_deviation(draws: int) -> None:
+def test_probabilities_are_the_mean_over_draws_and_uncertainty_their_deviation(draws: int) -> None:
     model, seen = small(draws=draws), []
     model.classify.register_forward_hook(lambda _, inputs, out: seen.extend([inputs[0], out]))
     output = model(bag(3))
@@ -227,14 +228,14 @@ def test_probabilities_are_the_mean_over_draws_and_spread_their_deviation(draws:
     assert probabilities.shape == (draws, 2)
     torch.testing.assert_close(output.logits.softmax(dim=-1)[0], probabilities.mean(dim=0))
     torch.testing.assert_close(output.attention[0], shares.mean(dim=0))
-    spread = output.spread
-    torch.testing.assert_close(spread.probabilities[0], probabilities.std(dim=0, correction=0))
-    torch.testing.assert_close(spread.attention[0], shares.std(dim=0, correction=0))
+    found = output.uncertainty
+    torch.testing.assert_close(found.probabilities[0], probabilities.std(dim=0, correction=0))
+    torch.testing.assert_close(found.attention[0], shares.std(dim=0, correction=0))
 
 
-def test_one_draw_has_no_spread() -> None:
-    assert small(draws=1)(bag()).spread is None
-    assert small().train()(bag()).spread is None
+def test_one_draw_has_no_uncertainty() -> None:
+    assert small(draws=1)(bag()).uncertainty is None
+    assert small().train()(bag()).uncertainty is None
 
 
 def test_padding_and_its_cells_change_nothing() -> None:
@@ -246,9 +247,9 @@ def test_padding_and_its_cells_change_nothing() -> None:
         model(bag()[:, :5], grid=GRID[None, :5]),
     )
     torch.testing.assert_close(together.logits[:1], alone.logits)
-    torch.testing.assert_close(together.spread.attention[:1, :5], alone.spread.attention)
+    torch.testing.assert_close(together.uncertainty.attention[:1, :5], alone.uncertainty.attention)
     torch.testing.assert_close(together.aux["attention_kl"][:1], alone.aux["attention_kl"])
-    assert together.spread.attention[0, 5:].eq(0).all()
+    assert together.uncertainty.attention[0, 5:].eq(0).all()
 
 
 @pytest.mark.parametrize(
@@ -292,9 +293,9 @@ def test_training_draws_once_and_drops_before_or_after_the_relu_alike() -> None:
     torch.manual_seed(3)
     noise = Noise(1, bag(), None)
     hidden = F.relu(F.dropout(model.project(bag()), 0.25))  # in this order, as the release has it
-    content = F.dropout(model.content(hidden, noise).tanh(), 0.25)
+    content = F.dropout(model.hidden(hidden, noise).tanh(), 0.25)
     gate = F.dropout(model.gate(hidden, noise).sigmoid(), 0.25)
-    mean, log_variance = model.rate(content * gate, noise).unbind(dim=-1)
+    mean, log_variance = model.out(content * gate, noise).unbind(dim=-1)
     attention = (mean + (log_variance / 2).exp() * noise(8)).sigmoid()
     embedding = (attention / attention.sum()) @ hidden[0]
     torch.testing.assert_close(output.logits, model.classify(embedding[None], noise)[0])
@@ -303,7 +304,7 @@ def test_training_draws_once_and_drops_before_or_after_the_relu_alike() -> None:
 @pytest.mark.parametrize(("bias", "bound"), [(1e6, 10.0), (-1e6, -10.0)])
 def test_a_log_variance_stays_within_ten(bias: float, bound: float) -> None:
     model = small(prior="detection")
-    model.rate.bias.data[1] = bias
+    model.out.bias.data[1] = bias
     _, log_variance = model.score(F.relu(model.project(bag()[0])), None)
     assert log_variance.eq(bound).all()
     assert model(bag()).aux["attention_kl"].isfinite().all()
@@ -311,7 +312,7 @@ def test_a_log_variance_stays_within_ten(bias: float, bound: float) -> None:
 
 def test_attention_that_is_nowhere_still_sums_to_one() -> None:
     model = small(draws=0)
-    model.rate.bias.data[0] = -1e4  # its sigmoid is zero
+    model.out.bias.data[0] = -1e4  # its sigmoid is zero
     attention = model(bag()).attention
     torch.testing.assert_close(attention.sum().item(), 1.0)
 
@@ -322,7 +323,7 @@ def test_evaluations_agree_to_the_bit() -> None:
     torch.manual_seed(99)
     second = model(bag())
     assert torch.equal(first.logits, second.logits)
-    assert torch.equal(first.spread.attention, second.spread.attention)
+    assert torch.equal(first.uncertainty.attention, second.uncertainty.attention)
     torch.set_rng_state(after)
     model(bag())
     assert torch.equal(torch.get_rng_state(), after)
@@ -339,11 +340,11 @@ def test_the_order_of_a_file_does_not_matter() -> None:
     )
     torch.testing.assert_close(turned.logits, output.logits)
     torch.testing.assert_close(turned.attention, output.attention[:, order])
-    torch.testing.assert_close(turned.spread.attention, output.spread.attention[:, order])
+    torch.testing.assert_close(turned.uncertainty.attention, output.uncertainty.attention[:, order])
 
 
 def test_the_spatial_form_says_that_it_needs_a_grid() -> None:
-    with pytest.raises(BagError, match="where the patches of this bag lie is not known"):
+    with pytest.raises(BagError, match="needs the coordinates of the patches"):
         small(spatial=True)(bag())
 
 

@@ -224,13 +224,13 @@ def test_a_pool_of_ones_own_is_asked_for_when_loading(tmp_path: Path) -> None:
             return patches.mean(dim=1), mask / mask.sum(dim=1, keepdim=True)
 
     CAPRMIL(24, 2, pool=Mine()).save_pretrained(tmp_path)
-    with pytest.raises(RecipeError, match=r"a pool of its maker's own, Mine. Pass it: pool="):
+    with pytest.raises(RecipeError, match=r"a pool from outside the package, Mine. Pass it: pool="):
         CAPRMIL.from_pretrained(tmp_path)
     assert CAPRMIL.from_pretrained(tmp_path, pool=Mine())(torch.randn(1, 5, 24))
 
 
 def test_a_folder_without_a_model_says_so(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=r"holds no model: config.json is missing"):
+    with pytest.raises(RunError, match=r"has no model: config.json is missing"):
         CAPRMIL.from_pretrained(tmp_path)
 
 

@@ -65,11 +65,11 @@ def test_smooth_svm_has_closed_values() -> None:
 def plain_instance_loss(model: CLAM, bag: Tensor, label: int) -> Tensor:
     """The side task for one bag, patch by patch."""
     patches = model.project(bag)
-    classifiers = model.judge.weight.unflatten(0, (model.n_outputs, 2))
-    biases = model.judge.bias.unflatten(0, (model.n_outputs, 2))
+    classifiers = model.instance_classifier.weight.unflatten(0, (model.n_outputs, 2))
+    biases = model.instance_classifier.bias.unflatten(0, (model.n_outputs, 2))
     k, total = min(model.k, len(bag) // 2), torch.zeros(())
     for c in range(model.n_outputs) if model.subtyping else [label]:
-        rates = model.attend.rates(patches[None])[0, c if model.multi else 0].tolist()
+        rates = model.attend.branch_scores(patches[None])[0, c if model.multi else 0].tolist()
         order = sorted(range(len(bag)), key=rates.__getitem__)
         asked = [(n, 1 if c == label else 0) for n in order[-k:]]
         asked += [(n, 0) for n in order[:k] if c == label]
@@ -143,7 +143,7 @@ def test_each_class_has_its_attention_in_many_branches() -> None:
 
 def test_scores_are_the_probabilities_of_the_instance_classifiers() -> None:
     model, bag = CLAM(24, 3).eval(), torch.randn(1, 9, 24)
-    pairs = model.judge(model.project(bag)).unflatten(-1, (3, 2))
+    pairs = model.instance_classifier(model.project(bag)).unflatten(-1, (3, 2))
     torch.testing.assert_close(model(bag).scores, pairs.softmax(dim=-1)[..., 1])
 
 

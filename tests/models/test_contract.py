@@ -1,15 +1,18 @@
 """What every model promises, whatever it is. A model in MODELS is tested by being there."""
 
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
-from caprmil.errors import BagError
-from caprmil.models import MODELS, POOLS, MILModel, create
-from caprmil.models.packing import mask_of, unpack
+from caprmil.errors import BagError, RecipeError
+from caprmil.models import MODELS, POOLS, MILModel, Pool, create
+from caprmil.models.layers import weighted_cross_entropy
+from caprmil.models.packing import mask_from_sizes, pad_packed
 
 NYSTROM = {"dim": 32, "heads": 4, "landmarks": 8}  # else their inverses take the whole night
 BAYES = {"dim": 64, "hidden": 32}  # its draws of 100,000 patches take a dozen seconds else
@@ -18,7 +21,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "clam, single": ("clam", {"branches": "single", "k": 2}),
     "clam, subtyping": ("clam", {"subtyping": True}),
     "dsmil, both streams": ("dsmil", {"both_streams": True}),
-    "dsmil, multilabel with values": ("dsmil", {"multilabel": True, "value_map": True}),
+    "dsmil, value map": ("dsmil", {"value_map": True}),
     "dtfd, maxmins": ("dtfd", {"distil": "maxmins"}),
     "bayesmil, no draws": ("bayesmil", {"draws": 0, "prior": "subtyping", **BAYES}),
     "sgpmil, shared noise": ("sgpmil", {"noise": "shared"}),
@@ -83,7 +86,7 @@ def test_packed_bags_teach_what_padded_ones_do(model: MILModel) -> None:
     packed, labels = torch.randn(1, 15, 24).double(), torch.tensor([0, 2, 1])
     ways: list[dict[str, Any]] = [
         {"features": packed, "sizes": sizes},
-        {"features": unpack(packed, sizes), "mask": mask_of(sizes, packed.device)},
+        {"features": pad_packed(packed, sizes), "mask": mask_from_sizes(sizes, packed.device)},
     ]
     gradients = []
     for way in ways:
@@ -129,8 +132,9 @@ def test_every_parameter_learns(model: MILModel) -> None:
         output = model(torch.randn(4, 9, 24))
         sum(model.loss(output, torch.tensor([0, 2, 1, 0])).values()).backward()
     silent = [n for n, p in model.named_parameters() if p.grad is None or not p.grad.any()]
-    # Adding a constant to all scores of a softmax changes nothing: such a bias cannot learn.
-    assert [name for name in silent if not name.endswith("rate.bias")] == []
+    # A constant added to all scores of a softmax changes nothing: such a bias has no gradient.
+    pools = {n for n, module in model.named_modules() if isinstance(module, Pool)}
+    assert [n for n in silent if n.removesuffix(".out.bias") not in pools] == []
 
 
 def test_attention_sums_to_one(model: MILModel) -> None:
@@ -196,7 +200,8 @@ def test_looking_is_as_good_as_learning(model: MILModel) -> None:
 def test_a_class_weight_counts_in_a_batch_of_one(model: MILModel) -> None:
     output, labels = model(torch.randn(1, 9, 24)), torch.tensor([2])
     plain = model.loss(output, labels)["bag"]
-    model.weigh_classes(torch.tensor([1.0, 1.0, 3.0]))
+    weights = torch.tensor([1.0, 1.0, 3.0])
+    model.set_criterion(partial(weighted_cross_entropy, weights=weights))
     torch.testing.assert_close(model.loss(output, labels)["bag"], 3 * plain)
 
 
@@ -266,3 +271,32 @@ def test_evidence_of_a_patch_goes_with_the_patch(model: MILModel) -> None:
     bag, order = torch.randn(1, 40, 24), torch.randperm(40)
     evidence, moved = model.evidence(bag), model.evidence(bag[:, order])
     torch.testing.assert_close(moved.terms, evidence.terms[order])
+
+
+NEED_CLASSES = {"clam", "dsmil", "dtfd", "dgrmil", "bayesmil", "sgpmil"}
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_a_model_has_one_output_or_says_that_it_needs_classes(name: str) -> None:
+    assert MODELS[name].needs_classes is (name in NEED_CLASSES) or name == "caprmil"
+    for both in (name, f"caprmil+{name}"):
+        if name in NEED_CLASSES:
+            assert create(both, 24, 2).needs_classes
+            with pytest.raises(RecipeError, match="needs at least two classes, not 1 output"):
+                create(both, 24, 1)
+            continue
+        torch.manual_seed(0)
+        model = create(both, 24, 1, **(NYSTROM if both in SMALL else {}))
+        assert not model.needs_classes
+        model.set_criterion(lambda logits, values: F.mse_loss(logits[:, 0], values))
+        output = model(torch.randn(2, 9, 24))
+        assert output.logits.shape == (2, 1)
+        terms = model.loss(output, torch.tensor([0.5, -2.0]))
+        expected = (output.logits[:, 0] - torch.tensor([0.5, -2.0])).square().mean()
+        torch.testing.assert_close(terms["bag"], expected)
+
+
+def test_a_criterion_reaches_all_models_inside() -> None:
+    model = create("caprmil", 24, 3, pool={"name": "clam"})
+    model.set_criterion(lambda logits, _: 0 * logits.sum() + 5)
+    assert model.loss(model(torch.randn(1, 9, 24)), torch.tensor([2]))["bag"] == 0.7 * 5

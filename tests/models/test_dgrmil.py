@@ -18,7 +18,7 @@ UNUSED = 131_072  # two matrices of the authors' code that nothing reads
 def small(n_outputs: int = 3, **settings: Any) -> DGRMIL:
     torch.manual_seed(0)
     model = DGRMIL(24, n_outputs, dim=16, heads=4, landmarks=8, **settings)
-    for part in (model.ask.query, model.ask.key):
+    for part in (model.cross_attention.query, model.cross_attention.key):
         part.weight.data *= 3  # so that weights are far from even
     return model.double().eval()
 
@@ -42,12 +42,12 @@ def plain_forward(model: DGRMIL, bag: Tensor) -> tuple[Tensor, Tensor]:
     patches = in_context(plain_project(model, bag), *model.patch_layer)
     vectors = plain_project(model, model.global_vectors[0])
     asking = in_context(torch.cat([model.class_token[0], vectors]), *model.global_layer)
-    query = model.ask.query(asking).chunk(4, dim=1)
-    key = model.ask.key(patches).chunk(4, dim=1)
-    value = model.ask.value(patches).chunk(4, dim=1)
+    query = model.cross_attention.query(asking).chunk(4, dim=1)
+    key = model.cross_attention.key(patches).chunk(4, dim=1)
+    value = model.cross_attention.value(patches).chunk(4, dim=1)
     shares = [(q @ k.T / math.sqrt(4)).softmax(dim=1) for q, k in zip(query, key, strict=True)]
     heard = torch.cat([s @ v for s, v in zip(shares, value, strict=True)], dim=1)
-    answers = model.conclude(model.ask.out(heard))
+    answers = model.head(model.cross_attention.out(heard))
     return model.classify(answers[0]), sum(shares) / 4
 
 
@@ -87,10 +87,14 @@ def test_parts_begin_as_the_paper_has_it() -> None:
     model = DGRMIL(512, 2, dim=512, landmarks=8)
     for drawn in (model.global_vectors, model.class_token, model.centres):
         assert drawn.std().item() == pytest.approx(1, abs=0.1)
-    for part, gain in [(model.ask.query, 0.5**0.5), (model.ask.key, 0.5**0.5), (model.ask.out, 1)]:
+    for part, gain in [
+        (model.cross_attention.query, 0.5**0.5),
+        (model.cross_attention.key, 0.5**0.5),
+        (model.cross_attention.out, 1),
+    ]:
         widest = gain * math.sqrt(6 / (512 + 512))
         assert part.weight.abs().max().item() == pytest.approx(widest, rel=1e-3)
-    assert not model.ask.out.bias.any()
+    assert not model.cross_attention.out.bias.any()
 
 
 def test_with_a_grid_the_order_of_a_file_is_no_matter() -> None:
@@ -207,7 +211,7 @@ def test_the_triplet_term_reads_the_centre_after_its_move() -> None:
 
 def test_patches_are_dropped_whole_and_at_each_step() -> None:
     torch.manual_seed(0)
-    kept = small(patch_dropout=0.1).keep(20_000)[..., 0]
+    kept = small(patch_dropout=0.1).draw_patches(20_000)[..., 0]
     dropped = kept == 0
     torch.testing.assert_close(kept[~dropped].unique(), torch.tensor([1 / 0.9]))
     torch.testing.assert_close(
@@ -219,7 +223,7 @@ def test_patches_are_dropped_whole_and_at_each_step() -> None:
 def test_dropped_patches_count_in_the_mean_of_a_bag(monkeypatch: pytest.MonkeyPatch) -> None:
     model, bag = small().train(), some(3)
     kept = torch.tensor([[2.0, 0.0, 2.0], [2.0, 2.0, 0.0]])
-    monkeypatch.setattr(model, "keep", lambda n: kept.unsqueeze(-1))
+    monkeypatch.setattr(model, "draw_patches", lambda n: kept.unsqueeze(-1))
     first, second = model.projections
     inner = F.relu(first(bag[0])) * kept[0].double().unsqueeze(-1)
     patches = F.relu(second(inner)) * kept[1].double().unsqueeze(-1)
@@ -230,7 +234,7 @@ def test_one_patch_stays_at_least() -> None:
     torch.manual_seed(0)
     model = small(patch_dropout=0.9)
     for n in (1, 2, 5) * 50:
-        stays = model.keep(n).prod(dim=0)
+        stays = model.draw_patches(n).prod(dim=0)
         assert stays.max().item() == pytest.approx(100, rel=1e-4)
 
 

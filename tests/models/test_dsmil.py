@@ -34,7 +34,7 @@ def test_weights_start_orthogonal_and_biases_at_zero() -> None:
 def plain_bag_stream(model: DSMIL, bag: Tensor) -> Tensor:
     """The equations for one bag, class by class and patch by patch."""
     queries, logits = model.query(bag), model.classify.bias.clone()
-    for c, opinions in enumerate(model.judge(bag).T):
+    for c, opinions in enumerate(model.instance_classifier(bag).T):
         critical = queries[opinions.argmax()]
         likeness = torch.stack([query @ critical / len(query) ** 0.5 for query in queries])
         weights = likeness.exp() / likeness.exp().sum()
@@ -56,7 +56,7 @@ def test_the_bag_stream_is_the_equations_of_the_paper(value_map: bool) -> None:
 
 def test_padding_is_never_critical() -> None:
     model, bag = DSMIL(24, 2), -torch.rand(1, 9, 24)
-    nn.init.ones_(model.judge.weight)  # every patch says less than padding would
+    nn.init.ones_(model.instance_classifier.weight)  # every patch says less than padding would
     padded = model(bag, mask=torch.arange(9)[None] < 5)
     torch.testing.assert_close(padded.logits[0], plain_bag_stream(model, bag[0, :5]))
 
@@ -84,9 +84,7 @@ def test_each_class_has_its_attention() -> None:
 
 def test_scores_are_the_patch_stream() -> None:
     model, bag = DSMIL(24, 3), torch.randn(1, 9, 24)
-    torch.testing.assert_close(model(bag).scores, model.judge(bag).softmax(dim=-1))
-    model = DSMIL(24, 3, multilabel=True)
-    torch.testing.assert_close(model(bag).scores, model.judge(bag).sigmoid())
+    torch.testing.assert_close(model(bag).scores, model.instance_classifier(bag).softmax(dim=-1))
     padded = model(bag, mask=torch.arange(9)[None] < 5)
     assert padded.scores[0, 5:].eq(0).all()
 
@@ -96,23 +94,15 @@ def test_each_stream_has_half_of_the_loss() -> None:
     terms = model.loss(model(bags), labels)
     alone = DSMIL(24, 3)
     alone.load_state_dict(model.state_dict())
-    best = model.judge(bags).amax(dim=1)
+    best = model.instance_classifier(bags).amax(dim=1)
     torch.testing.assert_close(terms["bag"], F.cross_entropy(alone(bags).logits, labels) / 2)
     torch.testing.assert_close(terms["max"], F.cross_entropy(best, labels) / 2)
 
 
 def test_both_streams_answer_by_their_mean() -> None:
     model, bag = DSMIL(24, 3, both_streams=True).double(), torch.randn(9, 24).double()
-    expected = (plain_bag_stream(model, bag) + model.judge(bag).amax(dim=0)) / 2
+    expected = (plain_bag_stream(model, bag) + model.instance_classifier(bag).amax(dim=0)) / 2
     torch.testing.assert_close(model(bag[None]).logits[0], expected)
-
-
-def test_in_multilabel_each_class_is_a_question_of_its_own() -> None:
-    model, bags, labels = DSMIL(24, 3, multilabel=True), torch.randn(2, 9, 24), torch.arange(2)
-    output = model(bags)
-    right = output.logits.sigmoid()
-    right = torch.where(torch.eye(3)[labels].bool(), right, 1 - right)
-    torch.testing.assert_close(model.loss(output, labels)["bag"], -right.log().mean() / 2)
 
 
 def test_the_critical_patch_learns_as_a_query_too() -> None:
@@ -123,7 +113,7 @@ def test_the_critical_patch_learns_as_a_query_too() -> None:
 
 def test_of_equal_patches_the_first_is_critical_also_in_pieces() -> None:
     model, bag = DSMIL(24, 2).eval(), torch.randn(1, 6, 24)
-    nn.init.zeros_(model.judge.weight)  # every patch says the same
+    nn.init.zeros_(model.instance_classifier.weight)  # every patch says the same
     pieces = model.stream(lambda: bag.split(4, dim=1)).logits
     torch.testing.assert_close(pieces, model(bag).logits)
     torch.testing.assert_close(pieces[0], plain_bag_stream(model, bag[0]))

@@ -10,8 +10,8 @@ from torch import Tensor
 from caprmil.models.nystrom import (
     NystromAttention,
     NystromLayer,
-    in_reading_order,
     pseudo_inverse,
+    sort_by_grid,
 )
 
 # Of 8 landmarks: some or no runs of padding alone, some or no padding in the run after them.
@@ -39,7 +39,7 @@ def plain_attention(layer: NystromAttention, sequence: Tensor) -> tuple[Tensor, 
     a2 = (landmark_query @ landmark_key.mT).softmax(dim=-1)
     a3 = (landmark_query @ listened.mT).softmax(dim=-1)
     matrix = a1 @ plain_inverse(a2) @ a3
-    heard = matrix @ value + plain_blend(layer.blend.weight, value)[:, -n:]
+    heard = matrix @ value + plain_blend(layer.conv.weight, value)[:, -n:]
     return layer.out(torch.cat(list(heard), dim=1)), matrix[..., -n:]
 
 
@@ -86,7 +86,7 @@ def test_rows_hear_what_the_plain_form_says(n: int, mask_padding: bool) -> None:
 def test_looking_shows_rows_of_the_plain_matrix(n: int, mask_padding: bool) -> None:
     layer, sequence, rows = attention(mask_padding=mask_padding), some(n), slice(n // 2, n // 2 + 3)
     heard, matrix = plain_attention(layer, sequence[0])
-    some_heard, weights = layer.look(sequence, rows)
+    some_heard, weights = layer.attend_rows(sequence, rows)
     torch.testing.assert_close(weights[0], matrix[:, rows].detach(), rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(some_heard[0], heard[rows], rtol=1e-9, atol=1e-9)
 
@@ -100,7 +100,7 @@ def test_gradients_are_those_of_the_plain_form() -> None:
 
 
 def test_weights_carry_no_gradient_and_what_is_heard_does() -> None:
-    heard, weights = attention().look(some(9), slice(0, 1))
+    heard, weights = attention().attend_rows(some(9), slice(0, 1))
     assert heard.requires_grad
     assert not weights.requires_grad
 
@@ -143,7 +143,7 @@ def test_dropout_silences_what_is_heard() -> None:
 def test_a_layer_adds_what_is_heard_and_has_the_papers_size() -> None:
     layer, sequence = NystromLayer(12, heads=3, landmarks=8).double(), some(21)
     heard, matrix = plain_attention(layer.attend, layer.norm(sequence)[0])
-    rows, weights = layer.look(sequence, slice(2, 4))
+    rows, weights = layer.attend_rows(sequence, slice(2, 4))
     torch.testing.assert_close(layer(sequence)[0], sequence[0] + heard)
     torch.testing.assert_close(rows[0], (sequence[0] + heard)[2:4])
     torch.testing.assert_close(weights[0], matrix[:, 2:4].detach())
@@ -153,10 +153,10 @@ def test_a_layer_adds_what_is_heard_and_has_the_papers_size() -> None:
 def test_reading_goes_row_by_row_and_finds_its_way_back() -> None:
     grid = torch.tensor([[2, 1], [9, 0], [1, 1], [3, 0]])  # column, row
     patches = torch.arange(4.0).reshape(1, 4, 1)
-    ordered, back = in_reading_order(patches, grid)
+    ordered, back = sort_by_grid(patches, grid)
     assert ordered.flatten().tolist() == [3, 1, 2, 0]
     assert torch.equal(ordered[:, back], patches)
-    assert in_reading_order(patches, None)[0] is patches
+    assert sort_by_grid(patches, None)[0] is patches
 
 
 @pytest.mark.parametrize("settings", [{"heads": 5}, {"heads": 0}, {"landmarks": 0}, {"kernel": 4}])

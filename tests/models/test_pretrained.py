@@ -1,12 +1,23 @@
 """Models from the Hugging Face hub: by name, from the cache when offline, or a clear refusal."""
 
+import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
 from caprmil.errors import RecipeError, RunError
-from caprmil.models import ABMIL, CAPRMIL, MILModel
+from caprmil.models import (
+    ABMIL,
+    CAPRMIL,
+    DSMIL,
+    MODELS,
+    MILModel,
+    create,
+    list_models,
+    register_model,
+)
 
 
 def test_a_name_is_looked_up_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,12 +48,12 @@ def test_the_hubs_own_cache_serves_offline(tmp_path: Path, monkeypatch: pytest.M
 
 def test_without_network_and_folder_the_way_out_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(RunError, match=r"There is no folder nobody/nothing[\s\S]*pass the folder"):
+    with pytest.raises(RunError, match=r"There is no folder nobody/nothing[\s\S]*pass the path"):
         MILModel.from_pretrained("nobody/nothing")
 
 
 def test_a_path_that_is_no_name_is_refused() -> None:
-    with pytest.raises(RunError, match="neither a folder nor a repository"):
+    with pytest.raises(RunError, match="neither a folder nor the name of a repository"):
         MILModel.from_pretrained("no/such/folder")
 
 
@@ -67,3 +78,51 @@ def test_a_model_that_nobody_could_load_is_not_saved(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="Mine is not registered"):
         Mine(24, 2).save_pretrained(tmp_path / "model")
     assert not (tmp_path / "model").exists()
+
+
+@pytest.fixture
+def _registry() -> Iterator[None]:
+    """Restore MODELS after the test."""
+    before = dict(MODELS)
+    yield
+    MODELS.clear()
+    MODELS.update(before)
+
+
+@pytest.mark.usefixtures("_registry")
+def test_a_registered_model_from_outside_can_be_saved_and_loaded(tmp_path: Path) -> None:
+
+    @register_model("mine")
+    class Mine(ABMIL):
+        pass
+
+    model = create("mine", 24, 2, dim=8)
+    assert type(model) is Mine
+    model.save_pretrained(tmp_path)
+    assert type(MILModel.from_pretrained(tmp_path)) is Mine
+    assert "mine" in list_models()
+    assert type(create("caprmil+mine", 24, 2).pool) is Mine
+
+
+def test_a_name_is_registered_once() -> None:
+    for name in ("caprmil", "gated"):
+        with pytest.raises(ValueError, match=f"already a model or pool called '{name}'"):
+            register_model(name)(type("Mine", (ABMIL,), {}))
+    with pytest.raises(ValueError, match="letters, digits and _"):
+        register_model("a+b")(ABMIL)
+    assert register_model("abmil")(ABMIL) is ABMIL
+
+
+def test_a_config_of_an_older_version_is_understood(tmp_path: Path) -> None:
+    model = CAPRMIL(24, 3, pool=DSMIL(128, 3)).eval()
+    model.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["n_classes"] = config.pop("n_outputs")
+    config["pool"]["multilabel"] = False
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    bag = torch.randn(1, 5, 24)
+    assert torch.equal(MILModel.from_pretrained(tmp_path)(bag).logits, model(bag).logits)
+    config["pool"]["multilabel"] = True
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(RunError, match="multilabel = true, which no longer exists"):
+        MILModel.from_pretrained(tmp_path)

@@ -56,7 +56,7 @@ def dense(process: SparseGP, points: Array) -> tuple[Array, Array]:
 def plain(model: SGPMIL, features: Tensor) -> tuple[Array, Array]:
     """Return weights and logits, draw by draw, with the noise that the seed gives."""
     patches = model.project(features[0])
-    mean, variance = dense(model.process, model.place(patches).detach().numpy())
+    mean, variance = dense(model.process, model.reduce(patches).detach().numpy())
     generator, shared = torch.Generator().manual_seed(model.seed), model.noise == "shared"
     noise = torch.randn(model.draws, 1 if shared else len(mean), generator=generator).numpy()
     if not shared:  # the first number is for the patch with the least sum
@@ -150,8 +150,8 @@ def test_draws_are_the_papers(noise: str, normalise: bool) -> None:
     np.testing.assert_allclose(output.logits[0].exp().detach(), probabilities.mean(axis=0), **close)
     np.testing.assert_allclose(output.aux["mean_logits"][0].detach(), logits.mean(axis=0), **close)
     spread = probabilities.std(axis=0, ddof=1), weights.std(axis=0, ddof=1) / mean.sum()
-    np.testing.assert_allclose(output.spread.probabilities[0].detach(), spread[0], **close)
-    np.testing.assert_allclose(output.spread.attention[0].detach(), spread[1], **close)
+    np.testing.assert_allclose(output.uncertainty.probabilities[0].detach(), spread[0], **close)
+    np.testing.assert_allclose(output.uncertainty.attention[0].detach(), spread[1], **close)
 
 
 @pytest.mark.parametrize("normalise", [False, True])
@@ -167,7 +167,7 @@ def test_mean_logits_are_sums_over_patches(normalise: bool) -> None:
 @pytest.mark.parametrize("noise", ["independent", "shared"])
 def test_draws_spread_as_the_process_says(noise: str) -> None:
     model, patches = small(noise=noise, draws=20_000), small().project(bag()[0])
-    mean, variance = model.process(model.place(patches))
+    mean, variance = model.process(model.reduce(patches))
     weights = model.log_weights(patches, model.draw(bag()[0])).exp()
     scores = weights.logit()
     torch.testing.assert_close(scores.mean(dim=0), mean, rtol=0, atol=0.05)
@@ -182,7 +182,7 @@ def test_shared_noise_does_not_average_out_over_a_large_bag() -> None:
     for noise in ("independent", "shared"):
         model = small(noise=noise, normalise=False)
         model.classify.weight.data /= 100  # else the sum over 2000 patches leaves no doubt at all
-        spreads[noise] = model(bag(2000)).spread.probabilities.max()
+        spreads[noise] = model(bag(2000)).uncertainty.probabilities.max()
     assert spreads["shared"] > 10 * spreads["independent"]
 
 
@@ -197,11 +197,11 @@ def test_a_sum_grows_with_the_bag_unless_normalised(normalise: bool, growth: int
 def test_without_draws_the_mean_scores_weigh() -> None:
     model = small(draws=0)
     output, patches = model(bag()), model.project(bag()[0])
-    mean, _ = dense(model.process, model.place(patches).detach().numpy())
+    mean, _ = dense(model.process, model.reduce(patches).detach().numpy())
     logits = model.classify(torch.from_numpy(expit(mean)) @ patches)
     torch.testing.assert_close(output.aux["mean_logits"][0], logits)
     torch.testing.assert_close(output.logits[0], logits.log_softmax(dim=-1))
-    assert output.spread is None
+    assert output.uncertainty is None
 
 
 def test_training_draws_at_least_once() -> None:
@@ -234,7 +234,7 @@ def test_the_order_of_a_file_does_not_matter() -> None:
     output, turned = model(bag()), model(bag()[:, order])
     torch.testing.assert_close(turned.logits, output.logits)
     torch.testing.assert_close(turned.attention, output.attention[:, order])
-    torch.testing.assert_close(turned.spread.attention, output.spread.attention[:, order])
+    torch.testing.assert_close(turned.uncertainty.attention, output.uncertainty.attention[:, order])
 
 
 def test_attention_that_is_nowhere_still_sums_to_one() -> None:
@@ -269,14 +269,14 @@ def test_jitter_grows_tenfold_and_no_more_than_needed(excess: float, jitter: flo
 
 @pytest.mark.parametrize("excess", [0.05, torch.nan])
 def test_a_broken_covariance_is_an_error(excess: float) -> None:
-    with pytest.raises(RunError, match=r"lower train\.lr"):
+    with pytest.raises(RunError, match=r"Lower train\.lr"):
         cholesky(met(excess))
 
 
 def test_a_process_that_has_diverged_is_an_error() -> None:
     model = small()
     model.process.inducing.data[0, 0] = torch.nan
-    with pytest.raises(RunError, match="broke down"):
+    with pytest.raises(RunError, match="no Cholesky factor"):
         model(bag())
 
 

@@ -16,7 +16,7 @@ from caprmil.models.transmil import positive_part
 def small(*, mask_padding: bool = False) -> TransMIL:
     torch.manual_seed(0)
     model = TransMIL(24, 3, dim=16, heads=4, landmarks=8, mask_padding=mask_padding)
-    for layer in (model.correlate.attend, model.gather.attend):
+    for layer in (model.first_layer.attend, model.second_layer.attend):
         for part in (layer.query, layer.key):
             part.weight.data *= 3  # so that weights are far from even
     return model.double().eval()
@@ -32,15 +32,17 @@ def plain_forward(model: TransMIL, bag: Tensor) -> tuple[Tensor, Tensor]:
     n, side = len(bag), math.ceil(math.sqrt(len(bag)))
     shown = [*range(n), *range(side * side - n)]
     sequence = torch.cat([model.class_token, patches[shown]])
-    sequence = sequence + plain_attention(model.correlate.attend, model.correlate.norm(sequence))[0]
+    sequence = (
+        sequence + plain_attention(model.first_layer.attend, model.first_layer.norm(sequence))[0]
+    )
     image = sequence[1:].reshape(side, side, -1).permute(2, 0, 1)
     around = [
         F.conv2d(image, conv.weight, conv.bias, padding=margin, groups=len(image))
-        for conv, margin in zip(model.look_around.scales, (3, 2, 1), strict=True)
+        for conv, margin in zip(model.position_encoding.scales, (3, 2, 1), strict=True)
     ]
     image = image + sum(around)
     sequence = torch.cat([sequence[:1], image.permute(1, 2, 0).flatten(0, 1)])
-    heard, matrix = plain_attention(model.gather.attend, model.gather.norm(sequence))
+    heard, matrix = plain_attention(model.second_layer.attend, model.second_layer.norm(sequence))
     logits = model.classify(model.norm(sequence + heard)[0])
     attention = torch.zeros(n, dtype=bag.dtype)
     for patch, weight in zip(shown, matrix.mean(dim=0)[0, 1:], strict=True):

@@ -216,7 +216,7 @@ def explain(
             before, after = _context(model, features)
     explained = output.aux.get("mean_logits", output.logits) if used == "exact" else output.logits
     assigned = [_numbers(block[0]) for block in output.assignments]
-    spread = None if output.spread is None else output.spread.attention[0]
+    spread = None if output.uncertainty is None else output.uncertainty.attention[0]
     return Explanation(
         slide=slide,
         model=describe(model),

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from caprmil.errors import BagError
 from caprmil.features import bags
 from caprmil.features.bags import Bag
-from caprmil.models.packing import mask_of, unpack
+from caprmil.models.packing import mask_from_sizes, pad_packed
 
 
 class Sample(NamedTuple):
@@ -155,12 +155,12 @@ def collate(items: Sequence[tuple[Sample, Bag]], *, padded: bool = False) -> Bat
 
     def lay(parts: Sequence[NDArray[Any]]) -> Tensor:
         rows = torch.from_numpy(parts[0] if alone else np.concatenate(parts))[None]
-        return unpack(rows, sizes) if padded and not alone else rows
+        return pad_packed(rows, sizes) if padded and not alone else rows
 
     return Batch(
         slides=tuple(sample.slide for sample in samples),
         features=lay([bag.features for bag in found]),
-        mask=mask_of(sizes, torch.device("cpu")) if padded and not alone else None,
+        mask=mask_from_sizes(sizes, torch.device("cpu")) if padded and not alone else None,
         grid=lay(grids) if len(grids) == len(items) else None,
         labels=torch.tensor([sample.label for sample in samples]),
         sizes=None if padded or alone else sizes,

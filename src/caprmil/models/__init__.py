@@ -1,7 +1,7 @@
-"""MIL models under one contract: `model(features, mask=..., grid=...) -> Output`. Torch only."""
+"""MIL models with one contract: `model(features, mask=..., grid=...) -> Output`. Torch only."""
 
 from caprmil.models.abmil import ABMIL
-from caprmil.models.base import Evidence, MILModel, Output, Spread
+from caprmil.models.base import Evidence, MILModel, Output, Uncertainty
 from caprmil.models.bayesmil import BayesMIL
 from caprmil.models.caprmil import CAPRMIL, ContextStack
 from caprmil.models.clam import CLAM
@@ -16,7 +16,7 @@ from caprmil.models.pooling import (
     MeanPool,
     Pool,
 )
-from caprmil.models.registry import MODELS, create, list_models
+from caprmil.models.registry import MODELS, create, list_models, register_model
 from caprmil.models.sgpmil import SGPMIL
 from caprmil.models.transmil import TransMIL
 
@@ -40,8 +40,9 @@ __all__ = [
     "MeanPool",
     "Output",
     "Pool",
-    "Spread",
     "TransMIL",
+    "Uncertainty",
     "create",
     "list_models",
+    "register_model",
 ]

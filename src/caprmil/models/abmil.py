@@ -1,4 +1,4 @@
-"""ABMIL: a small gated network scores every patch; the bag is the attention-weighted mean.
+"""ABMIL: a bag is the mean of its patches, weighted by gated attention.
 
 Ilse, Tomczak, Welling: "Attention-based Deep Multiple Instance Learning", ICML 2018.
 """
@@ -24,8 +24,8 @@ from caprmil.models.pooling import AttentionPool, pool_chunks, pool_evidence, po
 class ABMIL(MILModel):
     """Attention over independently projected patches.
 
-    Differs from its paper: width 512 instead of 500 and a softmax over the classes instead of a
-    Bernoulli output, as the field uses it. One attention branch.
+    Differs from its paper: width 512 instead of 500, and one logit per class instead of a Bernoulli
+    output, as is common. One attention branch.
     """
 
     evaluates_in_chunks = True

@@ -1,7 +1,7 @@
-"""What a MIL model is here: bags of patch features in, one `Output` out.
+"""The contract of MIL models: bags of patch features in, one `Output` out.
 
-Axes, in every model file: B bags, N patches, E encoder features, D width, H heads, K head width,
-M tokens, C classes. The aliases below are checked at run time, under pytest only.
+Axes in all model files: B bags, N patches, E encoder features, D width, H heads, K head width,
+M tokens, C outputs. The aliases below are checked at run time, under pytest only.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,12 +14,13 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from caprmil.errors import BagError
-from caprmil.models.packing import Sizes, apart, mask_of, unpack
+from caprmil.errors import BagError, RecipeError
+from caprmil.models.layers import weighted_cross_entropy
+from caprmil.models.packing import Sizes, mask_from_sizes, pad_packed, split_bags
 
 Features: TypeAlias = Float[Tensor, "B N E"]
 Patches: TypeAlias = Float[Tensor, "B N D"]
-Mask: TypeAlias = Bool[Tensor, "B N"]  # true where a patch is real, false where it is padding
+Mask: TypeAlias = Bool[Tensor, "B N"]  # true for a patch, false for padding
 Grid: TypeAlias = Int[Tensor, "B N 2"]  # column and row of each patch
 Cells: TypeAlias = Int[Tensor, "N 2"]  # the grid of one bag
 Weights: TypeAlias = Float[Tensor, "B N"]
@@ -28,21 +29,24 @@ Logits: TypeAlias = Float[Tensor, "B C"]
 Labels: TypeAlias = Int[Tensor, " B"]
 Assignments: TypeAlias = Float[Tensor, "B H N M"]
 
+Criterion: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+"""The loss of a batch of bags, from its logits and the values to predict."""
+
 Chunks: TypeAlias = Callable[[], Iterable[Features]]
-"""A bag in pieces, in order: each call starts from the first patch again."""
+"""The chunks of one bag, in order. Each call starts again from the first patch."""
 
 Memory: TypeAlias = Literal["auto", "whole", "keep", "stream"]
-"""How much of a bag is in memory while a model learns from it: by its size; everything; only what
-the patches are behind the first layer; a piece at a time."""
+"""What training keeps of a bag for the backward pass: chosen by its size; all activations; only the
+output of the first linear layer; nothing."""
 
-PIECE = 1024  # patches looked at at once where a bag is in memory: what they need fits a cache
+CHUNK = 1024  # patches per chunk: their activations fit into the cache
 
-EMPTY = "A bag has no patches. Leave slides without tissue out."
+EMPTY_BAG = "A bag has no patches. Leave slides without tissue out."
 
 
 @dataclass(frozen=True, kw_only=True)
-class Spread:
-    """How far the draws of a random model lie apart: standard deviations, of patches and bags."""
+class Uncertainty:
+    """Standard deviations over the draws of a random model, per patch and per bag."""
 
     attention: Weights
     probabilities: Float[Tensor, "B C"]
@@ -50,27 +54,27 @@ class Spread:
 
 @dataclass(frozen=True, kw_only=True)
 class Output:
-    """What every model returns, always whole: no flags, no tuples of changing length."""
+    """The output of every model. Fields that a model does not have are None or empty."""
 
     logits: Logits
     embedding: Float[Tensor, "B ..."]
-    attention: Weights  # sums to one over the real patches of a bag
-    class_attention: Float[Tensor, "B C N"] | None = None  # where each class has its own
-    scores: Float[Tensor, "B N C"] | None = None  # what a patch alone says, where a model asks it
-    spread: Spread | None = None  # where a model is random
+    attention: Weights  # sums to one over the patches of a bag
+    class_attention: Float[Tensor, "B C N"] | None = None  # if each class has its own attention
+    scores: Float[Tensor, "B N C"] | None = None  # class scores of single patches
+    uncertainty: Uncertainty | None = None  # if the model draws at random
     assignments: tuple[Assignments, ...] = ()  # one per context block
-    aux: dict[str, Tensor] = field(default_factory=dict)  # for this model's own loss, nobody else
+    aux: dict[str, Tensor] = field(default_factory=dict)  # only for the loss of the model itself
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """What each patch of one bag adds to each logit. The terms and the rest sum to the logits.
+    """The contribution of each patch of one bag to each logit; terms and rest sum to the logits.
 
-    The logits are those of `Output`; of a model that draws at random, their mean over the draws.
+    The logits are those of `Output`, or the mean logits over the draws of a random model.
     """
 
     terms: Float[Tensor, "N C"]
-    rest: Float[Tensor, " C"]  # what no patch adds: the bias and, of random weights, their noise
+    rest: Float[Tensor, " C"]  # the bias and, if weights are random, their noise
 
     @property
     def logits(self) -> Float[Tensor, " C"]:
@@ -78,23 +82,27 @@ class Evidence:
 
 
 class MILModel(nn.Module):
-    """Base of every model. `forward` never sees a label: labels come in through `loss` alone.
+    """Base class of all models. `forward` never sees the values to predict: only `loss` does.
 
-    A model hands its settings to `super().__init__`, so that it can be saved and built again.
+    A subclass passes its settings to `super().__init__`, so that it can be saved and rebuilt.
     """
 
-    order_matters: ClassVar[bool] = False  # true where patches are read as a sequence
-    evaluates_in_chunks: bool = False  # true where that is quicker than to look at a bag as a whole
-    class_weights: Float[Tensor, " C"] | None
+    needs_classes: ClassVar[bool] = False  # true if the method is defined for classes only
+    order_matters: ClassVar[bool] = False  # true if patches are read as a sequence
+    evaluates_in_chunks: bool = False  # true if that is faster than the whole bag at once
+    criterion: Criterion
 
     def __init__(self, in_dim: int, n_outputs: int, **settings: Any) -> None:
         super().__init__()
-        if in_dim < 1 or n_outputs < 2:
-            raise ValueError(
-                f"A model needs features and two classes at least: {in_dim=}, {n_outputs=}."
+        if in_dim < 1 or n_outputs < 1:
+            raise ValueError(f"A model needs features and an output: {in_dim=}, {n_outputs=}.")
+        if type(self).needs_classes is True and n_outputs < 2:
+            raise RecipeError(
+                f"{type(self).__name__} needs at least two classes, not {n_outputs} output. "
+                "Use caprmil, mean, abmil or transmil."
             )
         self.in_dim, self.n_outputs, self.settings = in_dim, n_outputs, settings
-        self.register_buffer("class_weights", None, persistent=False)
+        self.criterion = weighted_cross_entropy
 
     def forward(
         self,
@@ -104,186 +112,174 @@ class MILModel(nn.Module):
         grid: Grid | None = None,
         sizes: Sizes | None = None,
     ) -> Output:
-        """Classify a batch of bags. Without a mask, every patch is real.
+        """Return the output for a batch of bags. Without a mask there is no padding.
 
-        With `sizes`, the bags are packed: one behind the other in a batch of one, no padding.
+        With `sizes` the bags are packed: concatenated into a batch of one, without padding.
         """
         if sizes is not None:
             return self._forward_sizes(features, sizes, grid)
-        alone = mask is None and len(features) == 1
-        if alone and not features.requires_grad and not torch.compiler.is_compiling():
-            output = self.forward_pieces(features)
+        single = mask is None and len(features) == 1
+        if single and not features.requires_grad and not torch.compiler.is_compiling():
+            output = self.forward_in_chunks(features)
             if output is not None:
                 return output
         return self.forward_bags(*self.validate(features, mask), grid)
 
-    def forward_pieces(self, features: Features) -> Output | None:
-        """Take one bag piece by piece where that is quicker or takes less memory; else None."""
+    def forward_in_chunks(self, features: Features) -> Output | None:
+        """Return the output for one bag in chunks if that is faster or saves memory, else None."""
         if self.training or torch.is_grad_enabled() or not self.evaluates_in_chunks:
             return None
         return self.stream(lambda: [features], keep=True)
 
     def save_memory(self, how: Memory) -> None:
-        """Say how training may save memory. Most models have no use for it."""
+        """Choose what training keeps of a bag for the backward pass. Most models ignore it."""
 
     def forward_bags(self, features: Features, mask: Mask, grid: Grid | None) -> Output:
-        """Do the work. A new model writes this method, or else `forward_bag`."""
+        """Return the output for padded bags. A model defines this method or `forward_bag`."""
         outputs = []
         for number, real in enumerate(mask):
             bag, cells = features[number : number + 1], None if grid is None else grid[number, real]
-            whole = bool(real.all())
-            outputs.append(self.forward_bag(bag if whole else bag[:, real], cells))
-        return join(outputs, mask)
+            padded = not bool(real.all())
+            outputs.append(self.forward_bag(bag[:, real] if padded else bag, cells))
+        return merge_outputs(outputs, mask)
 
     def packs(self, sizes: Sizes) -> bool:
-        """Tell whether bags of these sizes are best worked on together, or else one by one."""
+        """Return whether bags of these sizes are processed together instead of one by one."""
         return True
 
     def forward_packed(
         self, features: Float[Tensor, "1 N E"], sizes: Sizes, grid: Int[Tensor, "1 N 2"] | None
     ) -> Output:
-        """Do the work for packed bags. Models that work patch by patch write it to save padding."""
-        cells = None if grid is None else unpack(grid, sizes)
-        return self.forward_bags(unpack(features, sizes), mask_of(sizes, features.device), cells)
+        """Return the output for packed bags. Models override it to save the padding."""
+        cells = None if grid is None else pad_packed(grid, sizes)
+        mask = mask_from_sizes(sizes, features.device)
+        return self.forward_bags(pad_packed(features, sizes), mask, cells)
 
     def _forward_sizes(self, features: Features, sizes: Sizes, grid: Grid | None) -> Output:
         if len(features) != 1 or features.shape[1] != sum(sizes):
             raise ValueError(f"{sizes=} do not sum to {tuple(features.shape)=}.")
         if min(sizes) < 1:
-            raise BagError(EMPTY)
+            raise BagError(EMPTY_BAG)
         if self.packs(sizes):
             return self.forward_packed(self.validate(features, None)[0], sizes, grid)
-        cells = [None] * len(sizes) if grid is None else apart(grid, sizes)
-        bags = zip(apart(features, sizes), cells, strict=True)
-        return join([self(bag, grid=own) for bag, own in bags], mask_of(sizes, features.device))
+        cells = [None] * len(sizes) if grid is None else split_bags(grid, sizes)
+        bags = zip(split_bags(features, sizes), cells, strict=True)
+        outputs = [self(bag, grid=own) for bag, own in bags]
+        return merge_outputs(outputs, mask_from_sizes(sizes, features.device))
 
     def forward_bag(self, features: Features, grid: Cells | None) -> Output:
-        """Do the work for one bag without padding, a batch of one.
+        """Return the output for one bag without padding, as a batch of one.
 
-        For models that read patches as a sequence or draw at random: there, padding can neither
-        shift a neighbour nor take a draw. Tensors in `aux` have one row a bag.
+        For models that read patches as a sequence or draw at random: padding then cannot shift a
+        neighbour or use up a random number. Tensors in `aux` are concatenated along their rows.
         """
         raise NotImplementedError
 
     @torch.no_grad()
     def stream(self, chunks: Chunks, *, keep: bool = False) -> Output:
-        """Classify one bag piece by piece, in memory that does not grow with it. Exact.
+        """Return the exact output for one bag in chunks, in memory that does not grow with it.
 
-        `keep` allows memory for what is known of each patch between passes over the bag: it
-        spares work, and brings the assignments as well.
+        With `keep`, activations of each patch are kept between the passes over the bag: this saves
+        work, and the output has assignments.
         """
-        return self.stream_bag(self._pieces(chunks), keep=keep)
+        return self.stream_bag(self._validate_chunks(chunks), keep=keep)
 
-    def _pieces(self, chunks: Chunks) -> Chunks:
-        """Check a bag that comes in pieces, cut them to the size of a cache, and cast them."""
+    def _validate_chunks(self, chunks: Chunks) -> Chunks:
+        """Check the chunks, split them to `CHUNK` patches and cast them."""
         if self.training:
             raise ValueError("Streaming is for evaluation: call model.eval() first.")
         dtype = next(self.parameters()).dtype
 
-        def pieces() -> Iterator[Features]:
+        def validated() -> Iterator[Features]:
             empty = True
             for features in chunks():
                 self.check_features(features)
-                for some in torch.split(features, PIECE, dim=1):
+                for chunk in torch.split(features, CHUNK, dim=1):
                     empty = False
-                    yield some.to(dtype)
+                    yield chunk.to(dtype)
             if empty:
-                raise BagError(EMPTY)
+                raise BagError(EMPTY_BAG)
 
-        return pieces
+        return validated
 
     @property
     def streams(self) -> bool:
-        """Whether `stream` is offered: whether a bag need not be seen as a whole."""
+        """Whether `stream` is available."""
         return type(self).stream_bag is not MILModel.stream_bag
 
     def stream_bag(self, chunks: Chunks, *, keep: bool) -> Output:
-        """Do the work of `stream`. Models that must see a bag as a whole leave it out."""
+        """Return the result of `stream`. A model that needs the whole bag does not define it."""
         raise NotImplementedError(f"{type(self).__name__} reads a bag as a whole.")
 
     @torch.no_grad()
     def evidence(
         self, features: Float[Tensor, "1 N E"], grid: Cells | None = None
     ) -> Evidence | None:
-        """Return what each patch of one bag adds to each logit, exactly.
+        """Return the exact contribution of each patch of one bag to each logit.
 
-        None is the answer of a model whose logits are no sums over patches.
+        None if the logits of this model are not sums over patches.
         """
         if self.training:
             raise ValueError("Evidence is for evaluation: call model.eval() first.")
         return self.evidence_bag(self.validate(features, None)[0], grid)
 
     def evidence_bag(self, features: Features, grid: Cells | None) -> Evidence | None:
-        """Do the work of `evidence`. Models whose logits are no sums over patches leave it out."""
+        """Return the result of `evidence`."""
         if not self.streams_evidence:
             return None
-        return self.stream_evidence_bag(lambda: torch.split(features, PIECE, dim=1), keep=True)
+        return self.stream_evidence_bag(lambda: torch.split(features, CHUNK, dim=1), keep=True)
 
     @torch.no_grad()
     def stream_evidence(self, chunks: Chunks, *, keep: bool = False) -> Evidence:
-        """Return the evidence of one bag that comes piece by piece; `keep` as in `stream`."""
-        return self.stream_evidence_bag(self._pieces(chunks), keep=keep)
+        """Return the evidence of one bag in chunks; `keep` as in `stream`."""
+        return self.stream_evidence_bag(self._validate_chunks(chunks), keep=keep)
 
     @property
     def streams_evidence(self) -> bool:
-        """Whether `stream_evidence` is offered."""
+        """Whether `stream_evidence` is available."""
         return type(self).stream_evidence_bag is not MILModel.stream_evidence_bag
 
     def stream_evidence_bag(self, chunks: Chunks, *, keep: bool) -> Evidence:
-        """Do the work of `stream_evidence`."""
-        raise NotImplementedError(f"{type(self).__name__} gives no evidence piece by piece.")
+        """Return the result of `stream_evidence`."""
+        raise NotImplementedError(f"{type(self).__name__} has no evidence in chunks.")
 
-    def loss(self, output: Output, labels: Labels) -> dict[str, Float[Tensor, ""]]:
-        """Return named terms: their sum is trained on, and each is logged under its name."""
-        return {"bag": self.bag_loss(output.logits, labels)}
+    def loss(self, output: Output, values: Tensor) -> dict[str, Float[Tensor, ""]]:
+        """Return the named terms of the loss. Training minimises their sum and logs each."""
+        return {"bag": self.criterion(output.logits, values)}
 
-    def bag_loss(self, logits: Logits, labels: Labels) -> Float[Tensor, ""]:
-        """Return the mean cross-entropy, each bag weighed by its class.
-
-        Not torch's own weighted mean: that divides by the weights, so that in a batch of one bag
-        they cancel.
-        """
-        losses = F.cross_entropy(logits.float(), labels, reduction="none")
-        if self.class_weights is not None:
-            losses = losses * self.class_weights[labels]
-        return losses.mean()
-
-    def weigh_classes(self, weights: Float[Tensor, " C"] | None) -> None:
-        """Let each class count by its weight in the bag loss, here and in models inside."""
+    def set_criterion(self, criterion: Criterion) -> None:
+        """Set the loss of the bags, in this model and in the models inside it."""
         for module in self.modules():
             if isinstance(module, MILModel):
-                module.class_weights = weights
+                module.criterion = criterion
 
     def on_epoch_start(self, epoch: int, n_bags: int) -> None:
-        """Hear which epoch of training begins, and how many bags it has. Most have no use for it.
-
-        A training loop calls it before each epoch.
-        """
+        """Receive the epoch that starts and its number of bags. Most models ignore it."""
 
     def no_decay(self) -> set[str]:
-        """Return the names of the parameters that weight decay leaves alone."""
+        """Return the names of the parameters without weight decay."""
         return set()
 
     def validate(self, features: Features, mask: Mask | None) -> tuple[Features, Mask]:
-        """Check a batch, cast it to the model's precision, and silence what the padding holds."""
+        """Check a batch, cast it to the precision of the model and set its padding to zero."""
         self.check_features(features)
         features = features.to(next(self.parameters()).dtype)
         if mask is None:
             mask = torch.ones(features.shape[:2], dtype=torch.bool, device=features.device)
             return features, mask
         if not torch.compiler.is_compiling() and not mask.any(dim=1).all():
-            raise BagError(EMPTY)
+            raise BagError(EMPTY_BAG)
         return features.masked_fill(~mask.unsqueeze(-1), 0.0), mask
 
     def check_features(self, features: Features) -> None:
-        """Raise at patches of another width, and at none."""
+        """Raise if there are no patches, or if they have another width."""
         if features.shape[-1] != self.in_dim:
             raise BagError(
                 f"These patches have {features.shape[-1]} features each; the model was made for "
                 f"{self.in_dim}. Use the features of the encoder that it was trained on."
             )
         if features.shape[1] == 0:
-            raise BagError(EMPTY)
+            raise BagError(EMPTY_BAG)
 
     def save_pretrained(self, folder: str | PathLike[str]) -> None:
         """Write `config.json` and `model.safetensors` into a folder, as on the Hugging Face hub."""
@@ -302,19 +298,19 @@ class MILModel(nn.Module):
         return model
 
 
-def share_out(
-    shares: Float[Tensor, "#C N"],
+def evidence_of_sum(
+    weights: Float[Tensor, "#C N"],
     patches: Float[Tensor, "N D"],
     weight: Float[Tensor, "C D"],
     bias: Float[Tensor, " C"],
 ) -> Evidence:
-    """Return the evidence of patches that are summed by their shares, then classified."""
-    terms = shares.mT * F.linear(patches, weight)
+    """Return the evidence if a linear layer reads the weighted sum of the patches."""
+    terms = weights.mT * F.linear(patches, weight)
     return Evidence(terms=terms, rest=bias.to(terms.dtype))
 
 
-def join(outputs: Sequence[Output], mask: Mask) -> Output:
-    """Put bags side by side again, with zeros where the mask has padding."""
+def merge_outputs(outputs: Sequence[Output], mask: Mask) -> Output:
+    """Return the outputs of single bags as one batch, padded with zeros where the mask is false."""
     if len(outputs) == 1 and outputs[0].attention.shape == mask.shape:
         return outputs[0]
 
@@ -322,7 +318,7 @@ def join(outputs: Sequence[Output], mask: Mask) -> Output:
         return None if pick(outputs[0]) is None else torch.cat([pick(each) for each in outputs])
 
     def patches(pick: Callable[[Output], Any]) -> Any:
-        """Lay out what has one row a patch."""
+        """Return a tensor with one row per patch, padded."""
         if pick(outputs[0]) is None:
             return None
         real = torch.cat([pick(each)[0] for each in outputs])
@@ -330,15 +326,15 @@ def join(outputs: Sequence[Output], mask: Mask) -> Output:
             mask.reshape(*mask.shape, *[1] * (real.ndim - 1)), real
         )
 
-    def by_patch(each: Output) -> Tensor | None:
+    def class_attention(each: Output) -> Tensor | None:
         return None if each.class_attention is None else each.class_attention.mT
 
-    by_class = patches(by_patch)
-    spread = None
-    if outputs[0].spread is not None:
-        spread = Spread(
-            attention=patches(lambda each: each.spread and each.spread.attention),
-            probabilities=rows(lambda each: each.spread and each.spread.probabilities),
+    by_class = patches(class_attention)
+    uncertainty = None
+    if outputs[0].uncertainty is not None:
+        uncertainty = Uncertainty(
+            attention=patches(lambda each: each.uncertainty and each.uncertainty.attention),
+            probabilities=rows(lambda each: each.uncertainty and each.uncertainty.probabilities),
         )
     return Output(
         logits=rows(lambda each: each.logits),
@@ -346,6 +342,6 @@ def join(outputs: Sequence[Output], mask: Mask) -> Output:
         attention=patches(lambda each: each.attention),
         class_attention=None if by_class is None else by_class.mT,
         scores=patches(lambda each: each.scores),
-        spread=spread,
+        uncertainty=uncertainty,
         aux={name: torch.cat([each.aux[name] for each in outputs]) for name in outputs[0].aux},
     )

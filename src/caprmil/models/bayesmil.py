@@ -1,15 +1,15 @@
-"""BayesMIL: the attention of a patch is a random variable, and so are the weights of the layers.
+"""BayesMIL: attention scores and layer weights are random variables.
 
 Cui, Liu, Liu, Liu, Wang, Kuo, Xue, Chan: "Bayes-MIL: A New Probabilistic Perspective on
 Attention-based Multiple Instance Learning for Whole Slide Images", ICLR 2023. The layer is that of
 Molchanov, Ashukha, Vetrov: "Variational Dropout Sparsifies Deep Neural Networks", ICML 2017.
 
-One more axis here: R draws.
+One more axis in this file: R draws.
 """
 
 import math
 from dataclasses import replace
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -25,38 +25,44 @@ from caprmil.models.base import (
     Labels,
     MILModel,
     Output,
-    Spread,
-    share_out,
+    Uncertainty,
+    evidence_of_sum,
 )
-from caprmil.models.layers import content_order, seeded, summing_dtype, weighted_sum
+from caprmil.models.layers import (
+    accept_old_names,
+    content_order,
+    seeded,
+    summing_dtype,
+    weighted_sum,
+)
 
-ROWS = 4096  # draws times patches that are worked on at once: memory does not grow with draws
-WIDEST = 10.0  # log-variances stay within plus and minus this
-SIGMA = 0.5  # of the Gaussian that smooths over neighbouring cells
+ROWS = 4096  # draws times patches per chunk, so that memory does not grow with the draws
+MAX_LOG_VARIANCE = 10.0  # in absolute value
+SIGMA = 0.5  # of the Gaussian filter over neighbouring cells
 
 WEIGHTS_KL, ATTENTION_KL = 1e-8, 1e-12  # weights of the two terms in the loss
 PRIORS: dict[str, tuple[tuple[float, float], ...]] = {
     "none": (),
-    "detection": ((-5.0, -1.0), (0.0, 3.0)),  # without tumour: low and sure; with: anything
+    "detection": ((-5.0, -1.0), (0.0, 3.0)),  # without tumour: low; with tumour: wide
     "subtyping": ((3.0, 5.0),),
 }
-"""Mean and log-variance that attention should have, label by label, or one pair for all labels."""
+"""Prior mean and log-variance of the attention, per label, or one pair for all labels."""
 
 Drawn: TypeAlias = Float[Tensor, "R N"]
 
 
 class Noise:
-    """Standard normal numbers for R draws. Draws come in pairs, one the mirror of the other.
+    """Antithetic standard normal noise for R draws: every second draw is minus the one before.
 
-    Each draw is distributed as ever, while in their mean all that is odd in the noise cancels, and
-    half of the numbers need not be made.
+    Each draw is standard normal. In the mean over draws, odd functions of the noise cancel, and
+    only half of the numbers are generated.
     """
 
     def __init__(self, draws: int, like: Tensor, generator: torch.Generator | None) -> None:
         self.draws, self.like, self.generator = draws, like, generator
 
     def __call__(self, *shape: int) -> Float[Tensor, "R ..."]:
-        # In float32 whatever the model's precision: another would draw other numbers.
+        # In float32 for every precision of the model: another one would draw other numbers.
         half = torch.randn(
             (self.draws + 1) // 2, 1, *shape, generator=self.generator, device=self.like.device
         ).to(self.like.dtype)
@@ -65,7 +71,7 @@ class Noise:
 
 
 class VariationalLinear(nn.Module):
-    """A linear map whose weights are Gaussian; their variance is alpha times their square."""
+    """A linear layer with Gaussian weights; their variance is alpha times their squared mean."""
 
     def __init__(self, in_dim: int, out_dim: int, *, log_alpha: float) -> None:
         super().__init__()
@@ -76,40 +82,42 @@ class VariationalLinear(nn.Module):
     def forward(
         self, inputs: Float[Tensor, "#R N A"], noise: Noise | None
     ) -> Float[Tensor, "R N O"]:
-        """Draw the outputs, each entry by itself (local reparameterisation); or return the mean."""
+        """Return a draw of each output (local reparameterisation), or without noise the mean."""
         mean = F.linear(inputs, self.weight, self.bias)
         if noise is None:
             return mean
         return torch.addcmul(mean, self.std(inputs).to(mean.dtype), noise(*mean.shape[1:]))
 
     def std(self, inputs: Float[Tensor, "*batch A"]) -> Float[Tensor, "*batch O"]:
-        """Return the deviations of the outputs, in float32 or better: squares may be tiny."""
+        """Return the standard deviations of the outputs, in float32 or better."""
         dtype = summing_dtype(inputs)
         with torch.autocast(inputs.device.type, enabled=False):
             variances = self.log_alpha.to(dtype).exp() * self.weight.to(dtype).square() + 1e-8
-            # The floor is for inputs that are all zero, where a root has no gradient.
+            # The lower bound is for inputs that are all zero, where a root has no gradient.
             return F.linear(inputs.to(dtype).square(), variances).clamp(min=1e-16).sqrt()
 
     def kl(self) -> Float[Tensor, ""]:
-        """Return the divergence from a log-uniform prior, summed over outputs, mean of inputs."""
-        bump = 0.6134 * (-(0.2026 + 0.7126 * self.log_alpha).square()).exp()
-        return (0.5 * F.softplus(-self.log_alpha) - bump).mean(dim=1).sum()
+        """Return the KL divergence from a log-uniform prior: sum over outputs, mean over inputs."""
+        gaussian = 0.6134 * (-(0.2026 + 0.7126 * self.log_alpha).square()).exp()
+        return (0.5 * F.softplus(-self.log_alpha) - gaussian).mean(dim=1).sum()
 
 
 class BayesMIL(MILModel):
-    """Gated attention with a mean and a variance for each patch; `spatial` smooths the means.
+    """Gated attention with a mean and a variance per patch; `spatial` smooths the means.
 
-    In evaluation the probabilities are the mean over `draws`, and `spread` is their deviation;
-    with `draws = 0` nothing is drawn and the means stand for themselves. Training draws once.
-    The spatial form needs the grid of the patches; patches that share a cell share the mean of
-    their scores. `prior` is what attention should look like: none, detection (label 0 is
-    without tumour) or subtyping.
+    In evaluation the probabilities are the mean over `draws`, and `uncertainty` has their standard
+    deviation. With `draws = 0` the means are used and nothing is drawn. Training draws once. The
+    spatial form needs the grid of the patches; patches in one cell have the mean of their scores.
+    `prior` is the prior of the attention: none, detection (label 0 is without tumour) or subtyping.
 
-    Differs from the authors' code: several seeded draws instead of one; cells follow from the
-    patches' own step; the attention's divergence is the Gaussian one, over real patches, and the
-    label chooses its prior in the loss. The divergence of the weights is the authors': it has a
-    bump where Molchanov et al. have a sigmoid. At weights of 1e-8 and 1e-12 neither is felt.
+    Differs from the authors' code: several seeded draws instead of one; cells follow from the grid
+    of the patches; the KL divergence of the attention is the Gaussian one, without padding, and the
+    label chooses its prior in the loss. The KL divergence of the weights is that of the authors: it
+    has a Gaussian where Molchanov et al. have a sigmoid. Weighted by 1e-8 and 1e-12, both have
+    hardly any effect.
     """
+
+    needs_classes: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -136,7 +144,7 @@ class BayesMIL(MILModel):
             seed=seed,
         )
         if draws < 0:
-            raise ValueError(f"There are 0 draws or more: {draws=}.")
+            raise ValueError(f"draws is at least 0: {draws=}.")
         if prior not in PRIORS:
             raise UnknownNameError("prior", prior, PRIORS)
         if prior == "detection" and n_outputs != 2:
@@ -150,52 +158,53 @@ class BayesMIL(MILModel):
         nn.init.xavier_normal_(self.project.weight)
         nn.init.zeros_(self.project.bias)
         log_alpha = -4.0 if spatial else -1.0
-        self.content = VariationalLinear(dim, hidden, log_alpha=log_alpha)
+        self.hidden = VariationalLinear(dim, hidden, log_alpha=log_alpha)
         self.gate = VariationalLinear(dim, hidden, log_alpha=log_alpha)
-        self.rate = VariationalLinear(hidden, 2, log_alpha=log_alpha)
+        self.out = VariationalLinear(hidden, 2, log_alpha=log_alpha)
         self.classify = VariationalLinear(dim, n_outputs, log_alpha=-3.0)
         self.dropout = nn.Dropout(dropout)
+        accept_old_names(self, {"content": "hidden", "rate": "out"})
 
     def forward_bag(self, features: Features, grid: Cells | None) -> Output:
         if not self.spatial:
             grid = None
         elif grid is None:
             raise BagError(
-                "BayesMIL with spatial = true looks at neighbours, but where the patches of this "
-                "bag lie is not known. Use features with coordinates, or set spatial = false."
+                "BayesMIL with spatial = true needs the coordinates of the patches, and this bag "
+                "has none. Use features with coordinates, or set spatial = false."
             )
         patches = self.dropout(F.relu(self.project(features[0])))
         if self.training:
-            return self.read(patches, grid, Noise(1, patches, None))
+            return self.forward_patches(patches, grid, Noise(1, patches, None))
         if not self.draws:
-            return self.read(patches, grid, None)
-        # Noise belongs to a patch by what it holds: the bag is read in that order.
-        order = reading_order(features[0], grid)
+            return self.forward_patches(patches, grid, None)
+        # Noise is assigned in the order of the features, not in that of the file.
+        order = noise_order(features[0], grid)
         noise = Noise(self.draws, patches, seeded(self.seed, patches.device))
-        output = self.read(patches[order], None if grid is None else grid[order], noise)
+        output = self.forward_patches(patches[order], None if grid is None else grid[order], noise)
         rank = order.argsort()
-        spread = output.spread
-        if spread is not None:
-            spread = replace(spread, attention=spread.attention[:, rank])
-        return replace(output, attention=output.attention[:, rank], spread=spread)
+        uncertainty = output.uncertainty
+        if uncertainty is not None:
+            uncertainty = replace(uncertainty, attention=uncertainty.attention[:, rank])
+        return replace(output, attention=output.attention[:, rank], uncertainty=uncertainty)
 
-    def read(
+    def forward_patches(
         self, patches: Float[Tensor, "N D"], grid: Cells | None, noise: Noise | None
     ) -> Output:
-        """Classify a bag as often as there is noise for, and take the mean."""
+        """Return the mean output over the draws of the noise."""
         mean, log_variance = self.score(patches, noise)
         scores = mean if grid is None else smooth(mean, grid)
         if noise is not None:
             scores = scores + (log_variance / 2).exp() * noise(len(patches))
-        # Sigmoids divided by their sum, in a way that never divides zero by zero.
+        # Sigmoids divided by their sum. In logarithms, this never divides zero by zero.
         weights = F.logsigmoid(scores).softmax(dim=-1)
         embeddings = weighted_sum(weights.mT, patches).to(patches.dtype)
         logits = self.classify(embeddings.unsqueeze(1), noise).squeeze(1)
         mean_logits = logits.mean(dim=0)[None]
-        spread = None
+        uncertainty = None
         if len(logits) > 1:
-            # Draws and their mirrors have a known middle, so nothing is taken off their number.
-            spread = Spread(
+            # The mean of antithetic draws is known, so that no degree of freedom is lost.
+            uncertainty = Uncertainty(
                 attention=weights.std(dim=0, correction=0)[None],
                 probabilities=logits.softmax(dim=-1).std(dim=0, correction=0)[None],
             )
@@ -205,41 +214,45 @@ class BayesMIL(MILModel):
             logits=logits,
             embedding=embeddings.mean(dim=0)[None],
             attention=weights.mean(dim=0)[None],
-            spread=spread,
+            uncertainty=uncertainty,
             aux={"mean_logits": mean_logits, **kl},
         )
 
     def evidence_bag(self, features: Features, grid: Cells | None) -> Evidence:
         output = self.forward_bag(features, grid)
         patches = F.relu(self.project(features[0]))
-        evidence = share_out(output.attention, patches, self.classify.weight, self.classify.bias)
-        # The noise of the classifier's weights is none of any patch's.
+        evidence = evidence_of_sum(
+            output.attention, patches, self.classify.weight, self.classify.bias
+        )
+        # The noise of the classifier's weights belongs to no patch.
         noise = output.aux["mean_logits"] - self.classify(output.embedding[None], None)[0]
         return replace(evidence, rest=evidence.rest + noise[0])
 
     def score(self, patches: Float[Tensor, "N D"], noise: Noise | None) -> tuple[Drawn, Drawn]:
-        """Return mean and log-variance of the attention of each patch, draw by draw."""
+        """Return mean and log-variance of the attention score of each patch, per draw."""
         rows = max(1, ROWS // (noise.draws if noise else 1))
-        # A program for bags of any size has no loop: `compile` and export take the bag as a whole.
-        pieces = (patches,) if torch.compiler.is_compiling() else torch.split(patches, rows)
+        # `compile` and export process the whole bag: a loop would fix the size of the bag.
+        chunks = (patches,) if torch.compiler.is_compiling() else torch.split(patches, rows)
         scores = []
-        for some in pieces:
-            content = self.dropout(self.content(some[None], noise).tanh())
-            gate = self.dropout(self.gate(some[None], noise).sigmoid())
-            scores.append(self.rate(content * gate, noise))
+        for chunk in chunks:
+            hidden = self.dropout(self.hidden(chunk[None], noise).tanh())
+            gate = self.dropout(self.gate(chunk[None], noise).sigmoid())
+            scores.append(self.out(hidden * gate, noise))
         mean, log_variance = rearrange(torch.cat(scores, dim=1), "r n two -> two r n")
         mean, log_variance = (part.to(summing_dtype(part)) for part in (mean, log_variance))
-        return mean, log_variance.clamp(-WIDEST, WIDEST)
+        return mean, log_variance.clamp(-MAX_LOG_VARIANCE, MAX_LOG_VARIANCE)
 
     def attention_kl(self, mean: Drawn, log_variance: Drawn) -> Float[Tensor, "1 C"]:
-        """Return how far attention lies from its prior, for each label the bag might have."""
+        """Return the KL divergence of the attention from the prior of each label."""
         prior = mean.new_tensor(self.prior)
-        centre, width = (repeat(part, "c -> c 1 1") for part in prior.unbind(dim=1))
-        apart = (log_variance.exp() + (mean - centre).square()) / width.exp()
-        return (0.5 * (width - log_variance + apart - 1)).mean(dim=(1, 2))[None]
+        prior_mean, prior_log_variance = (
+            repeat(part, "c -> c 1 1") for part in prior.unbind(dim=1)
+        )
+        ratio = (log_variance.exp() + (mean - prior_mean).square()) / prior_log_variance.exp()
+        return (0.5 * (prior_log_variance - log_variance + ratio - 1)).mean(dim=(1, 2))[None]
 
     def loss(self, output: Output, labels: Labels) -> dict[str, Float[Tensor, ""]]:
-        layers = (self.content, self.gate, self.rate, self.classify)
+        layers = (self.hidden, self.gate, self.out, self.classify)
         terms = super().loss(output, labels)
         terms["weights_kl"] = WEIGHTS_KL * torch.stack([layer.kl() for layer in layers]).sum()
         if self.prior:
@@ -248,8 +261,8 @@ class BayesMIL(MILModel):
         return terms
 
 
-def reading_order(features: Float[Tensor, "N E"], grid: Cells | None) -> Int[Tensor, " N"]:
-    """Return an order by what patches hold and, where they hold the same, by where they lie."""
+def noise_order(features: Float[Tensor, "N E"], grid: Cells | None) -> Int[Tensor, " N"]:
+    """Return an order of the patches by their features and, if these are equal, by their cell."""
     if grid is None:
         return content_order(features)
     by_cell = cell_keys(grid)[0].argsort(stable=True)
@@ -257,9 +270,10 @@ def reading_order(features: Float[Tensor, "N E"], grid: Cells | None) -> Int[Ten
 
 
 def cell_keys(grid: Cells) -> tuple[Int[Tensor, " N"], int]:
-    """Return one number for each cell, and how much it grows from a row to the next.
+    """Return one number per cell, and the difference between rows.
 
-    Beside each row there is room for one cell, so that no two neighbours share a number.
+    Each row has one extra number, so that the end of a row and the start of the next one are not
+    neighbours.
     """
     columns, rows = (grid - grid.amin(dim=0)).long().unbind(dim=1)
     stride = int(columns.amax()) + 2
@@ -267,19 +281,19 @@ def cell_keys(grid: Cells) -> tuple[Int[Tensor, " N"], int]:
 
 
 def smooth(values: Drawn, grid: Cells) -> Drawn:
-    """Return a Gaussian mean over the nine cells around each patch; a cell without one counts 0.
+    """Return values after a Gaussian filter of 3 x 3 cells; empty cells count as 0.
 
-    Neighbours are looked up in the sorted list of cells: no picture of the slide is made.
+    Neighbours are found in the sorted list of cells, without an image of the slide.
     """
     keys, stride = cell_keys(grid)
-    cells, cell_of, patches_in = torch.unique(keys, return_inverse=True, return_counts=True)
-    held = values.new_zeros(len(values), len(cells)).index_add(1, cell_of, values) / patches_in
+    cells, cell_of, counts = torch.unique(keys, return_inverse=True, return_counts=True)
+    cell_means = values.new_zeros(len(values), len(cells)).index_add(1, cell_of, values) / counts
     steps = range(-1, 2)
     gaussian = {(x, y): math.exp(-(x * x + y * y) / (2 * SIGMA**2)) for x in steps for y in steps}
-    smoothed = torch.zeros_like(held)
+    smoothed = torch.zeros_like(cell_means)
     for (x, y), weight in gaussian.items():
         wanted = cells + y * stride + x
-        place = torch.searchsorted(cells, wanted).clamp(max=len(cells) - 1)
-        there = cells[place] == wanted
-        smoothed = smoothed + weight / sum(gaussian.values()) * there * held[:, place]
+        index = torch.searchsorted(cells, wanted).clamp(max=len(cells) - 1)
+        present = cells[index] == wanted
+        smoothed = smoothed + weight / sum(gaussian.values()) * present * cell_means[:, index]
     return smoothed[:, cell_of]

@@ -16,14 +16,13 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from caprmil.models.base import (
-    PIECE,
+    CHUNK,
     Assignments,
     Cells,
     Chunks,
     Evidence,
     Features,
     Grid,
-    Labels,
     Mask,
     Memory,
     MILModel,
@@ -31,7 +30,7 @@ from caprmil.models.base import (
     Patches,
 )
 from caprmil.models.layers import Dropout, summing_dtype, weighted_sum
-from caprmil.models.packing import Sizes, apart, mask_of, unpack
+from caprmil.models.packing import Sizes, mask_from_sizes, pad_packed, split_bags
 from caprmil.models.pooling import MeanPool, Pool, pool_chunks, pool_evidence, pool_packed
 from caprmil.models.replay import replay
 from caprmil.models.thinking import in_pieces, think, think_of_mean
@@ -183,8 +182,8 @@ class ContextAttention(nn.Module):
     def forward_packed(self, patches: Patches, sizes: Sizes) -> tuple[Patches, Assignments]:
         """Let packed bags each meet in tokens of their own."""
         assignments = self.assign(patches)
-        weights = apart(assignments, sizes, dim=2)
-        met = [self.gather(*own) for own in zip(apart(patches, sizes), weights, strict=True)]
+        weights = split_bags(assignments, sizes, dim=2)
+        met = [self.gather(*own) for own in zip(split_bags(patches, sizes), weights, strict=True)]
         tokens = self.mix(*(torch.cat(part) for part in zip(*met, strict=True)))
         heard = [self.broadcast(*own) for own in zip(torch.split(tokens, 1), weights, strict=True)]
         return torch.cat(heard, dim=1), assignments
@@ -327,6 +326,10 @@ class CAPRMIL(MILModel):
         self.memory: Memory = "auto"
 
     @property
+    def needs_classes(self) -> bool:  # type: ignore[override]
+        return isinstance(self.pool, MILModel) and self.pool.needs_classes
+
+    @property
     def order_matters(self) -> bool:  # type: ignore[override]
         return isinstance(self.pool, MILModel) and self.pool.order_matters
 
@@ -342,7 +345,7 @@ class CAPRMIL(MILModel):
         )
 
     def packs(self, sizes: Sizes) -> bool:
-        """Large bags fill a processor alone, and take memory that `forward_pieces` saves."""
+        """Large bags fill a processor alone, and take memory that `forward_in_chunks` saves."""
         return self._memory(sum(sizes)) == "whole"
 
     def forward_packed(
@@ -358,7 +361,9 @@ class CAPRMIL(MILModel):
         if isinstance(self.pool, Pool):
             embedding, attention = pool_packed(self.pool, patches, sizes)
         else:  # somebody's own, which knows masks alone
-            embedding, attention = self.pool(unpack(patches, sizes), mask_of(sizes, patches.device))
+            embedding, attention = self.pool(
+                pad_packed(patches, sizes), mask_from_sizes(sizes, patches.device)
+            )
         return Output(
             logits=self.classify(embedding),
             embedding=embedding,
@@ -373,7 +378,7 @@ class CAPRMIL(MILModel):
     def _learn_mean(self, features: Float[Tensor, "1 N E"], sizes: Sizes) -> Output:
         """Learn from packed bags whose mean patch is all that counts."""
         embedding, packed = self.context.mean(features, sizes)
-        mask = mask_of(sizes, features.device).to(summing_dtype(embedding))
+        mask = mask_from_sizes(sizes, features.device).to(summing_dtype(embedding))
         return Output(
             logits=self.classify(embedding),
             embedding=embedding,
@@ -393,7 +398,7 @@ class CAPRMIL(MILModel):
             "whole" if n <= (WHOLE if on_cpu else WHOLE_GPU) else "keep" if n <= KEPT else "stream"
         )
 
-    def forward_pieces(self, features: Features) -> Output | None:
+    def forward_in_chunks(self, features: Features) -> Output | None:
         how = self._memory(features.shape[1])
         if how == "whole" and self._learns_mean(features):
             self.check_features(features)
@@ -401,7 +406,7 @@ class CAPRMIL(MILModel):
             return self._learn_mean(features, (features.shape[1],))
         apart = isinstance(self.pool, Pool) and len(self.context.blocks) > 0
         if how == "whole" or not apart or not (self.training and torch.is_grad_enabled()):
-            return super().forward_pieces(features)
+            return super().forward_in_chunks(features)
         self.check_features(features)
         embedding, attention = replay(
             self.context, cast(Pool, self.pool), features, keep=how == "keep"
@@ -440,7 +445,7 @@ class CAPRMIL(MILModel):
     @torch.no_grad()
     def in_context(self, features: Float[Tensor, "1 N E"]) -> Patches:
         """Return the patches of one bag as the pool sees them."""
-        walk = Walk(self.context, lambda: torch.split(features, PIECE, dim=1), keep=True)
+        walk = Walk(self.context, lambda: torch.split(features, CHUNK, dim=1), keep=True)
         return torch.cat(list(walk.patches()), dim=1)
 
     @property
@@ -459,10 +464,10 @@ class CAPRMIL(MILModel):
             return self.pool.stream_evidence_bag(walk.patches, keep=keep)
         return pool_evidence(cast(Pool, self.pool), walk.patches(), cast(nn.Linear, self.classify))
 
-    def loss(self, output: Output, labels: Labels) -> dict[str, Float[Tensor, ""]]:
+    def loss(self, output: Output, values: Tensor) -> dict[str, Float[Tensor, ""]]:
         if isinstance(self.pool, MILModel):
-            return self.pool.loss(output, labels)
-        return super().loss(output, labels)
+            return self.pool.loss(output, values)
+        return super().loss(output, values)
 
     def on_epoch_start(self, epoch: int, n_bags: int) -> None:
         if isinstance(self.pool, MILModel):
@@ -480,4 +485,6 @@ def _unpack(packed: Float[Tensor, "1 H N M"], sizes: Sizes) -> Float[Tensor, "B 
     """Return the assignments of packed bags side by side."""
     if len(sizes) == 1:
         return packed
-    return rearrange(unpack(rearrange(packed, "1 h n m -> 1 n h m"), sizes), "b n h m -> b h n m")
+    return rearrange(
+        pad_packed(rearrange(packed, "1 h n m -> 1 n h m"), sizes), "b n h m -> b h n m"
+    )

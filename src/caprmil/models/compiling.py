@@ -1,4 +1,4 @@
-"""Compiling: torch.compile turns the forward pass of a model into code of its own."""
+"""The forward pass of a model, compiled by torch.compile."""
 
 import os
 import shutil
@@ -14,16 +14,16 @@ COMPILERS = ("g++", "clang++", "cl")  # one of them, or what CXX names
 
 
 def compiled(model: MILModel) -> Callable[..., Output]:
-    """Return the model's forward pass, compiled at its first calls for bags of any size.
+    """Return the forward pass of a model, compiled at its first calls for bags of any size.
 
-    It is a function and no module, so that weights keep their names in a checkpoint.
+    It is a function and not a module, so that weights keep their names in a checkpoint.
     """
     from torch._dynamo.exc import TorchDynamoException
 
     find_compiler()
     forward = torch.compile(model.forward, dynamic=True)
 
-    def ask(*arguments: Any, **keywords: Any) -> Output:
+    def run(*arguments: Any, **keywords: Any) -> Output:
         try:
             return forward(*arguments, **keywords)
         except TorchDynamoException as problem:
@@ -33,11 +33,11 @@ def compiled(model: MILModel) -> Callable[..., Output]:
                 "Set train.compile = false."
             ) from problem
 
-    return ask
+    return run
 
 
 def find_compiler() -> str:
-    """Return the C++ compiler that torch will use, or say that there is none."""
+    """Return the C++ compiler that torch will use, or raise if there is none."""
     wanted = (os.environ["CXX"],) if os.environ.get("CXX") else COMPILERS
     found = next(filter(None, map(shutil.which, wanted)), None)
     if found is None:

@@ -1,17 +1,26 @@
-"""The device that a model runs on, chosen by name."""
+"""The device that a model or an encoder runs on."""
 
 import re
+from collections.abc import Sequence
 
 import torch
 
 from caprmil.errors import RunError
 
 
-def pick_device(name: str) -> torch.device:
-    """Return the device of that name; `auto` is the first GPU, or else the CPU."""
+def pick_device(
+    device: str | torch.device, *, automatic: Sequence[str] = ("cuda",)
+) -> torch.device:
+    """Return a device of this machine by its name.
+
+    `auto` is the first of the `automatic` kinds that is present, or else the CPU. Models leave out
+    mps, which has no float64.
+    """
+    name = str(device)
     if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    if not re.fullmatch(r"cpu|mps|cuda(:\d+)?", name):
+        present = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+        name = next((kind for kind in automatic if present[kind]), "cpu")
+    if not re.fullmatch(r"cpu|(mps|cuda)(:\d+)?", name):
         raise RunError(f"A device is auto, cpu, cuda, cuda:1, ... or mps, not '{name}'.")
     try:
         return torch.empty(1, device=name).device

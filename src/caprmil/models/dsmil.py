@@ -1,8 +1,10 @@
-"""DSMIL: the patch that speaks loudest for a class asks all others how alike they are.
+"""DSMIL: the highest-scoring patch of each class attends to all patches by their similarity to it.
 
 Li, Li, Eliceiri: "Dual-stream Multiple Instance Learning Network for Whole Slide Image
 Classification with Self-supervised Contrastive Learning", CVPR 2021.
 """
+
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -24,24 +26,25 @@ from caprmil.models.base import (
     Patches,
     Weights,
 )
-from caprmil.models.layers import masked_softmax, summing_dtype, weighted_sum
+from caprmil.models.layers import accept_old_names, masked_softmax, summing_dtype, weighted_sum
 from caprmil.models.pooling import Pool, pool_chunks
 
 Queries = Float[Tensor, "B C K"]
 
 
 class DSMIL(MILModel):
-    """Two streams: patches classified one by one, and a bag pooled by likeness to the best.
+    """Two streams: a classifier of patches, and a bag pooled by similarity to critical patches.
 
-    The bag stream answers; with `both_streams`, the mean of its logits and the best patches'.
-    `value_map` sends patches through a layer of their own width before they are summed, with
-    `dropout` before it. With `multilabel`, each class is a question of its own: sigmoids and
-    binary cross-entropies in the place of one softmax.
+    The logits are those of the bag stream; with `both_streams`, their mean with the highest patch
+    logits. `value_map` maps patches by a layer of the same width before they are summed, with
+    `dropout` before it.
 
-    Differs from the release: a softmax over all classes by default, also over two, where the
-    release has a sigmoid each and a single logit for two classes. No projection before the two
-    streams: toolkits that add one have another model.
+    Differs from the release: a softmax over all classes, also over two, where the release has one
+    sigmoid per class and a single logit for two classes. There is no projection before the two
+    streams; toolkits that add one have a different model.
     """
+
+    needs_classes: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -52,7 +55,6 @@ class DSMIL(MILModel):
         value_map: bool = False,
         dropout: float = 0.0,
         both_streams: bool = False,
-        multilabel: bool = False,
     ) -> None:
         super().__init__(
             in_dim,
@@ -61,12 +63,11 @@ class DSMIL(MILModel):
             value_map=value_map,
             dropout=dropout,
             both_streams=both_streams,
-            multilabel=multilabel,
         )
         if dropout and not value_map:
             raise ValueError(f"Only the value map has dropout: {dropout=}, {value_map=}.")
-        self.value_map, self.both_streams, self.multilabel = value_map, both_streams, multilabel
-        self.judge = nn.Linear(in_dim, n_outputs)  # the patch stream
+        self.value_map, self.both_streams = value_map, both_streams
+        self.instance_classifier = nn.Linear(in_dim, n_outputs)
         self.query = nn.Sequential(
             nn.Linear(in_dim, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.Tanh()
         )
@@ -75,107 +76,97 @@ class DSMIL(MILModel):
             if value_map
             else nn.Identity()
         )
-        self.classify = nn.Linear(n_outputs * in_dim, n_outputs)  # each class reads all of them
+        self.classify = nn.Linear(n_outputs * in_dim, n_outputs)  # each class reads all embeddings
         for layer in self.modules():
             if isinstance(layer, nn.Linear):
                 nn.init.orthogonal_(layer.weight)
                 nn.init.zeros_(layer.bias)
+        accept_old_names(self, {"judge": "instance_classifier"})
 
     def forward_bags(self, features: Features, mask: Mask, grid: Grid | None) -> Output:
-        opinions = self.judge(features)
-        # The choice has no gradient; the query of the patch that was chosen has.
-        best, critical = opinions.masked_fill(~mask.unsqueeze(-1), -torch.inf).max(dim=1)
+        patch_logits = self.instance_classifier(features)
+        # The choice of the critical patches has no gradient; their queries have one.
+        best, critical = patch_logits.masked_fill(~mask.unsqueeze(-1), -torch.inf).max(dim=1)
         queries = self.query(features)
-        asking = queries.gather(1, critical.unsqueeze(-1).expand(-1, -1, queries.shape[-1]))
-        attention = masked_softmax(likeness(asking, queries), mask.unsqueeze(1))  # U in the paper
+        chosen = queries.gather(1, critical.unsqueeze(-1).expand(-1, -1, queries.shape[-1]))
+        attention = masked_softmax(similarity(chosen, queries), mask.unsqueeze(1))  # U in the paper
         values = self.value(features)
         embedding = weighted_sum(attention.mT, values).to(values.dtype)
         bag = self.classify(rearrange(embedding, "b c e -> b (c e)"))
         return Output(
-            logits=self.answer(bag, best),
+            logits=self.combine(bag, best),
             embedding=embedding,
             attention=attention.mean(dim=1),
             class_attention=attention,
-            scores=self.probabilities(opinions) * mask.unsqueeze(-1),
+            scores=patch_logits.softmax(dim=-1) * mask.unsqueeze(-1),
             aux={"bag": bag, "best": best},
         )
 
-    def answer(self, bag: Logits, best: Logits) -> Logits:
+    def combine(self, bag: Logits, best: Logits) -> Logits:
+        """Return the logits of the model from those of the two streams."""
         return (bag + best) / 2 if self.both_streams else bag
-
-    def probabilities(self, opinions: Float[Tensor, "B N C"]) -> Float[Tensor, "B N C"]:
-        return opinions.sigmoid() if self.multilabel else opinions.softmax(dim=-1)
 
     @property
     def streams(self) -> bool:
         return not self.value_map
 
     def stream_bag(self, chunks: Chunks, *, keep: bool) -> Output:
-        """Find the critical patches in one pass, and who is like them in another."""
+        """Find the critical patches in a first pass, and pool in a second one."""
         if self.value_map:
             return super().stream_bag(chunks, keep=keep)
-        best, asking = torch.tensor(-torch.inf), torch.zeros(())
+        best, chosen = torch.tensor(-torch.inf), torch.zeros(())
         for features in chunks():
-            here, critical = self.judge(features).max(dim=1)
-            louder = (here > best).unsqueeze(-1)  # of equals, the first
-            asking = torch.where(louder, self.query(features[:, critical[0]]), asking)
-            best = torch.maximum(here, best)
-        # A running softmax a class, over views of the same patches.
-        pieces = (features.expand(self.n_outputs, -1, -1) for features in chunks())
-        embedding, attention = pool_chunks(CriticalPool(self.query, asking), pieces)
+            highest, critical = self.instance_classifier(features).max(dim=1)
+            higher = (highest > best).unsqueeze(-1)  # the first of equal patches
+            chosen = torch.where(higher, self.query(features[:, critical[0]]), chosen)
+            best = torch.maximum(highest, best)
+        # One running softmax per class, over views of the same patches.
+        views = (features.expand(self.n_outputs, -1, -1) for features in chunks())
+        embedding, attention = pool_chunks(CriticalPool(self.query, chosen), views)
         bag = self.classify(rearrange(embedding, "c e -> 1 (c e)"))
         return Output(
-            logits=self.answer(bag, best),
+            logits=self.combine(bag, best),
             embedding=embedding.unsqueeze(0),
             attention=attention.mean(dim=0, keepdim=True),
             class_attention=attention.unsqueeze(0),
         )
 
     def evidence_bag(self, features: Features, grid: Cells | None) -> Evidence:
-        opinions, queries = self.judge(features[0]), self.query(features)
-        critical = opinions.argmax(dim=0)
-        attention = likeness(queries[:, critical], queries)[0]
+        patch_logits, queries = self.instance_classifier(features[0]), self.query(features)
+        critical = patch_logits.argmax(dim=0)
+        attention = similarity(queries[:, critical], queries)[0]
         attention = attention.softmax(dim=-1, dtype=summing_dtype(attention))
-        # Each class reads the embeddings of all: K of them, and one share of a patch in each.
-        readers = rearrange(self.classify.weight, "c (k e) -> (c k) e", k=self.n_outputs)
-        said = rearrange(
-            F.linear(self.value(features[0]), readers), "n (c k) -> n c k", c=self.n_outputs
-        )
-        terms = einsum(said, attention, "n c k, k n -> n c")
+        # Each class c reads the embeddings of all classes k.
+        weight = rearrange(self.classify.weight, "c (k e) -> (c k) e", k=self.n_outputs)
+        values = F.linear(self.value(features[0]), weight)
+        values = rearrange(values, "n (c k) -> n c k", c=self.n_outputs)
+        terms = einsum(values, attention, "n c k, k n -> n c")
         rest: Tensor = self.classify.bias
         if self.both_streams:
-            loudest = F.one_hot(critical, len(terms)).mT
-            terms = (terms + loudest * (opinions - self.judge.bias)) / 2
-            rest = (rest + self.judge.bias) / 2
+            is_critical = F.one_hot(critical, len(terms)).mT
+            bias = self.instance_classifier.bias
+            terms = (terms + is_critical * (patch_logits - bias)) / 2
+            rest = (rest + bias) / 2
         return Evidence(terms=terms, rest=rest)
 
     def loss(self, output: Output, labels: Labels) -> dict[str, Float[Tensor, ""]]:
-        measure = self.each_class_loss if self.multilabel else self.bag_loss
         return {
-            "bag": 0.5 * measure(output.aux["bag"], labels),
-            "max": 0.5 * measure(output.aux["best"], labels),
+            "bag": 0.5 * self.criterion(output.aux["bag"], labels),
+            "max": 0.5 * self.criterion(output.aux["best"], labels),
         }
 
-    def each_class_loss(self, logits: Logits, labels: Labels) -> Float[Tensor, ""]:
-        """Return the mean binary cross-entropy of the classes, each bag weighed by its own."""
-        truth = F.one_hot(labels, self.n_outputs).float()
-        losses = F.binary_cross_entropy_with_logits(logits.float(), truth, reduction="none")
-        if self.class_weights is not None:
-            losses = losses * self.class_weights[labels].unsqueeze(-1)
-        return losses.mean()
 
-
-def likeness(asking: Queries, queries: Float[Tensor, "B N K"]) -> Float[Tensor, "B C N"]:
-    """Return how alike each patch is to the critical one of each class."""
-    return einsum(asking, queries, "b c k, b n k -> b c n") / queries.shape[-1] ** 0.5
+def similarity(chosen: Queries, queries: Float[Tensor, "B N K"]) -> Float[Tensor, "B C N"]:
+    """Return the similarity of each patch to the critical patch of each class."""
+    return einsum(chosen, queries, "b c k, b n k -> b c n") / queries.shape[-1] ** 0.5
 
 
 class CriticalPool(Pool):
-    """Pools one bag that stands there C times over, each time for the next class."""
+    """Pools one bag that is repeated C times, once per class."""
 
-    def __init__(self, query: nn.Module, asking: Queries) -> None:
-        super().__init__(asking.shape[-1])
-        self.query, self.asking = query, asking
+    def __init__(self, query: nn.Module, chosen: Queries) -> None:
+        super().__init__(chosen.shape[-1])
+        self.query, self.chosen = query, chosen
 
     def score(self, patches: Patches) -> Weights:
-        return likeness(self.asking, self.query(patches[:1]))[0]
+        return similarity(self.chosen, self.query(patches[:1]))[0]

@@ -1,9 +1,11 @@
-"""DTFD-MIL: a bag is split at random into pseudo-bags; what they distil is the bag's bag.
+"""DTFD-MIL: a bag is split at random into pseudo-bags, and a second tier pools what they distil.
 
 Zhang, Meng, Zhao, Qiao, Yang, Coupland, Zheng: "DTFD-MIL: Double-Tier Feature Distillation
 Multiple Instance Learning for Histopathology Whole Slide Image Classification", CVPR 2022. One
 more axis in this file: G pseudo-bags.
 """
+
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -17,14 +19,14 @@ from caprmil.models.base import (
     Labels,
     MILModel,
     Output,
-    share_out,
+    evidence_of_sum,
 )
 from caprmil.models.layers import content_order, masked_softmax, seeded, weighted_sum
 from caprmil.models.pooling import AttentionPool
 
 
 class Tier(nn.Module):
-    """An attention-based model of its own: a pool and a classifier."""
+    """A gated attention pool and a classifier."""
 
     def __init__(self, dim: int, n_outputs: int, *, hidden: int) -> None:
         super().__init__()
@@ -33,19 +35,21 @@ class Tier(nn.Module):
 
 
 class DTFDMIL(MILModel):
-    """Two tiers of attention: within pseudo-bags, then over what is distilled from each.
+    """Two tiers of attention: within pseudo-bags, then over the features distilled from each.
 
-    `distil` is "afs" (the pooled vector of a pseudo-bag), "maxs" (its patches that speak most for
-    the class) or "maxmins" (those that speak most and least); `distilled` patches from the bag as
-    a whole, one at least from each end of a pseudo-bag. In evaluation, the split is drawn by
-    `seed` and by what the patches hold: the same bag gives the same answer.
+    `distil` is "afs" (the pooled vector of a pseudo-bag), "maxs" (its patches with the highest
+    activation of the class) or "maxmins" (the highest and the lowest); `distilled` is their number
+    per bag, with at least one from each end of a pseudo-bag. In evaluation the split depends on
+    `seed` and on the features of the patches, so that the output of a bag is repeatable.
 
-    Differs from the release: the split is repeatable in evaluation; patches are ranked by the
-    last class for two classes only, and else by the class that tier one predicts; both tiers
-    learn in one step, each from its own loss, which comes to the same. `scores` are tier one's
-    answers to bags of one patch, not the class activations times their attention, which are
-    nearly flat in a large bag.
+    Differs from the release: the split is repeatable in evaluation; patches are ranked by the last
+    class only for two classes, and otherwise by the class that tier one predicts; both tiers are
+    trained in one step, each by its own loss, which is equivalent. `scores` are the class
+    probabilities of tier one for bags of one patch, not the class activations times attention,
+    which are nearly constant in a large bag.
     """
+
+    needs_classes: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -70,52 +74,61 @@ class DTFDMIL(MILModel):
             seed=seed,
         )
         if distil not in ("afs", "maxs", "maxmins"):
-            raise ValueError(f"There are afs, maxs and maxmins: {distil=}.")
+            raise ValueError(f"distil is afs, maxs or maxmins: {distil=}.")
         if groups < 1 or distilled < 1:
-            raise ValueError(f"There is one of each at least: {groups=}, {distilled=}.")
+            raise ValueError(f"groups and distilled are at least 1: {groups=}, {distilled=}.")
         self.groups, self.distil, self.seed = groups, distil, seed
-        self.each = max(distilled // groups, 1)  # patches from one end of a pseudo-bag
+        self.distilled_per_end = max(distilled // groups, 1)
         self.project = nn.Linear(in_dim, dim, bias=False)
         self.first = Tier(dim, n_outputs, hidden=hidden)
         self.second = Tier(dim, n_outputs, hidden=hidden)
 
     def forward_bag(self, features: Features, grid: Cells | None) -> Output:
         patches = F.relu(self.project(features))
-        members = self.split(features[0])
-        rates = self.first.pool.score(patches).expand(len(members), -1)
-        attention = masked_softmax(rates, members)  # each pseudo-bag sums to one
-        pooled = weighted_sum(attention.mT, patches[0]).to(patches.dtype)
-        answer = self.first.classify(pooled).float().log_softmax(dim=-1).mean(dim=0)
-        opinions = self.first.classify(patches)
 
-        rows, shares = pooled, attention
+        # Tier one: attention within each pseudo-bag.
+        members = self.split(features[0])
+        scores = self.first.pool.score(patches).expand(len(members), -1)
+        attention = masked_softmax(scores, members)
+        pooled = weighted_sum(attention.mT, patches[0]).to(patches.dtype)
+        group_logits = self.first.classify(pooled).float()
+        patch_logits = self.first.classify(patches)
+
+        # Distillation.
+        rows, weights = pooled, attention
         if self.distil != "afs":
-            said = opinions[0] - self.first.classify.bias
-            activations = (attention.sum(dim=0).unsqueeze(-1) * said).softmax(dim=-1)
-            wanted = -1 if self.n_outputs == 2 else int(answer.argmax())
+            unbiased = patch_logits[0] - self.first.classify.bias
+            activations = (attention.sum(dim=0).unsqueeze(-1) * unbiased).softmax(dim=-1)
+            predicted = int(group_logits.log_softmax(dim=-1).mean(dim=0).argmax())
+            wanted = -1 if self.n_outputs == 2 else predicted
             chosen = self.choose(activations[:, wanted], members)
-            rows, shares = patches[0, chosen], F.one_hot(chosen, len(said)).to(attention)
+            rows, weights = patches[0, chosen], F.one_hot(chosen, len(unbiased)).to(attention)
+
+        # Tier two: attention over the distilled features. It does not train what lies below it.
         if self.training:
-            rows = rows.detach()  # tier two does not teach what lies below it
+            rows = rows.detach()
         rows = rows.unsqueeze(0)
-        every = torch.ones(rows.shape[:2], dtype=torch.bool, device=rows.device)
-        embedding, weights = self.second.pool(rows, every)
+        mask = torch.ones(rows.shape[:2], dtype=torch.bool, device=rows.device)
+        embedding, row_attention = self.second.pool(rows, mask)
         return Output(
             logits=self.second.classify(embedding),
             embedding=embedding,
-            attention=weights @ shares,
-            scores=opinions.softmax(dim=-1),
-            aux={"tier_one": answer.unsqueeze(0)},
+            attention=row_attention @ weights,
+            scores=patch_logits.softmax(dim=-1),
+            aux={
+                "groups": members.new_tensor([len(members)], dtype=torch.long),
+                "group_logits": group_logits,
+            },
         )
 
     def evidence_bag(self, features: Features, grid: Cells | None) -> Evidence:
-        # What tier two pools are sums of patches or patches themselves, so attention has it all.
-        shares = self.forward_bag(features, grid).attention
+        # Tier two pools sums of patches or patches, so that attention has all the weights.
+        attention = self.forward_bag(features, grid).attention
         patches, classify = F.relu(self.project(features[0])), self.second.classify
-        return share_out(shares, patches, classify.weight, classify.bias)
+        return evidence_of_sum(attention, patches, classify.weight, classify.bias)
 
     def split(self, features: Float[Tensor, "N E"]) -> Bool[Tensor, "G N"]:
-        """Draw who is in which pseudo-bag. They differ by one patch at most; none is empty."""
+        """Draw the pseudo-bags. Their sizes differ by at most one patch, and none is empty."""
         n, device = len(features), features.device
         generator = None if self.training else seeded(self.seed, torch.device("cpu"))
         order = torch.randperm(n, generator=generator).to(device)  # the same on every device
@@ -126,18 +139,25 @@ class DTFDMIL(MILModel):
         group[order] = torch.arange(n, device=device) % len(groups)
         return group == groups.unsqueeze(-1)
 
-    def choose(self, merit: Float[Tensor, " N"], members: Bool[Tensor, "G N"]) -> Int[Tensor, " R"]:
-        """Return the patches of most merit in each pseudo-bag, and of least if they are wanted."""
-        k = min(self.each, int(members.sum(dim=-1).min()))
-        chosen = torch.where(members, merit, -torch.inf).topk(k).indices
+    def choose(
+        self, activations: Float[Tensor, " N"], members: Bool[Tensor, "G N"]
+    ) -> Int[Tensor, " R"]:
+        """Return the patches with the highest activations of each pseudo-bag, or both ends."""
+        k = min(self.distilled_per_end, int(members.sum(dim=-1).min()))
+        chosen = torch.where(members, activations, -torch.inf).topk(k).indices
         if self.distil == "maxmins":
-            least = torch.where(members, merit, torch.inf).topk(k, largest=False).indices
-            chosen = torch.cat([chosen, least])
-        return torch.unique(chosen)  # in a small pseudo-bag, one patch may be both
+            lowest = torch.where(members, activations, torch.inf).topk(k, largest=False).indices
+            chosen = torch.cat([chosen, lowest])
+        return torch.unique(chosen)  # in a small pseudo-bag, a patch may be at both ends
 
     def loss(self, output: Output, labels: Labels) -> dict[str, Float[Tensor, ""]]:
-        # The mean log-probability of the pseudo-bags is minus their mean cross-entropy.
-        losses = F.nll_loss(output.aux["tier_one"], labels, reduction="none")
-        if self.class_weights is not None:
-            losses = losses * self.class_weights[labels]
-        return {"bag": self.bag_loss(output.logits, labels), "tier_one": losses.mean()}
+        """Return the loss of each tier. That of tier one is the mean over its pseudo-bags."""
+        bags = torch.split(output.aux["group_logits"], output.aux["groups"].tolist())
+        tier_one = [
+            self.criterion(logits, label.expand(len(logits)))
+            for logits, label in zip(bags, labels, strict=True)
+        ]
+        return {
+            "bag": self.criterion(output.logits, labels),
+            "tier_one": torch.stack(tier_one).mean(),
+        }

@@ -1,5 +1,7 @@
-"""What several models share: sums over patches that keep their digits, and draws that repeat."""
+"""Shared functions and layers: exact sums over patches, repeatable draws, dropout, the loss."""
 
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -8,10 +10,24 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 
+def weighted_cross_entropy(
+    logits: Float[Tensor, "B C"], labels: Int[Tensor, " B"], weights: Tensor | None = None
+) -> Float[Tensor, ""]:
+    """Return the mean cross-entropy, each bag multiplied by the weight of its class.
+
+    Not the weighted mean of torch: that divides by the weights, which then cancel in a batch of
+    one bag.
+    """
+    losses = F.cross_entropy(logits.float(), labels, reduction="none")
+    if weights is not None:
+        losses = losses * weights.to(losses.device)[labels]
+    return losses.mean()
+
+
 def masked_softmax(
     scores: Float[Tensor, "*batch N"], mask: Bool[Tensor, "*#batch N"]
 ) -> Float[Tensor, "*batch N"]:
-    """Return weights over the real patches that sum to one, in float32 or better."""
+    """Return weights that sum to one over the unmasked patches, in float32 or better."""
     scores = scores.to(summing_dtype(scores)).masked_fill(~mask, -torch.inf)
     return scores.softmax(dim=-1)
 
@@ -19,10 +35,10 @@ def masked_softmax(
 def weighted_sum(
     weights: Float[Tensor, "*batch N M"], values: Float[Tensor, "*batch N K"]
 ) -> Float[Tensor, "*batch M K"]:
-    """Return, for each of M columns of weights, the weighted sum of N values.
+    """Return the weighted sum of N values for each of M columns of weights.
 
-    In float32 or better, also under autocast: a sum over 50,000 patches in float16 loses its
-    digits or overflows.
+    In float32 or better, also under autocast: a sum over 50,000 patches in float16 is inexact or
+    overflows.
     """
     dtype = summing_dtype(values)
     weights, values = weights.to(dtype), values.to(dtype)
@@ -33,31 +49,32 @@ def weighted_sum(
 
 
 def summing_dtype(values: Tensor) -> torch.dtype:
-    """Return the precision for sums over patches: the values' own, and at least float32."""
+    """Return the precision for sums over patches: that of the values, and at least float32."""
     return torch.promote_types(values.dtype, torch.float32)
 
 
 def content_order(patches: Float[Tensor, "N D"]) -> Int[Tensor, " N"]:
-    """Return an order of the patches by what they hold, not by where they stand in a file.
+    """Return an order of the patches that depends on their features only.
 
-    What is drawn for a patch in evaluation goes by this, so that the order of a file is no matter.
+    Random numbers of an evaluation are assigned in this order, so that the order of the patches in
+    a file does not matter.
     """
-    # Some patches at a time: in float64 as a whole, they would be copied out of the cache.
-    pieces = torch.split(patches.detach(), 256)
-    sums = torch.cat([piece.sum(dim=-1, dtype=torch.float64) for piece in pieces])
+    # In chunks, since a float64 copy of all patches does not fit into the cache.
+    chunks = torch.split(patches.detach(), 256)
+    sums = torch.cat([chunk.sum(dim=-1, dtype=torch.float64) for chunk in chunks])
     return sums.argsort(stable=True)
 
 
 def seeded(seed: int, device: torch.device) -> torch.Generator:
-    """Return a generator of its own for an evaluation: same seed, same answer."""
+    """Return a new generator for an evaluation, so that its draws are repeatable."""
     return torch.Generator(device).manual_seed(seed)
 
 
 class Dropout(nn.Module):
-    """Dropout that costs a quarter on the CPU: four draws of 16 bits from one random number.
+    """Dropout at a quarter of the cost on the CPU: four 16-bit draws from each random number.
 
-    Entries fall out with p to within a 65,536th, and the others grow by exactly what makes up for
-    it. One byte an entry is kept for the way back.
+    The probability is a multiple of 1/65,536, and the entries that stay are scaled to match. The
+    backward pass keeps one byte per entry.
     """
 
     def __init__(self, p: int | float) -> None:
@@ -67,42 +84,56 @@ class Dropout(nn.Module):
         self.p = p
 
     @property
-    def lost(self) -> int:
-        """How many of 65,536 entries fall out."""
+    def dropped(self) -> int:
+        """The expected number of dropped entries out of 65,536."""
         return round(self.p * 65536) if self.training else 0
 
     @property
-    def growth(self) -> float:
-        """By how much the others grow."""
-        return 65536 / (65536 - self.lost)
+    def scale(self) -> float:
+        """The factor of the entries that stay."""
+        return 65536 / (65536 - self.dropped)
 
     def forward(self, values: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
-        if not self.lost:
+        if not self.dropped:
             return values
         if values.device.type != "cpu":
             return F.dropout(values, self.p)
-        return _Drop.apply(values, self.draw(values), self.growth)  # type: ignore[no-untyped-call]
+        return _Dropout.apply(values, self.draw(values), self.scale)  # type: ignore[no-untyped-call]
 
     def draw(self, values: Float[Tensor, "*any"]) -> Bool[Tensor, "*any"]:
-        """Draw which entries of such values stay. On the CPU."""
-        if not self.lost:
+        """Return a mask in the shape of the values, true for the entries that stay. CPU only."""
+        if not self.dropped:
             return torch.ones(values.shape, dtype=torch.bool)
         bits = torch.empty(-(-values.numel() // 4), dtype=torch.int64).random_(-(2**63), None)
         drawn = bits.view(torch.int16)[: values.numel()].view(values.shape)
-        return drawn >= self.lost - 32768
+        return drawn >= self.dropped - 32768
 
     def extra_repr(self) -> str:
         return f"p={self.p}"
 
 
-class _Drop(torch.autograd.Function):
+class _Dropout(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, values: Tensor, stay: Tensor, growth: float) -> Tensor:
-        ctx.save_for_backward(stay)
-        ctx.growth = growth
-        return (values * stay).mul_(growth)
+    def forward(ctx: Any, values: Tensor, kept: Tensor, scale: float) -> Tensor:
+        ctx.save_for_backward(kept)
+        ctx.scale = scale
+        return (values * kept).mul_(scale)
 
     @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None, None]:
-        (stay,) = ctx.saved_tensors
-        return (slope * stay).mul_(ctx.growth), None, None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        (kept,) = ctx.saved_tensors
+        return (gradient * kept).mul_(ctx.scale), None, None
+
+
+def accept_old_names(module: nn.Module, names: Mapping[str, str]) -> None:
+    """Let a module load weights that were saved under old names (old name to new name)."""
+    hook = partial(_rename, names=names)
+    module.register_load_state_dict_pre_hook(hook)  # type: ignore[no-untyped-call]
+
+
+def _rename(
+    _: nn.Module, state: dict[str, Any], prefix: str, *__: Any, names: Mapping[str, str]
+) -> None:
+    for old, new in names.items():
+        for key in [key for key in state if key.startswith(f"{prefix}{old}.")]:
+            state[f"{prefix}{new}.{key.removeprefix(f'{prefix}{old}.')}"] = state.pop(key)

@@ -1,4 +1,4 @@
-"""Mean: project every patch, average, classify. The baseline that shows what context adds."""
+"""Mean: project patches, average, classify. The baseline without context."""
 
 import torch.nn.functional as F
 from jaxtyping import Float
@@ -19,11 +19,11 @@ from caprmil.models.pooling import MeanPool, pool_chunks, pool_evidence, pool_pa
 
 
 class MeanMIL(MILModel):
-    """Linear layer and GELU for each patch, then the mean and a linear classifier.
+    """A linear layer and GELU per patch, then the mean and a linear classifier.
 
     Differs from the CAPRMIL paper, which calls it "our approach without the block": as in the
-    authors' figures, there is neither LayerNorm nor dropout in the projection. That form is
-    CAPRMIL with a depth of 0.
+    authors' figures, the projection has neither LayerNorm nor dropout. With both, it is CAPRMIL
+    with a depth of 0.
     """
 
     evaluates_in_chunks = True

@@ -1,10 +1,11 @@
-"""Aggregators: many patches in, one vector and each patch's share in it out (section 3.1.4).
+"""Aggregators: the vector of a bag and the weight of each patch in it (paper, 3.1.4).
 
-A pool scores patches; the softmax of the scores are the shares. Mean is the pool whose scores are
-all equal. To add one: write the class, add it to POOLS.
+A pool scores patches, and the softmax of the scores are the weights. To add one, write the class
+and add it to POOLS.
 """
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -12,53 +13,60 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from caprmil.models.base import Embedding, Evidence, Mask, Patches, Weights
-from caprmil.models.layers import Dropout, masked_softmax, summing_dtype, weighted_sum
-from caprmil.models.packing import Sizes, mask_of, sum_packed, unpack
+from caprmil.models.layers import (
+    Dropout,
+    accept_old_names,
+    masked_softmax,
+    summing_dtype,
+    weighted_sum,
+)
+from caprmil.models.packing import Sizes, mask_from_sizes, pad_packed, weighted_sum_packed
 
 
 class Pool(nn.Module):
-    """Base of the additive pools: a bag is the sum of its patches, weighted by their shares."""
+    """Base class of the pools: a bag is the weighted sum of its patches."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
         self.dim = dim
 
     def score(self, patches: Patches) -> Weights:
-        """Return one number a patch. This is the method a new pool writes."""
+        """Return one number per patch. A new pool defines this method."""
         raise NotImplementedError
 
     def forward(self, patches: Patches, mask: Mask) -> tuple[Embedding, Weights]:
-        """Return the bag's vector and the share of each patch in it."""
+        """Return the vector of each bag and the weights of its patches."""
         attention = masked_softmax(self.score(patches), mask)
         embedding = weighted_sum(attention.unsqueeze(-1), patches).squeeze(-2)
         return embedding.to(patches.dtype), attention
 
 
 class MeanPool(Pool):
-    """Every patch has the same share."""
+    """The mean: all patches have the same weight."""
 
     def score(self, patches: Patches) -> Weights:
         return patches.new_zeros(patches.shape[:2])
 
 
 class AttentionPool(Pool):
-    """A small network says how much a patch counts; a gate may veto it (Ilse et al. 2018)."""
+    """Attention by a small network, optionally with a gate (Ilse et al. 2018)."""
 
     def __init__(
         self, dim: int, *, hidden: int | None = None, gated: bool = False, dropout: float = 0.25
     ) -> None:
         super().__init__(dim)
         hidden = hidden or dim
-        self.content = nn.Linear(dim, hidden)
+        self.hidden = nn.Linear(dim, hidden)
         self.gate = nn.Linear(dim, hidden) if gated else None
-        self.rate = nn.Linear(hidden, 1)
+        self.out = nn.Linear(hidden, 1)
         self.dropout = Dropout(dropout)
+        accept_old_names(self, {"content": "hidden", "rate": "out"})
 
     def score(self, patches: Patches) -> Weights:
-        merit = self.dropout(self.content(patches).tanh())
+        hidden = self.dropout(self.hidden(patches).tanh())
         if self.gate is not None:
-            merit = merit * self.dropout(self.gate(patches).sigmoid())
-        return self.rate(merit).squeeze(-1)
+            hidden = hidden * self.dropout(self.gate(patches).sigmoid())
+        return self.out(hidden).squeeze(-1)
 
 
 class GatedAttentionPool(AttentionPool):
@@ -76,42 +84,59 @@ POOLS: dict[str, type[Pool]] = {
 
 
 def pool_evidence(pool: Pool, chunks: Iterable[Patches], classify: nn.Linear) -> Evidence:
-    """Return what each patch of a bag adds to the logits, if a linear layer reads the pool.
-
-    The bag may come in pieces: of each, only what is returned is kept.
-    """
+    """Return the evidence of one bag in chunks if a linear layer reads the pooled vector."""
     scores, values = [], []
     for patches in chunks:
         scores.append(pool.score(patches))
         values.append(F.linear(patches[0], classify.weight))
-    every = torch.cat(scores, dim=-1)
-    shares = every.softmax(dim=-1, dtype=summing_dtype(every))
-    terms = shares.mT * torch.cat(values)
+    logits = torch.cat(scores, dim=-1)
+    attention = logits.softmax(dim=-1, dtype=summing_dtype(logits))
+    terms = attention.mT * torch.cat(values)
     return Evidence(terms=terms, rest=classify.bias.to(terms.dtype))
 
 
 def pool_packed(
     pool: Pool, patches: Float[Tensor, "1 N D"], sizes: Sizes
 ) -> tuple[Float[Tensor, "B D"], Float[Tensor, "B P"]]:
-    """Pool bags that are packed. The shares in them are padded."""
-    scores = unpack(pool.score(patches), sizes)
-    attention = masked_softmax(scores, mask_of(sizes, scores.device))
-    embedding = sum_packed(attention.unsqueeze(-1), patches, sizes).squeeze(-2)
+    """Return the vectors of packed bags and the padded weights of their patches."""
+    scores = pad_packed(pool.score(patches), sizes)
+    attention = masked_softmax(scores, mask_from_sizes(sizes, scores.device))
+    embedding = weighted_sum_packed(attention.unsqueeze(-1), patches, sizes).squeeze(-2)
     return embedding.to(patches.dtype), attention
 
 
+class RunningSoftmax(NamedTuple):
+    """The sums of a softmax over the chunks so far, relative to the highest score so far."""
+
+    highest: Tensor
+    total: Tensor
+    embedding: Tensor
+
+    @classmethod
+    def start(cls) -> "RunningSoftmax":
+        return cls(torch.tensor(-torch.inf), torch.zeros(()), torch.zeros(()))
+
+    def add(self, scores: Weights, patches: Patches) -> "RunningSoftmax":
+        """Return the sums with one more chunk, rescaled if its scores are higher."""
+        highest = torch.maximum(self.highest, scores.detach().amax(dim=-1, keepdim=True))
+        weights, rescale = (scores - highest).exp(), (self.highest - highest).exp()
+        summed = weighted_sum(weights.unsqueeze(-1), patches).squeeze(-2)
+        return RunningSoftmax(
+            highest,
+            self.total * rescale + weights.sum(dim=-1, keepdim=True),
+            self.embedding * rescale + summed,
+        )
+
+    def weights(self, scores: Iterable[Tensor]) -> Weights:
+        """Return the weights of all patches after the last chunk."""
+        return (torch.cat(list(scores), dim=-1) - self.highest).exp() / self.total
+
+
 def pool_chunks(pool: Pool, chunks: Iterable[Patches]) -> tuple[Embedding, Weights]:
-    """Pool a bag that comes in pieces: a running softmax, rescaled whenever its maximum grows."""
-    highest, total, embedding = torch.tensor(-torch.inf), torch.zeros(()), torch.zeros(())
-    every = []
+    """Return the vector of one bag in chunks and the weights of its patches."""
+    sums, every = RunningSoftmax.start(), []
     for patches in chunks:
         scores = pool.score(patches)
-        scores = scores.to(summing_dtype(scores))
-        every.append(scores)
-        higher = torch.maximum(highest, scores.amax(dim=-1, keepdim=True))
-        weights, shrink = (scores - higher).exp(), (highest - higher).exp()
-        total = total * shrink + weights.sum(dim=-1, keepdim=True)
-        embedding = embedding * shrink + weighted_sum(weights.unsqueeze(-1), patches).squeeze(-2)
-        highest, dtype = higher, patches.dtype
-    attention = (torch.cat(every, dim=-1) - highest).exp() / total
-    return (embedding / total).to(dtype), attention
+        every.append(scores.to(summing_dtype(scores)))
+        sums, dtype = sums.add(every[-1], patches), patches.dtype
+    return (sums.embedding / sums.total).to(dtype), sums.weights(every)

@@ -1,4 +1,4 @@
-"""Models as folders: `config.json` and `model.safetensors`, as on the Hugging Face hub."""
+"""Saved models: `config.json` and `model.safetensors`, as on the Hugging Face hub."""
 
 import json
 from os import PathLike
@@ -18,21 +18,21 @@ CONFIG, WEIGHTS = "config.json", "model.safetensors"
 
 
 def save(model: MILModel, folder: str | PathLike[str]) -> None:
-    """Write a model into a folder, over another that is there. Each file is whole at any time."""
+    """Write a model into a folder, atomically, and replace a model that is already there."""
     config = json.dumps(describe(model), indent=2) + "\n"
     weights = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
-    with atomic_write(Path(folder) / WEIGHTS, replace=True) as passing:
-        save_file(weights, passing, metadata={"format": "pt"})
+    with atomic_write(Path(folder) / WEIGHTS, replace=True) as path:
+        save_file(weights, path, metadata={"format": "pt"})
     write_text(Path(folder) / CONFIG, config, replace=True)
 
 
 def describe(model: MILModel) -> dict[str, Any]:
-    """Return what it takes to build the model again, as JSON has it."""
+    """Return the name and settings of a model, for JSON."""
     names = [name for name, kind in MODELS.items() if kind is type(model)]
     if not names:
         raise RecipeError(
-            f"{type(model).__name__} is not registered, so nobody could load it again. "
-            f"Add it first: caprmil.models.MODELS['name'] = {type(model).__name__}."
+            f"{type(model).__name__} is not registered and could not be loaded again. Register it "
+            f"first: caprmil.models.register_model('name')({type(model).__name__})."
         )
     settings = {key: _plain(value) for key, value in model.settings.items()}
     return {"model": names[0], "in_dim": model.in_dim, "n_outputs": model.n_outputs, **settings}
@@ -47,22 +47,36 @@ def _plain(value: Any) -> Any:
 
 
 def load(source: str | PathLike[str], **changes: Any) -> MILModel:
-    """Build the model of a folder, or of a repository on the hub, and load its weights."""
+    """Return the model in a folder, or in a repository of the hub, with its weights."""
     folder = Path(source)
     if not folder.is_dir():
         folder = _download(str(source))
     try:
-        config = json.loads((folder / CONFIG).read_text()) | changes
+        config = upgrade(json.loads((folder / CONFIG).read_text())) | changes
         model = create(config.pop("model"), **config)
         model.load_state_dict(load_file(folder / WEIGHTS))
     except FileNotFoundError as problem:
         name = Path(problem.filename or WEIGHTS).name
-        raise RunError(f"{folder} holds no model: {name} is missing.") from None
+        raise RunError(f"{folder} has no model: {name} is missing.") from None
     except CaprmilError:
         raise
     except (KeyError, TypeError, ValueError, RuntimeError, SafetensorError) as problem:
         raise RunError(f"The model in {folder} cannot be loaded: {problem}") from problem
     return model.eval()
+
+
+def upgrade(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of a model that was saved by an older version in today's terms."""
+    config = dict(config)
+    if "n_classes" in config:
+        config["n_outputs"] = config.pop("n_classes")
+    if config.pop("multilabel", False):
+        raise RunError(
+            "This DSMIL was trained with multilabel = true, which no longer exists. Train it again."
+        )
+    if isinstance(config.get("pool"), dict):
+        config["pool"] = upgrade(config["pool"])
+    return config
 
 
 def _download(repository: str) -> Path:
@@ -72,9 +86,11 @@ def _download(repository: str) -> Path:
     try:
         return Path(snapshot_download(repository, allow_patterns=[CONFIG, WEIGHTS]))
     except HFValidationError:
-        raise RunError(f"{repository} is neither a folder nor a repository of the hub.") from None
+        raise RunError(
+            f"{repository} is neither a folder nor the name of a repository on the hub."
+        ) from None
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as problem:
         raise RunError(
-            f"There is no folder {repository}, and the hub did not give it: {problem} "
-            "Without a network, download it elsewhere and pass the folder."
+            f"There is no folder {repository}, and it cannot be loaded from the hub: {problem} "
+            "Without a network, copy its folder here and pass the path."
         ) from problem

@@ -1,4 +1,4 @@
-"""The models by name. To add one: write its file, add its line to MODELS."""
+"""The models by name. To add one, write its file and its line in MODELS, or register it."""
 
 import inspect
 from collections.abc import Callable
@@ -33,16 +33,40 @@ MODELS: dict[str, type[MILModel]] = {
     "sgpmil": SGPMIL,
 }
 
+Model = TypeVar("Model", bound=MILModel)
 Built = TypeVar("Built", bound=nn.Module)
 
 
+def register_model(name: str) -> Callable[[type[Model]], type[Model]]:
+    """Return a decorator that adds a model class of another package to MODELS.
+
+    >>> @register_model("mine")
+    ... class MyMIL(MILModel): ...
+    """
+
+    def register(model: type[Model]) -> type[Model]:
+        if not name.replace("_", "").isalnum():
+            raise ValueError(f"The name of a model has letters, digits and _, not '{name}'.")
+        known = {**POOLS, **MODELS}.get(name)
+        if known is not None and _path(known) != _path(model):  # a notebook may define it again
+            raise ValueError(f"There is already a model or pool called '{name}'.")
+        MODELS[name] = model
+        return model
+
+    return register
+
+
+def _path(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
 def list_models() -> list[str]:
-    """Return every name that `create` takes, apart from combinations such as caprmil+abmil."""
+    """Return the names of all models, without combinations such as caprmil+abmil."""
     return sorted(MODELS)
 
 
 def create(name: str, in_dim: int, n_outputs: int, **settings: Any) -> MILModel:
-    """Build a model by its name. `caprmil+NAME` puts the context stack before a pool or a model.
+    """Return a new model by its name. `caprmil+NAME` puts the context stack before a pool or model.
 
     >>> create("caprmil", in_dim=1024, n_outputs=2, tokens=4)
     >>> create("caprmil+abmil", in_dim=1024, n_outputs=2)
@@ -52,20 +76,20 @@ def create(name: str, in_dim: int, n_outputs: int, **settings: Any) -> MILModel:
         raise UnknownNameError("model", name, MODELS)
     if plus:
         if name != "caprmil":
-            raise RecipeError(f"Only caprmil can stand before another model, not {name}.")
+            raise RecipeError(f"Only caprmil combines with another model, not {name}.")
         settings = {"pool": pool, **settings}
     return build(MODELS[name], name, (in_dim, n_outputs), settings)
 
 
 def build_pool(pool: str | dict[str, Any] | nn.Module, dim: int, n_outputs: int) -> nn.Module:
-    """Return the pool or model of that name, of a width of `dim`; objects pass through.
+    """Return a new pool or model by its name, for patches of width `dim`; objects are returned.
 
-    "mean" is the pool: to put the Mean model behind, pass `MeanMIL(dim, n_outputs)`.
+    "mean" is the pool. For the Mean model, pass `MeanMIL(dim, n_outputs)`.
     """
     if isinstance(pool, MILModel) and (pool.in_dim, pool.n_outputs) != (dim, n_outputs):
         raise ValueError(
             f"The model behind the context stack was made for {pool.in_dim} features and "
-            f"{pool.n_outputs} classes; it will see {dim} and {n_outputs}."
+            f"{pool.n_outputs} outputs; it gets {dim} and {n_outputs}."
         )
     if isinstance(pool, nn.Module):
         return pool
@@ -74,7 +98,7 @@ def build_pool(pool: str | dict[str, Any] | nn.Module, dim: int, n_outputs: int)
     settings = {"name": pool} if isinstance(pool, str) else dict(pool)
     if "object" in settings:
         raise RecipeError(
-            f"This model was saved with a pool of its maker's own, {settings['object']}. "
+            f"This model was saved with a pool from outside the package, {settings['object']}. "
             "Pass it: pool=..."
         )
     name = settings.pop("name", None)
@@ -88,7 +112,7 @@ def build_pool(pool: str | dict[str, Any] | nn.Module, dim: int, n_outputs: int)
 def build(
     kind: Callable[..., Built], name: str, sizes: tuple[int, ...], settings: dict[str, Any]
 ) -> Built:
-    """Call a constructor; a setting that it does not have is an error of the recipe."""
+    """Call a constructor. A setting that it does not have is a `RecipeError`."""
     known = [
         key
         for key, parameter in inspect.signature(kind).parameters.items()

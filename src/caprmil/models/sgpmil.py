@@ -1,15 +1,16 @@
-"""SGPMIL: the attention score is a sparse Gaussian process, so each weight has error bars.
+"""SGPMIL: the attention score is a sparse Gaussian process, so that each weight is uncertain.
 
 Lolos, Christodoulidis, Moustakas, Dolz, Vakalopoulou: "SGPMIL: Sparse Gaussian Process Multiple
 Instance Learning", arXiv 2507.08711. Sparse variational processes: Titsias, AISTATS 2009; Hensman,
 Matthews, Ghahramani, AISTATS 2015.
 
-Axes of its own: R draws, M inducing points, K the width of the process' inputs.
+More axes in this file: R draws, M inducing points, K the input width of the process.
 """
 
 import math
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -24,23 +25,29 @@ from caprmil.models.base import (
     Labels,
     MILModel,
     Output,
-    Spread,
-    share_out,
+    Uncertainty,
+    evidence_of_sum,
 )
-from caprmil.models.layers import content_order, seeded, summing_dtype, weighted_sum
+from caprmil.models.layers import (
+    accept_old_names,
+    content_order,
+    seeded,
+    summing_dtype,
+    weighted_sum,
+)
 
 JITTER = 1e-4  # on the diagonal of the inducing points' covariance
 RETRIES = 2  # each with ten times the jitter
-LEAST_VARIANCE = 1e-6
-LEAST_DIAGONAL = 1e-12  # of the factor of S, before its logarithm
+MIN_VARIANCE = 1e-6
+MIN_DIAGONAL = 1e-12  # of the factor of S, before its logarithm
 
 Points = Float[Tensor, "N K"]
 
 
 class SparseGP(nn.Module):
-    """A Gaussian process known through M inducing points: a linear mean, and k = RBF + constant.
+    """A Gaussian process with M inducing points, a linear mean, and k = RBF + constant.
 
-    Works in float64: covariances of points that have met are close to singular.
+    In float64, since covariances of nearby points are close to singular.
     """
 
     def __init__(self, dim: int, *, inducing: int) -> None:
@@ -48,7 +55,7 @@ class SparseGP(nn.Module):
         self.inducing = nn.Parameter(torch.rand(inducing, dim))  # Z
         # The inducing values are N(m, S) with S = L L^T, whitened: their prior is N(0, I).
         self.mean = nn.Parameter(torch.randn(inducing) * 1e-3)  # m
-        self.factor = nn.Parameter(torch.eye(inducing))  # L, of which the lower triangle counts
+        self.factor = nn.Parameter(torch.eye(inducing))  # L, only its lower triangle is used
         self.slope = nn.Parameter(torch.randn(dim))
         self.offset = nn.Parameter(torch.randn(()))
         self.raw = nn.Parameter(torch.zeros(3))  # length, scale and constant, before softplus
@@ -63,43 +70,45 @@ class SparseGP(nn.Module):
         prior_mean = points @ self.slope.double() + self.offset.double()
         _, scale, constant = self.hyperparameters()
         explained = projected.square().sum(dim=0)
-        left = (factor.mT @ projected).square().sum(dim=0)
-        variance = scale + constant + JITTER - explained + left
-        return prior_mean + mean @ projected, variance.clamp(min=LEAST_VARIANCE)
+        remaining = (factor.mT @ projected).square().sum(dim=0)
+        variance = scale + constant + JITTER - explained + remaining
+        return prior_mean + mean @ projected, variance.clamp(min=MIN_VARIANCE)
 
     def hyperparameters(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return length, scale and constant of the kernel, positive whatever happens."""
+        """Return length, scale and constant of the kernel, which are positive by construction."""
         length, scale, constant = F.softplus(self.raw.double())
         return length, scale, constant
 
     def kernel(self, one: Points, other: Float[Tensor, "L K"]) -> Float[Tensor, "N L"]:
-        """Return the covariance of each point of the one with each of the other."""
+        """Return the covariance of each point of one set with each of the other."""
         length, scale, constant = self.hyperparameters()
         squares = one.square().sum(dim=1)[:, None] + other.square().sum(dim=1)
         distances = (squares - 2 * one @ other.mT).clamp(min=0.0)
         return scale * (-distances / (2 * length.square())).exp() + constant
 
     def kl(self) -> Float[Tensor, ""]:
-        """Return the divergence of N(m, S) from N(0, I)."""
+        """Return the KL divergence of N(m, S) from N(0, I)."""
         factor = self.factor.tril()
-        log_determinant = 2 * factor.diagonal().abs().clamp(min=LEAST_DIAGONAL).log().sum()
+        log_determinant = 2 * factor.diagonal().abs().clamp(min=MIN_DIAGONAL).log().sum()
         trace = factor.square().sum()  # of S
         return 0.5 * (trace + self.mean.square().sum() - len(self.mean) - log_determinant)
 
 
 class SGPMIL(MILModel):
-    """Attention drawn from a Gaussian process, R times; a bag is the weighted *sum* of its patches.
+    """Attention drawn from a Gaussian process; a bag is the weighted *sum* of its patches.
 
-    `noise` is "independent", a number for each patch and draw, or "shared", one for all patches
-    of a draw. `normalise` divides the sum by the weights, so that a bag's size does not scale
-    its embedding. With `draws = 0` an evaluation takes the mean scores; training draws at least
-    once. `aux["mean_logits"]` is the mean over draws of the logits, which is trained on and is
-    exactly a sum over patches; `logits` are those of the mean probabilities.
+    `noise` is "independent", one number per patch and draw, or "shared", one per draw. `normalise`
+    divides the sum by the weights, so that the embedding does not grow with the bag. With
+    `draws = 0` an evaluation uses the mean scores; training draws at least once. The loss uses
+    `aux["mean_logits"]`, the mean logits over the draws, which are exact sums over patches. The
+    `logits` are those of the mean class probabilities, so that the model needs classes.
 
-    Differs from the authors' code: noise there is shared by an accident of shapes, and published
-    numbers come from it; the paper's text has it independent, our default. Draws are seeded in
-    evaluation. The divergence is divided by the number of training bags, in validation too.
+    Differs from the authors' code: its noise is shared because of a broadcast, and the published
+    numbers come from that; in the paper's text it is independent, our default. Draws are seeded in
+    evaluation. The KL divergence is divided by the number of training bags, also in validation.
     """
+
+    needs_classes: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -126,16 +135,20 @@ class SGPMIL(MILModel):
             seed=seed,
         )
         if not dims or draws < 0 or inducing < 1:
-            raise ValueError(f"A width, a point and 0 draws at least: {dims=} {inducing=} {draws=}")
+            raise ValueError(
+                f"dims has a width, inducing is at least 1, draws at least 0: "
+                f"{dims=}, {inducing=}, {draws=}."
+            )
         if noise not in ("independent", "shared"):
             raise UnknownNameError("noise", noise, ("independent", "shared"))
         self.draws, self.noise, self.normalise, self.seed = draws, noise, normalise, seed
-        self.n_bags = 1  # until training says how many there are
+        self.n_bags = 1  # set at the start of an epoch
         layers = [(nn.Linear(a, b), nn.ReLU()) for a, b in pairwise((in_dim, *dims))]
         self.project = nn.Sequential(*(part for pair in layers for part in pair))
-        self.place = nn.Sequential(nn.Linear(dims[-1], gp_dim), nn.Sigmoid())
+        self.reduce = nn.Sequential(nn.Linear(dims[-1], gp_dim), nn.Sigmoid())
         self.process = SparseGP(gp_dim, inducing=inducing)
         self.classify = nn.Linear(dims[-1], n_outputs)
+        accept_old_names(self, {"place": "reduce"})
 
     def on_epoch_start(self, epoch: int, n_bags: int) -> None:
         self.n_bags = n_bags
@@ -143,76 +156,76 @@ class SGPMIL(MILModel):
     def forward_bag(self, features: Features, grid: Cells | None) -> Output:
         patches = self.project(features[0])
         log_weights = self.log_weights(patches, self.draw(features[0]))
-        shares = self.shares(log_weights)
+        attention = self.attention(log_weights)
         embeddings = weighted_sum(self.weights(log_weights).mT, patches)
-        with torch.autocast(patches.device.type, enabled=False):  # a sum may not fit into float16
+        with torch.autocast(patches.device.type, enabled=False):  # float16 may overflow
             weight, bias = (part.to(embeddings.dtype) for part in self.classify.parameters())
             logits = F.linear(embeddings, weight, bias)
-        spread = None
+        uncertainty = None
         if len(logits) > 1:
-            spread = Spread(
-                attention=shares.std(dim=0)[None],
+            uncertainty = Uncertainty(
+                attention=attention.std(dim=0)[None],
                 probabilities=logits.softmax(dim=-1).std(dim=0)[None],
             )
         return Output(
             logits=logits.log_softmax(dim=-1).logsumexp(dim=0)[None] - math.log(len(logits)),
             embedding=embeddings.mean(dim=0)[None],
-            attention=shares.mean(dim=0)[None],
-            spread=spread,
+            attention=attention.mean(dim=0)[None],
+            uncertainty=uncertainty,
             aux={"mean_logits": logits.mean(dim=0)[None]},
         )
 
     def draw(self, features: Float[Tensor, "N E"]) -> Float[Tensor, "R ..."] | None:
-        """Return noise for each draw; in evaluation it goes to patches by what they hold."""
+        """Return the noise of each draw; in evaluation it is assigned by features."""
         if not self.draws and not self.training:
             return None
         generator = None if self.training else seeded(self.seed, features.device)
-        each = 1 if self.noise == "shared" else len(features)
-        # In float32 whatever the model's precision: another would draw other numbers.
-        noise = torch.randn(max(1, self.draws), each, generator=generator, device=features.device)
-        if self.training or each == 1:
+        width = 1 if self.noise == "shared" else len(features)
+        # In float32 for every precision of the model: another one would draw other numbers.
+        noise = torch.randn(max(1, self.draws), width, generator=generator, device=features.device)
+        if self.training or width == 1:
             return noise
         return noise[:, content_order(features).argsort()]
 
     def log_weights(
         self, patches: Float[Tensor, "N D"], noise: Float[Tensor, "R ..."] | None
     ) -> Float[Tensor, "R N"]:
-        """Return the logarithm of each patch's weight, draw by draw."""
-        mean, variance = self.process(self.place(patches))
+        """Return the logarithm of the weight of each patch, per draw."""
+        mean, variance = self.process(self.reduce(patches))
         scores = mean[None] if noise is None else mean + variance.sqrt() * noise
         return F.logsigmoid(scores.to(summing_dtype(patches)))
 
-    def shares(self, log_weights: Float[Tensor, "R N"]) -> Float[Tensor, "R N"]:
-        """Return weights that sum to one: in each draw, or only in the mean of the draws."""
+    def attention(self, log_weights: Float[Tensor, "R N"]) -> Float[Tensor, "R N"]:
+        """Return weights that sum to one: in each draw, or only in the mean over the draws."""
         if self.normalise:
             return log_weights.softmax(dim=-1)
         return log_weights.flatten().softmax(dim=0).view_as(log_weights) * len(log_weights)
 
     def weights(self, log_weights: Float[Tensor, "R N"]) -> Float[Tensor, "R N"]:
-        """Return what patches are summed by, draw by draw."""
-        return self.shares(log_weights) if self.normalise else log_weights.exp()
+        """Return the weights of the sum over patches, per draw."""
+        return self.attention(log_weights) if self.normalise else log_weights.exp()
 
     def evidence_bag(self, features: Features, grid: Cells | None) -> Evidence:
         patches = self.project(features[0])
         weights = self.weights(self.log_weights(patches, self.draw(features[0])))
-        shares = weights.mean(dim=0, keepdim=True)
-        return share_out(shares, patches, self.classify.weight, self.classify.bias)
+        mean = weights.mean(dim=0, keepdim=True)
+        return evidence_of_sum(mean, patches, self.classify.weight, self.classify.bias)
 
     def loss(self, output: Output, labels: Labels) -> dict[str, Float[Tensor, ""]]:
         return {
-            "bag": self.bag_loss(output.aux["mean_logits"], labels),
+            "bag": self.criterion(output.aux["mean_logits"], labels),
             "kl": self.process.kl() / self.n_bags,
         }
 
 
 def cholesky(covariance: Float[Tensor, "M M"]) -> Float[Tensor, "M M"]:
-    """Return the lower factor of a covariance, with as much jitter as that takes."""
+    """Return the lower Cholesky factor of a covariance, with more jitter if it is needed."""
     ridge = torch.eye(len(covariance), dtype=covariance.dtype, device=covariance.device)
     for attempt in range(1 + RETRIES):
         root, failed = torch.linalg.cholesky_ex(covariance + JITTER * 10**attempt * ridge)
         if not failed:
             return root
     raise RunError(
-        "The Gaussian process of SGPMIL broke down: the covariance of its inducing points has no "
-        "Cholesky factor. Training has most likely diverged; lower train.lr."
+        "The covariance of the inducing points of SGPMIL has no Cholesky factor. Training has most "
+        "likely diverged. Lower train.lr."
     )

@@ -19,7 +19,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from caprmil.models.base import PIECE, Embedding, Patches
+from caprmil.models.base import CHUNK as PIECE
+from caprmil.models.base import Embedding, Patches
 from caprmil.models.packing import Sizes
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def think(block: "ContextBlock", patches: Patches) -> Patches:
         return patches + block.dropout(block.think(block.norm_think(patches)))
     stay = block.dropout.draw(patches)[0]
     out = Thoughts.apply(  # type: ignore[no-untyped-call]
-        patches.squeeze(0), stay, block.dropout.growth, block.norm_think.eps, *weights(block)
+        patches.squeeze(0), stay, block.dropout.scale, block.norm_think.eps, *weights(block)
     )
     return out.unsqueeze(0)
 
@@ -58,7 +59,7 @@ def think_of_mean(
     """Return the mean of each packed bag, with what the MLP makes of its patches."""
     stay = block.dropout.draw(patches)[0]
     return MeanThoughts.apply(  # type: ignore[no-untyped-call]
-        patches.squeeze(0), stay, block.dropout.growth, block.norm_think.eps, sizes, *weights(block)
+        patches.squeeze(0), stay, block.dropout.scale, block.norm_think.eps, sizes, *weights(block)
     )
 
 

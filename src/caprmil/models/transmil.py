@@ -1,4 +1,4 @@
-"""TransMIL: two layers of attention among patches, and a class token that reads them.
+"""TransMIL: two layers of self-attention over patches, and a class token.
 
 Shao, Bian, Chen, Wang, Zhang, Ji, Zhang: "TransMIL: Transformer based Correlated Multiple Instance
 Learning for Whole Slide Image Classification", NeurIPS 2021.
@@ -22,13 +22,14 @@ from caprmil.models.base import (
     Patches,
     Weights,
 )
-from caprmil.models.nystrom import NystromLayer, in_reading_order
+from caprmil.models.layers import accept_old_names
+from caprmil.models.nystrom import NystromLayer, sort_by_grid
 
 
-class Surroundings(nn.Module):
-    """Adds to each cell of a square image what lies around it, channel by channel, at three scales.
+class PositionEncoding(nn.Module):
+    """The pyramid position encoding (PPEG): convolutions of a square image at three scales.
 
-    Differs from the paper's evaluation, not from its result: the three kernels are added first.
+    Differs from the paper in its order of sums, not in its result: the kernels are added first.
     """
 
     def __init__(self, dim: int) -> None:
@@ -36,7 +37,7 @@ class Surroundings(nn.Module):
         self.scales = nn.ModuleList(nn.Conv2d(dim, dim, size, groups=dim) for size in (7, 5, 3))
 
     def forward(self, patches: Patches) -> Patches:
-        """Take the patches of the image row by row, and return them so."""
+        """Return the encoded patches. They are the rows of the image, one after the other."""
         weight, bias = torch.zeros(()), torch.zeros(())
         for margin, scale in enumerate(cast(list[nn.Conv2d], self.scales)):
             weight = weight + F.pad(scale.weight, [margin] * 4)
@@ -48,15 +49,14 @@ class Surroundings(nn.Module):
 
 
 class TransMIL(MILModel):
-    """Patches in a row, squared up, with a class token in front that gathers the answer.
+    """A sequence of patches, repeated to a square number, with a class token in front.
 
-    With a grid, patches are sorted by row and column: a file's order is then no matter. The square
-    they are laid out in is not the slide's.
+    With a grid, patches are sorted by row and column, so that their order in a file does not
+    matter. The square of the position encoding is not that of the slide.
 
-    Differs from the authors' code: the attention is that of the class token, not of the row of
-    padding that stands in its place there. The second layer is worked out for the class token
-    alone, as nothing else is read. The 85 GFLOPs of the comparison are not reproduced: by
-    this evaluation a bag of 1000 patches takes 12.
+    Differs from the authors' code: the attention is that of the class token, not of the padding row
+    at its index there. The second layer is computed only for the class token, since nothing else
+    is used. The 85 GFLOPs of the comparison are not reproduced: a bag of 1000 patches takes 12.
     """
 
     order_matters: ClassVar[bool] = True
@@ -81,14 +81,22 @@ class TransMIL(MILModel):
         super().__init__(in_dim, n_outputs, dim=dim, **attention)
         self.project = nn.Linear(in_dim, dim)
         self.class_token = nn.Parameter(torch.randn(1, dim))
-        self.correlate = NystromLayer(dim, **attention)
-        self.look_around = Surroundings(dim)
-        self.gather = NystromLayer(dim, **attention)
+        self.first_layer = NystromLayer(dim, **attention)
+        self.position_encoding = PositionEncoding(dim)
+        self.second_layer = NystromLayer(dim, **attention)
         self.norm = nn.LayerNorm(dim)
         self.classify = nn.Linear(dim, n_outputs)
+        accept_old_names(
+            self,
+            {
+                "correlate": "first_layer",
+                "look_around": "position_encoding",
+                "gather": "second_layer",
+            },
+        )
 
     def forward_bag(self, features: Features, grid: Cells | None) -> Output:
-        embedding, weights = self.read(features, grid)
+        embedding, weights = self.forward_token(features, grid)
         return Output(
             logits=self.classify(embedding), embedding=embedding, attention=positive_part(weights)
         )
@@ -96,32 +104,32 @@ class TransMIL(MILModel):
     def class_token_attention(
         self, features: Float[Tensor, "1 N E"], grid: Cells | None = None
     ) -> Weights:
-        """Return the raw attention of one bag, some of it negative: `Output` has what is above."""
-        return self.read(self.validate(features, None)[0], grid)[1]
+        """Return the raw attention of one bag, which may be negative, unlike in `Output`."""
+        return self.forward_token(self.validate(features, None)[0], grid)[1]
 
-    def read(
+    def forward_token(
         self, features: Float[Tensor, "1 N E"], grid: Cells | None
     ) -> tuple[Embedding, Weights]:
-        """Return the class token of a bag, and its weights on the patches, a mean over the heads.
+        """Return the class token of a bag, and its attention to the patches, averaged over heads.
 
-        A patch that stands twice in the square has both of its weights.
+        A patch that is in the square twice has the sum of both weights.
         """
-        patches, back = in_reading_order(F.relu(self.project(features)), grid)
+        patches, restore = sort_by_grid(F.relu(self.project(features)), grid)
         n = patches.shape[1]
         side = isqrt(n - 1) + 1
         square = torch.cat([patches, patches[:, : side**2 - n]], dim=1)
         token = self.class_token.expand(len(square), 1, -1).to(square.dtype)
-        sequence = self.correlate(torch.cat([token, square], dim=1))
-        sequence = torch.cat([sequence[:, :1], self.look_around(sequence[:, 1:])], dim=1)
-        token, weights = self.gather.look(sequence, slice(0, 1))
+        sequence = self.first_layer(torch.cat([token, square], dim=1))
+        sequence = torch.cat([sequence[:, :1], self.position_encoding(sequence[:, 1:])], dim=1)
+        token, weights = self.second_layer.attend_rows(sequence, slice(0, 1))
         weights = weights.mean(dim=(1, 2))[:, 1:]
-        again = weights[:, n:]
-        weights = weights[:, :n] + F.pad(again, (0, n - again.shape[1]))
-        return self.norm(token[:, 0]), weights[:, back]
+        repeated = weights[:, n:]
+        weights = weights[:, :n] + F.pad(repeated, (0, n - repeated.shape[1]))
+        return self.norm(token[:, 0]), weights[:, restore]
 
 
 def positive_part(weights: Weights) -> Weights:
-    """Return shares that sum to one: what is above zero, or the same for all if nothing is."""
+    """Return the positive weights, scaled to sum to one, or equal weights if there are none."""
     weights = weights.clamp(min=0)
     total = weights.sum(dim=1, keepdim=True)
     uniform = torch.full_like(weights, 1 / weights.shape[1])

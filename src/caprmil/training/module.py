@@ -25,6 +25,7 @@ from caprmil.io.atomic import atomic_write, write_text
 from caprmil.models import MILModel
 from caprmil.models.base import Memory
 from caprmil.models.compiling import compiled
+from caprmil.models.layers import weighted_cross_entropy
 from caprmil.training.data import EpochSampler, Steps
 from caprmil.training.distributed import ProcessGroup
 from caprmil.training.trainer import interruptible, make_trainer, quiet
@@ -317,7 +318,7 @@ def fit(
     with group.distribute(job):
         rows = job(group, cache=cache, loggers=loggers, listen=listen)
     load_weights(model, folder / "kept.ckpt")
-    model.weigh_classes(None)
+    model.set_criterion(weighted_cross_entropy)
     model.cpu().eval()
     return rows
 
@@ -408,7 +409,8 @@ def weigh_classes(model: MILModel, train: Sequence[Sample], settings: TrainConfi
     if settings.class_weights == "balanced":
         counts = np.bincount([sample.label for sample in train], minlength=model.n_outputs)
         weights = len(train) / model.n_outputs / np.maximum(counts, 1)
-        model.weigh_classes(torch.tensor(weights, dtype=torch.float32))
+        tensor = torch.tensor(weights, dtype=torch.float32)
+        model.set_criterion(partial(weighted_cross_entropy, weights=tensor))
 
 
 def load_weights(model: MILModel, checkpoint: Path) -> None:
