@@ -1,4 +1,4 @@
-"""Exported files answer bags of any size as the model does, or they are not there."""
+"""ExportedModel files predict bags of any size as the model does, or are not kept."""
 
 import json
 import subprocess
@@ -14,15 +14,15 @@ from typer.testing import CliRunner
 from caprmil import export
 from caprmil.cli import app
 from caprmil.errors import CaprmilError, ExportError, RecipeError, UnknownNameError
-from caprmil.export import Exported, formats, writing
+from caprmil.export import ExportedModel, model_export, model_files
 from caprmil.features import bags
 from caprmil.models import MODELS, MILModel, Output, create
 from caprmil.runs.run import Run
 
-ENDINGS = {name: kind.ending for name, kind in export.FORMATS.items()}
+SUFFIXES = {name: kind.suffix for name, kind in export.FORMATS.items()}
 SMALL: dict[str, dict[str, Any]] = {
     "caprmil": {"dim": 16, "heads": 2},
-    "caprmil+attention": {"dim": 16, "heads": 4, "tokens": 8},  # the maps not folded
+    "caprmil+attention": {"dim": 16, "heads": 4, "tokens": 8},  # projections that are not folded
     "caprmil+gated": {"dim": 16, "heads": 2, "depth": 2},
     "caprmil+abmil": {"dim": 16, "heads": 2},
     "mean": {"dim": 16},
@@ -34,36 +34,41 @@ SMALL: dict[str, dict[str, Any]] = {
 REFUSED = {name: MODELS[name] for name in ("dtfd", "transmil", "dgrmil", "bayesmil", "sgpmil")}
 
 
+@pytest.fixture
+def few_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check a file with two bags only, where the check itself is not tested."""
+    monkeypatch.setattr(model_export, "SIZES", (1, 17))
+
+
 def small(name: str, seed: int = 0) -> MILModel:
     torch.manual_seed(seed)
     return create(name, 24, 3, **SMALL[name]).eval()
 
 
 @pytest.mark.parametrize("name", [name for name in SMALL if name != "bayesmil"])
-def test_torchscript_answers_bags_of_any_size_as_the_model_does(name: str, tmp_path: Path) -> None:
-    written = export.write(small(name), tmp_path / "model.ts", to="torchscript")
+def test_torchscript_predicts_bags_of_any_size_as_the_model_does(name: str, tmp_path: Path) -> None:
+    written = export.export_model(small(name), tmp_path / "model.ts", to="torchscript")
     assert written.deviation < 1e-6  # at 1, 2, 17, 1,000 and 5,000 patches
     assert written.path.exists()
 
 
-@pytest.mark.parametrize(
-    ("name", "to"), [("caprmil", "pt2"), ("bayesmil", "pt2"), ("caprmil", "onnx")]
-)
-def test_other_formats_answer_as_the_model_does(name: str, to: str, tmp_path: Path) -> None:
-    assert export.write(small(name), tmp_path / f"m.{to}", to=to).deviation < 1e-5
+def test_torch_export_predicts_as_the_model_does(tmp_path: Path) -> None:
+    """One model here; the slow test below has all of them, and ONNX."""
+    assert export.export_model(small("bayesmil"), tmp_path / "m.pt2", to="pt2").deviation < 1e-5
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("to", ["pt2", "onnx"])
 @pytest.mark.parametrize("name", SMALL)
-def test_every_model_answers_so_in_every_format(name: str, to: str, tmp_path: Path) -> None:
-    assert export.write(small(name), tmp_path / f"m.{to}", to=to).deviation < 1e-5
+def test_every_model_predicts_the_same_in_every_format(name: str, to: str, tmp_path: Path) -> None:
+    assert export.export_model(small(name), tmp_path / f"m.{to}", to=to).deviation < 1e-5
 
 
 @pytest.mark.filterwarnings("ignore")  # torch calls TorchScript deprecated
-def test_several_models_answer_with_their_mean(tmp_path: Path) -> None:
-    models = [small("caprmil", seed) for seed in range(3)]
-    written = export.write(models, tmp_path / "model.ts", to="torchscript")
+@pytest.mark.usefixtures("few_sizes")
+def test_several_models_are_exported_as_their_mean(tmp_path: Path) -> None:
+    models = [small("caprmil", seed) for seed in range(2)]
+    written = export.export_model(models, tmp_path / "model.ts", to="torchscript")
     bag = torch.randn(40, 24)
     probabilities, logits, attention = map(
         torch.from_numpy, export.FORMATS["torchscript"].open(written.path)[0](bag.numpy())
@@ -76,25 +81,29 @@ def test_several_models_answer_with_their_mean(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_model_that_cannot_be_exported_says_why(name: str, tmp_path: Path) -> None:
+def test_a_model_that_cannot_be_exported_is_refused_with_the_reason(
+    name: str, tmp_path: Path
+) -> None:
     with pytest.raises(ExportError, match=REFUSED[name].__name__):
-        export.write(create(name, 24, 3).eval(), tmp_path / "model.pt2", to="pt2")
+        export.export_model(create(name, 24, 3).eval(), tmp_path / "model.pt2", to="pt2")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_model_inside_another_is_refused_as_well(tmp_path: Path) -> None:
+def test_a_model_inside_another_is_refused_too(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=r"TransMIL cannot .* Use caprmil predict"):
-        export.write(create("caprmil+transmil", 24, 3).eval(), tmp_path / "m.ts", to="torchscript")
+        export.export_model(
+            create("caprmil+transmil", 24, 3).eval(), tmp_path / "m.ts", to="torchscript"
+        )
 
 
-def test_a_file_that_knows_one_size_only_is_not_kept(tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match=r"does not run on a bag of 5000 .* Nothing was kept"):
-        export.write(small("bayesmil"), tmp_path / "model.ts", to="torchscript")
+def test_a_file_that_works_for_one_size_only_is_not_kept(tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match=r"does not run on a bag of 5000 .* It was not kept"):
+        export.export_model(small("bayesmil"), tmp_path / "model.ts", to="torchscript")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_file_that_deviates_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Forgetful(MODELS["mean"]):  # type: ignore[name-defined,misc]
+    class Dropping(MODELS["mean"]):  # type: ignore[name-defined,misc]
         def forward_bags(self, features: Any, mask: Any, grid: Any) -> Output:
             return super().forward_bags(features, mask, grid)
 
@@ -103,37 +112,37 @@ def test_a_file_that_deviates_is_not_kept(tmp_path: Path, monkeypatch: pytest.Mo
 
     torch.manual_seed(0)
     with pytest.raises(ExportError, match=r"(probabilities|attention) by .* 0.0001 is allowed"):
-        export.write(Forgetful(24, 3).eval(), tmp_path / "model.ts", to="torchscript")
+        export.export_model(Dropping(24, 3).eval(), tmp_path / "model.ts", to="torchscript")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_torch_cannot_follow_is_an_error_with_its_reason(tmp_path: Path) -> None:
-    class Choosy(MODELS["mean"]):  # type: ignore[name-defined,misc]
+def test_a_model_that_torch_cannot_trace_is_refused_with_the_reason(tmp_path: Path) -> None:
+    class Branching(MODELS["mean"]):  # type: ignore[name-defined,misc]
         def forward_bags(self, features: Any, mask: Any, grid: Any) -> Output:
             return super().forward_bags(features if features.sum() > 0 else -features, mask, grid)
 
-    with pytest.raises(ExportError, match=r"Choosy cannot be exported to pt2: .*data-dependent"):
-        export.write(Choosy(24, 3).eval(), tmp_path / "model.pt2", to="pt2")
+    with pytest.raises(ExportError, match=r"Branching cannot be exported to pt2: .*data-dependent"):
+        export.export_model(Branching(24, 3).eval(), tmp_path / "model.pt2", to="pt2")
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.fixture(scope="module")
-def exported(tiny_run: Run, tmp_path_factory: pytest.TempPathFactory) -> Exported:
+def exported(tiny_run: Run, tmp_path_factory: pytest.TempPathFactory) -> ExportedModel:
     """The first fold of a run as ONNX."""
     out = tmp_path_factory.mktemp("exported") / "model.onnx"
-    return export.export(tiny_run, "onnx", out, fold=tiny_run.done[0].name)[0]
+    return export.export_run(tiny_run, "onnx", out, fold=tiny_run.done[0].name)[0]
 
 
-def test_a_file_holds_what_one_must_know(tiny_run: Run, exported: Exported) -> None:
-    facts = export.read_facts(exported.path)
-    assert facts["classes"] == list(tiny_run.classes)
-    assert facts["fold"] == tiny_run.done[0].name
-    assert facts["outputs"] == ["probabilities", "logits", "attention", "assignments_1"]
-    assert {"encoder", "fingerprint", "mpp", "patch_px", "caprmil", "model"} <= facts.keys()
+def test_a_file_holds_its_metadata(tiny_run: Run, exported: ExportedModel) -> None:
+    metadata = export.read_metadata(exported.path)
+    assert metadata["classes"] == list(tiny_run.classes)
+    assert metadata["fold"] == tiny_run.done[0].name
+    assert metadata["outputs"] == ["probabilities", "logits", "attention", "assignments_1"]
+    assert {"encoder", "fingerprint", "mpp", "patch_px", "caprmil", "model"} <= metadata.keys()
 
 
-def test_an_onnx_file_runs_where_there_is_no_torch(
-    tiny_run: Run, exported: Exported, tmp_path: Path
+def test_an_onnx_file_runs_without_torch(
+    tiny_run: Run, exported: ExportedModel, tmp_path: Path
 ) -> None:
     bag = tiny_run.bag_paths()[0]
     np.save(tmp_path / "bag.npy", bags.read(bag).features.astype(np.float32))
@@ -145,59 +154,70 @@ facts = json.loads(session.get_modelmeta().custom_metadata_map["caprmil.json"])
 assert "torch" not in sys.modules
 print(json.dumps([facts["classes"], probabilities.tolist(), attention.shape, features.shape]))
 """
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    classes, probabilities, shares, shape = json.loads(said.stdout)
-    answers = tiny_run.predict({"bag": bag}, fold=exported.facts["fold"], device="cpu")
-    assert (classes, shares) == (list(answers.classes), shape[:1])
-    np.testing.assert_allclose(probabilities, answers.probabilities[0], atol=1e-5)
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    classes, probabilities, shares, shape = json.loads(result.stdout)
+    expected = tiny_run.predict({"bag": bag}, fold=exported.metadata["fold"], device="cpu")
+    assert (classes, shares) == (list(expected.classes), shape[:1])
+    np.testing.assert_allclose(probabilities, expected.probabilities[0], atol=1e-5)
 
 
 @pytest.mark.parametrize("to", ["pt2", "torchscript"])
-def test_torch_files_say_the_same_of_themselves(to: str, tmp_path: Path) -> None:
-    written = export.write(small("mean"), tmp_path / f"m{ENDINGS[to]}", to=to, facts={"fold": "a"})
-    assert export.read_facts(written.path) == {**written.facts}
+def test_torch_files_hold_the_same_metadata(to: str, tmp_path: Path) -> None:
+    written = export.export_model(
+        small("mean"), tmp_path / f"m{SUFFIXES[to]}", to=to, metadata={"fold": "a"}
+    )
+    assert export.read_metadata(written.path) == {**written.metadata}
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_files_of_others_have_no_facts(tmp_path: Path) -> None:
+def test_other_files_have_no_metadata(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=r"end in \.onnx, \.pt2, \.ts"):
-        export.read_facts(tmp_path / "model.safetensors")
+        export.read_metadata(tmp_path / "model.safetensors")
     scripted = torch.jit.script(torch.nn.Linear(2, 2))  # type: ignore[no-untyped-call]
     scripted.save(str(tmp_path / "other.ts"))
     with pytest.raises(ExportError, match="was not written by caprmil export"):
-        export.read_facts(tmp_path / "other.ts")
+        export.read_metadata(tmp_path / "other.ts")
 
 
-def test_nothing_is_written_over(tiny_run: Run, tmp_path: Path) -> None:
+def test_existing_files_are_not_overwritten(tiny_run: Run, tmp_path: Path) -> None:
     there = tmp_path / f"{tiny_run.done[-1].name}.ts"
-    there.write_text("mine")
+    there.write_text("existing")
     with pytest.raises(CaprmilError, match="already exists"):
-        export.export(tiny_run, "torchscript", tmp_path)
-    assert [path.read_text() for path in tmp_path.iterdir()] == ["mine"]
+        export.export_run(tiny_run, "torchscript", tmp_path)
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["existing"]
 
 
 def test_several_folds_need_a_folder_or_a_choice(tiny_run: Run, tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match=r"3 folds. Name a folder; or choose --fold"):
-        export.export(tiny_run, "torchscript", tmp_path / "all.ts")
-    with pytest.raises(ExportError, match="leave --fold or --ensemble out"):
-        export.export(tiny_run, "torchscript", tmp_path, fold="fold-0", ensemble=True)
+    with pytest.raises(ExportError, match=r"3 folds. Pass a folder, or choose --fold"):
+        export.export_run(tiny_run, "torchscript", tmp_path / "all.ts")
+    with pytest.raises(ExportError, match="leave out --fold or --ensemble"):
+        export.export_run(tiny_run, "torchscript", tmp_path, fold="fold-0", ensemble=True)
 
 
-def test_a_missing_package_is_named_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(formats, "find_spec", lambda name: None if name == "onnxruntime" else name)
+def test_a_missing_package_is_named_with_the_command_that_installs_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        model_files, "find_spec", lambda name: None if name == "onnxruntime" else name
+    )
     with pytest.raises(ExportError, match=r"needs onnxruntime. Install: pip install 'caprmil\[on"):
-        formats.find_format("onnx")
+        model_files.find_format("onnx")
     with pytest.raises(UnknownNameError, match="Did you mean 'onnx'"):
-        formats.find_format("onxx")
+        model_files.find_format("onxx")
 
 
-def test_a_setting_of_the_model_may_change(tmp_path: Path, tiny_run: Run) -> None:
+def test_a_setting_of_the_model_can_be_changed(tmp_path: Path, tiny_run: Run) -> None:
     assert export.parse_changes(["draws=0"]) == {"draws": 0}
     with pytest.raises(RecipeError, match="no setting called 'draws'"):
-        export.export(tiny_run, "pt2", tmp_path, changes={"draws": 0})
+        export.export_run(tiny_run, "pt2", tmp_path, changes={"draws": 0})
 
 
-def test_the_command_writes_each_fold_and_says_how_to_run_it(tiny_run: Run, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("few_sizes")
+def test_the_command_writes_each_fold_and_prints_how_to_run_it(
+    tiny_run: Run, tmp_path: Path
+) -> None:
     command = ["export", str(tiny_run.folder), "--to", "torchscript", "--out", str(tmp_path)]
     result = CliRunner().invoke(app, command)
     assert result.exit_code == 0, result.output
@@ -206,16 +226,17 @@ def test_the_command_writes_each_fold_and_says_how_to_run_it(tiny_run: Run, tmp_
     assert "assignments_1 = program(features)" in result.output
 
 
+@pytest.mark.usefixtures("few_sizes")
 def test_the_command_writes_the_mean_of_all_folds(tiny_run: Run, tmp_path: Path) -> None:
     file = tmp_path / "mean.ts"
     command = ["export", str(tiny_run.folder), "--to", "torchscript", "--out", str(file)]
     result = CliRunner().invoke(app, [*command, "--ensemble"])
     assert result.exit_code == 0, result.output
-    assert export.read_facts(file)["folds"] == [fold.name for fold in tiny_run.done]
+    assert export.read_metadata(file)["folds"] == [fold.name for fold in tiny_run.done]
 
 
-def test_a_run_whose_bags_are_gone_is_checked_on_other_numbers(
+def test_a_run_without_its_bags_is_checked_with_random_numbers(
     tiny_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Run, "bag_paths", lambda run: [tmp_path / "gone.h5"])
-    assert writing._features_of(tiny_run) is None
+    assert model_export._example_features(tiny_run) is None

@@ -31,7 +31,7 @@ def export(
 
     trained = Run(run)
     with bar("Exporting") as step:
-        written = exports.export(
+        written = exports.export_run(
             trained,
             to,
             out or run / "export",

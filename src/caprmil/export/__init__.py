@@ -1,24 +1,24 @@
-"""Export: a trained model as one file that answers bags of any size without this package."""
+"""Export: a trained model as one file that predicts bags of any size without this package."""
 
-from caprmil.export.formats import FORMATS, read_facts
-from caprmil.export.program import Program
-from caprmil.export.writing import (
+from caprmil.export.export_module import ExportModule
+from caprmil.export.model_export import (
     SIZES,
     TOLERANCE,
-    Exported,
-    export,
+    ExportedModel,
+    export_model,
+    export_run,
     parse_changes,
-    write,
 )
+from caprmil.export.model_files import FORMATS, read_metadata
 
 __all__ = [
     "FORMATS",
     "SIZES",
     "TOLERANCE",
-    "Exported",
-    "Program",
-    "export",
+    "ExportModule",
+    "ExportedModel",
+    "export_model",
+    "export_run",
     "parse_changes",
-    "read_facts",
-    "write",
+    "read_metadata",
 ]

@@ -92,6 +92,11 @@ class MILModel(nn.Module):
     evaluates_in_chunks: bool = False  # true if that is faster than the whole bag at once
     criterion: Criterion
 
+    @property
+    def export_problem(self) -> str | None:
+        """Why the model cannot be exported for bags of any size, after "it "; None if it can."""
+        return None
+
     def __init__(self, in_dim: int, n_outputs: int, **settings: Any) -> None:
         super().__init__()
         if in_dim < 1 or n_outputs < 1:

@@ -119,6 +119,17 @@ class BayesMIL(MILModel):
 
     needs_classes: ClassVar[bool] = True
 
+    @property
+    def export_problem(self) -> str | None:
+        if self.spatial:
+            return "finds the neighbours of patches in a list whose length depends on the bag"
+        if self.draws:
+            return (
+                "draws at random for each patch, and another program would draw differently. Pass "
+                "--set draws=0 to export the means, which are near but not the same"
+            )
+        return None
+
     def __init__(
         self,
         in_dim: int,

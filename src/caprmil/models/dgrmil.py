@@ -87,6 +87,10 @@ class DGRMIL(MILModel):
     needs_classes: ClassVar[bool] = True
 
     order_matters: ClassVar[bool] = True
+    export_problem = (
+        "lays out a bag by its size, with or without padding, and an exported model for bags of "
+        "any size cannot branch"
+    )
     centres: Float[Tensor, "2 D"]  # of negative bags, of positive bags
 
     def __init__(

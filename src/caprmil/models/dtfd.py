@@ -50,6 +50,7 @@ class DTFDMIL(MILModel):
     """
 
     needs_classes: ClassVar[bool] = True
+    export_problem = "splits a bag at random, and another program would split it differently"
 
     def __init__(
         self,

@@ -109,6 +109,9 @@ class SGPMIL(MILModel):
     """
 
     needs_classes: ClassVar[bool] = True
+    export_problem = (
+        "draws at random for each patch, and factors a covariance in a varying number of attempts"
+    )
 
     def __init__(
         self,

@@ -60,6 +60,10 @@ class TransMIL(MILModel):
     """
 
     order_matters: ClassVar[bool] = True
+    export_problem = (
+        "lays out a bag by its size, with or without padding, and an exported model for bags of "
+        "any size cannot branch"
+    )
 
     def __init__(
         self,

@@ -1,0 +1,204 @@
+"""Model export: the models of a run as files, each compared with its model before it is kept."""
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from math import inf, isnan
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from caprmil import config
+from caprmil.errors import BagError, ExportError, RunError
+from caprmil.export.export_module import ExportModule, class_probabilities
+from caprmil.export.model_files import FORMATS, Predict, Values, find_format, quiet
+from caprmil.features import bags
+from caprmil.io.atomic import atomic_write, check_new
+from caprmil.io.paths import require_local
+from caprmil.io.progress import Step
+from caprmil.models import MILModel
+from caprmil.runs.run import Run
+
+SIZES = (1, 2, 17, 1000, 5000)  # patches of the bags that a file is checked with
+TOLERANCE = 1e-4
+"""Of probabilities and assignments, and of attention relative to its maximum in the bag."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportedModel:
+    """A file that was written, and its deviation from the model."""
+
+    path: Path
+    to: str
+    deviation: float  # the largest of a probability
+    metadata: Mapping[str, Any]
+
+    @property
+    def usage(self) -> str:
+        """Two lines of Python that run it."""
+        names = ", ".join(self.metadata["outputs"])
+        return "\n".join(FORMATS[self.to].usage).format(path=self.path, names=names)
+
+
+def export_run(
+    run: Run,
+    to: str,
+    out: str | Path,
+    *,
+    fold: str | None = None,
+    ensemble: bool = False,
+    changes: Mapping[str, Any] | None = None,
+    progress: Step | None = None,
+) -> list[ExportedModel]:
+    """Write the model of each fold, of one fold, or with `ensemble` the mean of all in one file.
+
+    `out` is a folder or, for a single file, its path. `changes` replace settings of the models,
+    such as `draws`.
+    """
+    if fold is not None and ensemble:
+        raise ExportError("An ensemble has all folds: leave out --fold or --ensemble.")
+    names = [each.name for each in run.answering(fold)]
+    groups = {"ensemble": names} if ensemble else {name: [name] for name in names}
+    paths = _output_paths(require_local(out), list(groups), find_format(to).suffix)
+    changes, features, written = dict(changes or {}), _example_features(run), []
+    for number, (path, (name, folds)) in enumerate(zip(paths, groups.items(), strict=True), 1):
+        models = [
+            MILModel.from_pretrained(run.fold_folder(each) / "model", **changes) for each in folds
+        ]
+        metadata = run_metadata(run) | {"fold": name, "folds": folds, "changes": changes}
+        written.append(export_model(models, path, to=to, metadata=metadata, features=features))
+        if progress:
+            progress(number, len(groups))
+    return written
+
+
+def export_model(
+    models: MILModel | Sequence[MILModel],
+    path: str | Path,
+    *,
+    to: str,
+    metadata: Mapping[str, Any] | None = None,
+    features: Values | None = None,
+) -> ExportedModel:
+    """Write a model, or the mean of several, as one file; raise if its outputs differ.
+
+    The file is checked with bags of rows of `features`, or else of normally distributed numbers.
+    """
+    kind, path = find_format(to), Path(path)
+    module = ExportModule([models] if isinstance(models, MILModel) else models)
+    module.check_exportable()
+    metadata = {
+        **(metadata or {}),
+        "caprmil": version("caprmil"),
+        "in_dim": module.width,
+        "outputs": module.outputs,
+    }
+    with atomic_write(path) as partial, quiet():
+        try:
+            kind.write(module, partial, json.dumps(metadata))
+        except OSError:
+            raise
+        except Exception as problem:  # torch raises exceptions of many types
+            raise ExportError(
+                f"{module.model_name} cannot be exported to {to}: torch could not trace it for "
+                f"bags of any size ({_first_line(problem)}). Use caprmil predict."
+            ) from problem
+        deviation = _check(kind.open(partial)[0], module, features)
+    return ExportedModel(path=path, to=to, deviation=deviation, metadata=metadata)
+
+
+def parse_changes(changes: Sequence[str]) -> dict[str, Any]:
+    """Return settings of a model from texts such as `draws=0`."""
+    return config.parse({}, into=_Changes, changes=changes).settings
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Changes:
+    settings: dict[str, Any] = field(default_factory=dict, metadata=config.REST)
+
+
+def run_metadata(run: Run) -> dict[str, Any]:
+    """Return what is needed to use the models of a run: encoder and scale of features, classes."""
+    names = ("model", "classes", "encoder", "fingerprint", "mpp", "patch_px", "digest")
+    return {name: getattr(run.facts, name) for name in names} | {"trained_with": run.facts.version}
+
+
+@torch.no_grad()
+def _check(predict: Predict, module: ExportModule, features: Values | None) -> float:
+    """Return the largest deviation of a probability; raise if any output deviates too far."""
+    generator, deviations = np.random.default_rng(0), []
+    not_kept = "It was not kept. Choose another format, or use caprmil predict."
+    for size in SIZES:
+        bag = generator.standard_normal((size, module.width), dtype=np.float32)
+        if features is not None:
+            bag = features[generator.integers(len(features), size=size)]
+        try:
+            found = dict(zip(module.outputs, predict(bag), strict=True))
+        except Exception as problem:  # onnxruntime and torch raise exceptions of many types
+            raise ExportError(
+                f"The exported {module.model_name} does not run on a bag of {size} patches "
+                f"({_first_line(problem)}). {not_kept}"
+            ) from problem
+        deviation = _deviations(found, _expected(module, bag))
+        if deviation[largest := max(deviation, key=deviation.__getitem__)] > TOLERANCE:
+            raise ExportError(
+                f"The exported {module.model_name} deviates from the model: {largest} by "
+                f"{deviation[largest]:.1e} on a bag of {size} patches; {TOLERANCE:g} is allowed. "
+                f"{not_kept}"
+            )
+        deviations.append(deviation["probabilities"])
+    return max(deviations)
+
+
+def _expected(module: ExportModule, bag: Values) -> dict[str, Values]:
+    """Return the outputs of the models as `caprmil predict` runs them."""
+    outputs = [model(torch.from_numpy(bag)[None]) for model in module.mil_models]
+    probabilities = [class_probabilities(each.logits[0]) for each in outputs]
+    expected = {
+        "probabilities": torch.stack(probabilities).mean(dim=0),
+        "attention": torch.stack([each.attention[0] for each in outputs]).mean(dim=0),
+    }
+    if len(outputs) == 1:
+        for number, assignments in enumerate(outputs[0].assignments, 1):
+            expected[f"assignments_{number}"] = assignments[0]
+    return {name: value.numpy() for name, value in expected.items()}
+
+
+def _deviations(found: Mapping[str, Values], expected: Mapping[str, Values]) -> dict[str, float]:
+    """Return the largest deviation of each output. Logits follow from the probabilities."""
+    deviations = {}
+    for name, values in expected.items():
+        scale = float(values.max()) if name == "attention" else 1.0
+        same_shape = found[name].shape == values.shape
+        deviation = float(np.abs(found[name] - values).max()) / scale if same_shape else inf
+        deviations[name] = inf if isnan(deviation) else deviation
+    return deviations
+
+
+def _example_features(run: Run) -> Values | None:
+    """Return the features of a bag of the run, if one still exists."""
+    with suppress(RunError, BagError):
+        return bags.read(run.bag_paths()[0]).features.astype(np.float32)
+    return None
+
+
+def _output_paths(out: Path, names: Sequence[str], suffix: str) -> list[Path]:
+    """Return the paths of the files; raise if one exists."""
+    single = out.suffix == suffix
+    if single and len(names) > 1:
+        raise ExportError(
+            f"{out} is one file, but there are {len(names)} folds. Pass a folder, or choose "
+            "--fold NAME, or --ensemble for the mean of all."
+        )
+    paths = [out] if single else [out / f"{name}{suffix}" for name in names]
+    for path in paths:
+        check_new(path)
+    return paths
+
+
+def _first_line(problem: Exception) -> str:
+    return str(problem).strip().partition("\n")[0][:200] or type(problem).__name__

@@ -1,0 +1,163 @@
+"""Model files: how a model is written in each format, opened again and run."""
+
+import json
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from caprmil.errors import ExportError, UnknownNameError
+from caprmil.export.export_module import ExportModule
+
+OPSET = 20  # of ONNX: supported by onnxruntime 1.17 and later
+EXAMPLE = 50  # patches of the bag that a model is traced with; any other number must work too
+METADATA = "caprmil.json"  # the name of the metadata in a file of any format
+
+Values: TypeAlias = NDArray[np.float32]
+Predict: TypeAlias = Callable[[Values], list[Values]]
+
+
+class Format(NamedTuple):
+    """A file format."""
+
+    suffix: str
+    write: Callable[[ExportModule, Path, str], None]
+    open: Callable[[Path], tuple[Predict, str]]  # the model and its metadata
+    usage: tuple[str, str]
+    needs: tuple[str, ...] = ()  # packages
+
+
+def _write_onnx(module: ExportModule, path: Path, metadata: str) -> None:
+    written = torch.onnx.export(
+        module,
+        _example(module),
+        dynamo=True,
+        opset_version=OPSET,
+        dynamic_shapes=_any_size(),
+        input_names=["features"],
+        output_names=module.outputs,
+        verbose=False,
+    )
+    assert written is not None  # never with dynamo=True
+    written.model.metadata_props[METADATA] = metadata
+    written.save(str(path), external_data=False)
+
+
+def _open_onnx(path: Path) -> tuple[Predict, str]:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    metadata = session.get_modelmeta().custom_metadata_map.get(METADATA, "")
+    return lambda features: session.run(None, {"features": features}), metadata
+
+
+def _write_pt2(module: ExportModule, path: Path, metadata: str) -> None:
+    recorded = torch.export.export(module, _example(module), dynamic_shapes=_any_size())
+    torch.export.save(recorded, path, extra_files={METADATA: metadata})
+
+
+def _open_pt2(path: Path) -> tuple[Predict, str]:
+    extra = {METADATA: ""}
+    return _predict_with(torch.export.load(path, extra_files=extra).module()), extra[METADATA]
+
+
+def _write_torchscript(module: ExportModule, path: Path, metadata: str) -> None:
+    # A trace follows one example. The check of the file finds out if it fails for another.
+    traced = torch.jit.trace(module, _example(module), check_trace=False)  # type: ignore[no-untyped-call]
+    torch.jit.save(traced, str(path), _extra_files={METADATA: metadata})
+
+
+def _open_torchscript(path: Path) -> tuple[Predict, str]:
+    extra: dict[str, Any] = {METADATA: ""}
+    module = torch.jit.load(str(path), _extra_files=extra)  # type: ignore[no-untyped-call]
+    return _predict_with(module), bytes(extra[METADATA]).decode() if extra[METADATA] else ""
+
+
+def _example(module: ExportModule) -> tuple[torch.Tensor]:
+    return (torch.randn(EXAMPLE, module.width, generator=torch.Generator().manual_seed(0)),)
+
+
+def _any_size() -> Any:
+    return ({0: torch.export.Dim("patches", min=1)},)
+
+
+def _predict_with(module: Callable[..., Any]) -> Predict:
+    return lambda features: [part.numpy() for part in module(torch.from_numpy(features))]
+
+
+FORMATS = {
+    "onnx": Format(
+        ".onnx",
+        _write_onnx,
+        _open_onnx,
+        (
+            'session = onnxruntime.InferenceSession("{path}")',
+            '{names} = session.run(None, {{"features": features}})',
+        ),
+        needs=("onnx", "onnxscript", "onnxruntime"),
+    ),
+    "pt2": Format(
+        ".pt2",
+        _write_pt2,
+        _open_pt2,
+        ('program = torch.export.load("{path}").module()', "{names} = program(features)"),
+    ),
+    "torchscript": Format(
+        ".ts",
+        _write_torchscript,
+        _open_torchscript,
+        ('program = torch.jit.load("{path}")', "{names} = program(features)"),
+    ),
+}
+
+
+def find_format(name: str) -> Format:
+    """Return a format by name, if the packages that it needs are installed."""
+    if name not in FORMATS:
+        raise UnknownNameError("format", name, FORMATS)
+    missing = [package for package in FORMATS[name].needs if find_spec(package) is None]
+    if missing:
+        raise ExportError(
+            f"Export to {name} needs {', '.join(missing)}. Install: pip install 'caprmil[{name}]'"
+        )
+    return FORMATS[name]
+
+
+def read_metadata(path: str | Path) -> dict[str, Any]:
+    """Return the metadata of an exported file: classes, encoder, scale, model, version."""
+    path = Path(path)
+    name = next((name for name, kind in FORMATS.items() if kind.suffix == path.suffix), None)
+    if name is None:
+        suffixes = ", ".join(kind.suffix for kind in FORMATS.values())
+        raise ExportError(f"{path} is not an exported model: their names end in {suffixes}.")
+    with quiet():
+        text = find_format(name).open(path)[1]
+    if not text:
+        raise ExportError(
+            f"{path} was not written by caprmil export: there is no {METADATA} in it."
+        )
+    metadata: dict[str, Any] = json.loads(text)
+    return metadata
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Suppress the warnings and log messages of torch's exporters."""
+    loggers = [logging.getLogger(name) for name in ("torch", "torch.onnx", "torch.export")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
