@@ -1,9 +1,9 @@
-"""Measure how bags reach a model: what a step waits for, and what packing small bags brings.
+"""Measure data loading: the waiting time of training steps, and the gain of packing small bags.
 
     python benchmarks/feeding.py
 
-It makes its own bags in a temporary folder and trains on them as `caprmil train` does. The sides
-take turns, and what counts is the median over the rounds.
+It generates bags in a temporary folder and trains on them as `caprmil train` does. The variants
+alternate, and the median over the rounds is reported.
 """
 
 import argparse
@@ -34,12 +34,12 @@ WIDTH = 1024
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """How much is measured."""
+    """Sizes of the measurement."""
 
     large: tuple[int, int] = (16, 10_000)  # bags, and patches in each
-    small: tuple[int, int] = (64, 450)  # bags, and patches in the middle one of them
+    small: tuple[int, int] = (64, 450)  # bags, and the median number of patches
     models: tuple[str, ...] = ("caprmil", "abmil")
-    packed: tuple[int, ...] = (8, 16, 32)  # bags in a step
+    packed: tuple[int, ...] = (8, 16, 32)  # bags per step
     rounds: int = 5
 
 
@@ -54,8 +54,8 @@ class Epoch(NamedTuple):
     waited: float
 
 
-class Listener(DummyLogger):
-    """Hears what Lightning's loggers hear: how long the steps of an epoch waited."""
+class WaitingTime(DummyLogger):
+    """A Lightning logger that keeps the waiting time of an epoch."""
 
     waited = 0.0
 
@@ -66,16 +66,16 @@ class Listener(DummyLogger):
 def train(
     samples: Sequence[Sample], model: str, before: Callable[[], None], **settings: Any
 ) -> Epoch:
-    """Train for two epochs and return the second. `before` is called before it, and not counted."""
+    """Train for two epochs and return the second. `before` is called before it, not measured."""
     torch.manual_seed(0)
-    listener, began, epochs = Listener(), (0.0, 0.0), list[Epoch]()
+    logger, start, epochs = WaitingTime(), (0.0, 0.0), list[Epoch]()
 
-    def listen(_: Row) -> None:
-        nonlocal began
-        cpu, wall = process_time() - began[0], perf_counter() - began[1]
-        epochs.append(Epoch(cpu, wall, listener.waited))
+    def end_epoch(_: Row) -> None:
+        nonlocal start
+        cpu, wall = process_time() - start[0], perf_counter() - start[1]
+        epochs.append(Epoch(cpu, wall, logger.waited))
         before()
-        began = process_time(), perf_counter()
+        start = process_time(), perf_counter()
 
     with tempfile.TemporaryDirectory() as folder:
         fit(
@@ -85,23 +85,23 @@ def train(
             settings=TrainConfig(epochs=2, warmup_epochs=0, **settings),
             cache=Cache(settings.get("cache_gb", 4.0)),
             device="cpu",
-            loggers=[listener],
-            listen=listen,
+            loggers=[logger],
+            listen=end_epoch,
         )
     return epochs[-1]
 
 
-def read_when_wanted(loader: Loader, found: Iterator[Any]) -> Iterator[Any]:
-    """Do without the thread, and count the seconds all the same."""
+def read_on_demand(loader: Loader, found: Iterator[Any]) -> Iterator[Any]:
+    """Yield batches without prefetching, with the waiting time measured."""
     for _ in range(len(loader)):
-        began = perf_counter()
+        start = perf_counter()
         batch = next(found)
-        loader.waited += perf_counter() - began
+        loader.waited += perf_counter() - start
         yield batch
 
 
-def forget(paths: Sequence[Path]) -> None:
-    """Take files out of the page cache, where the system lets one."""
+def drop_page_cache(paths: Sequence[Path]) -> None:
+    """Drop files from the page cache, if the system supports it."""
     for path in paths:
         if hasattr(os, "posix_fadvise"):
             with path.open("rb") as file:
@@ -119,13 +119,13 @@ def threads(number: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def take_turns(sides: Mapping[str, Callable[[], Epoch]], rounds: int) -> dict[str, Epoch]:
-    """Return the median epoch of each side."""
-    found: dict[str, list[Epoch]] = {name: [] for name in sides}
+def alternate(variants: Mapping[str, Callable[[], Epoch]], rounds: int) -> dict[str, Epoch]:
+    """Return the median epoch of each variant, measured in alternating order."""
+    found: dict[str, list[Epoch]] = {name: [] for name in variants}
     for turn in range(rounds):
-        for name in sides if turn % 2 == 0 else reversed(list(sides)):
-            found[name].append(sides[name]())
-    return {name: Epoch(*map(median, zip(*own, strict=True))) for name, own in found.items()}
+        for name in variants if turn % 2 == 0 else reversed(list(variants)):
+            found[name].append(variants[name]())
+    return {name: Epoch(*map(median, zip(*epochs, strict=True))) for name, epochs in found.items()}
 
 
 def markdown(rows: Sequence[Sequence[object]]) -> str:
@@ -134,46 +134,48 @@ def markdown(rows: Sequence[Sequence[object]]) -> str:
 
 
 def waiting_table(folder: Path, sizes: Sizes) -> str:
-    """Nothing is kept in memory: every epoch reads every bag."""
+    """Return the table of waiting times, without a cache: every epoch reads every bag."""
     rng, (count, n) = np.random.default_rng(0), sizes.large
-    places = np.stack(np.divmod(np.arange(n), 100), axis=1) * 448
+    coords = np.stack(np.divmod(np.arange(n), 100), axis=1) * 448
     paths = [
         bags.write(
             folder / f"{number}.h5",
             rng.standard_normal((n, WIDTH), dtype=np.float32),
-            places,
+            coords,
             step=448.0,
         )
         for number in range(count)
     ]
     samples = [Sample(path.stem, path, number % 2) for number, path in enumerate(paths)]
 
-    def side(*, ahead: bool, cold: bool) -> Epoch:
-        before = partial(forget, paths if cold else [])
+    def run(*, prefetch: bool, cold: bool) -> Epoch:
+        before = partial(drop_page_cache, paths if cold else [])
         with (
             threads(1),
-            patch.object(Loader, "_ahead", Loader._ahead if ahead else read_when_wanted),
+            patch.object(Loader, "_prefetch", Loader._prefetch if prefetch else read_on_demand),
         ):
             return train(samples, "caprmil", before, cache_gb=0.0)
 
-    sides = {
-        f"{place}, {when}": partial(side, ahead=ahead, cold=cold)
-        for place, cold in (("page cache", False), ("disk", True))
-        for when, ahead in (("read when wanted", False), ("read ahead", True))
+    variants = {
+        f"{source}, {mode}": partial(run, prefetch=prefetch, cold=cold)
+        for source, cold in (("page cache", False), ("disk", True))
+        for mode, prefetch in (("on demand", False), ("prefetched", True))
     }
     rows: list[Sequence[object]] = [
-        ["", "s an epoch", "s of them waiting", "share waiting", "CPU s an epoch"]
+        ["", "s per epoch", "s waiting", "share waiting", "CPU s per epoch"]
     ]
-    for name, epoch in take_turns(sides, sizes.rounds).items():
+    for name, epoch in alternate(variants, sizes.rounds).items():
         share = f"{epoch.waited / epoch.wall:.1%}"
         rows.append([name, f"{epoch.wall:.2f}", f"{epoch.waited:.3f}", share, f"{epoch.cpu:.2f}"])
     return markdown(rows)
 
 
 def small_bags(sizes: Sizes) -> list[Sample]:
-    """Return bags in memory of about as many patches as biopsies have."""
-    rng, (count, middle) = np.random.default_rng(0), sizes.small
-    lengths = np.clip(rng.lognormal(np.log(middle), 0.5, count), 1, 4 * middle).astype(int)
+    """Return bags in memory with the number of patches of biopsies."""
+    rng, (count, median_size) = np.random.default_rng(0), sizes.small
+    lengths = np.clip(rng.lognormal(np.log(median_size), 0.5, count), 1, 4 * median_size).astype(
+        int
+    )
     return [
         Sample(
             f"{number}", bags.from_arrays(rng.standard_normal((n, WIDTH)).astype("f2")), number % 2
@@ -183,32 +185,32 @@ def small_bags(sizes: Sizes) -> list[Sample]:
 
 
 def pad(items: Any, **_: Any) -> Batch:
-    """Pad where `fit` would pack."""
+    """Return a padded batch, where `fit` would pack."""
     return collate(items, padded=True)
 
 
 def packing_table(samples: Sequence[Sample], model: str, sizes: Sizes) -> str:
-    def side(batch_size: int, *, padded: bool) -> Epoch:
+    def run(batch_size: int, *, padded: bool) -> Epoch:
         with patch.object(batches, "collate", pad if padded else collate):
             return train(samples, model, lambda: None, batch_size=batch_size)
 
-    sides = {"one bag a step": (1, partial(side, 1, padded=False))}
-    sides |= {f"{b} packed": (b, partial(side, b, padded=False)) for b in sizes.packed}
-    some = sizes.packed[len(sizes.packed) // 2]
-    sides[f"{some} padded"] = some, partial(side, some, padded=True)
-    ways = {name: way for name, (_, way) in sides.items()}
+    variants = {"one bag per step": (1, partial(run, 1, padded=False))}
+    variants |= {f"{b} packed": (b, partial(run, b, padded=False)) for b in sizes.packed}
+    typical = sizes.packed[len(sizes.packed) // 2]
+    variants[f"{typical} padded"] = typical, partial(run, typical, padded=True)
+    functions = {name: function for name, (_, function) in variants.items()}
     with threads(1):
-        one = take_turns(ways, sizes.rounds)
+        one = alternate(functions, sizes.rounds)
     with threads(2):
-        two = take_turns(ways, sizes.rounds)
-    count, (first, *_) = len(samples), sides
+        two = alternate(functions, sizes.rounds)
+    count, (first, *_) = len(samples), variants
     rows: list[Sequence[object]] = [
         [
-            *(model, "steps an epoch", "slides per CPU s, one thread", "times"),
-            *("slides per s, two threads", "times"),
+            *(model, "steps per epoch", "slides per CPU s, one thread", "ratio"),
+            *("slides per s, two threads", "ratio"),
         ]
     ]
-    for name, (batch_size, _) in sides.items():
+    for name, (batch_size, _) in variants.items():
         rows.append(
             [
                 name,
@@ -228,13 +230,13 @@ def report(folder: Path, sizes: Sizes, command: str) -> Iterator[str]:
 {command}
 ```
 
-torch {torch.__version__}, {os.cpu_count()} cores. Medians over {sizes.rounds} round(s) in which
-the sides took turns; each is the second epoch of a training, with all that Lightning does.
+torch {torch.__version__}, {os.cpu_count()} cores. Medians over {sizes.rounds} alternating
+round(s); each is the second epoch of a training with Lightning.
 
 ### From disk
 
 CAPRMIL on {sizes.large[0]} bags of {sizes.large[1]:,} patches of {WIDTH:,} features in float16, one
-bag a step, one thread, nothing kept in memory.
+bag per step, one thread, no cache.
 """
     yield waiting_table(folder, sizes)
     samples = small_bags(sizes)
@@ -242,19 +244,19 @@ bag a step, one thread, nothing kept in memory.
     yield f"""
 ### Small bags
 
-{len(lengths)} bags of {min(lengths):,} to {max(lengths):,} patches, {np.mean(lengths):,.0f} in the
-mean, in memory. Packed or padded bags make fewer steps of an epoch: what is compared is the work,
-not what is learnt by it.
+{len(lengths)} bags of {min(lengths):,} to {max(lengths):,} patches, {np.mean(lengths):,.0f} on
+average, in memory. Packed or padded bags give fewer steps per epoch: the table compares speed, not
+accuracy.
 """
     for model in sizes.models:
         yield packing_table(samples, model, sizes) + "\n"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Read the command line, measure, print each table as it is made, and put all on the page."""
+    """Measure, print each table when it is complete, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--out", type=Path, default=Path("docs/performance.md"))
-    parser.add_argument("--quick", action="store_true", help="see that it runs; measures nothing")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, to test that it runs")
     args = parser.parse_args(arguments)
     command = "python benchmarks/feeding.py" + " --quick" * args.quick
     page = Page(args.out, "benchmarks/feeding.py", "Feeding")

@@ -1,9 +1,9 @@
-"""Measure how fast patches and stored features are read, beside the tools that are usual.
+"""Measure the speed of reading patches and stored features, against OpenSlide and h5py.
 
     python benchmarks/reading.py --out reading.md
 
-It makes its own slide and its own bags in a temporary folder. The two sides take turns, and what
-counts is the median over the rounds. Files are in the page cache, so no disk is measured.
+It generates a slide and bags in a temporary folder. The readers alternate, and the median over the
+rounds is reported. Files are in the page cache, so the disk is not measured.
 """
 
 import argparse
@@ -35,16 +35,16 @@ from caprmil.slides.readers import Pixels
 from caprmil.slides.slide import Slide
 
 PX = 224
-OPENSLIDE_CACHE = 256 * 2**20  # bytes; its default cannot hold two rows of tiles of our slide
+OPENSLIDE_CACHE = 256 * 2**20  # bytes; the default is smaller than two rows of tiles
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """How much is measured."""
+    """Sizes of the measurement."""
 
-    repeats: tuple[int, int] = (8, 6)  # of the texture, across and down
-    texture: int = 2048  # pixels
-    patches: int = 700  # a round
+    repeats: tuple[int, int] = (8, 6)  # of the texture, in x and y
+    texture: int = 2048  # side in pixels
+    patches: int = 700  # per round
     rounds: int = 7
     memory: tuple[int, ...] = (1_000, 10_000, 100_000)  # patches
     bag: tuple[int, int] = (10_000, 1024)
@@ -54,7 +54,7 @@ QUICK = Sizes(repeats=(2, 1), texture=1024, patches=9, rounds=1, memory=(10, 100
 
 
 class Cost(NamedTuple):
-    """Seconds of one round, or medians of many."""
+    """Seconds of one round, or their median."""
 
     cpu: float
     wall: float
@@ -66,7 +66,7 @@ def timed(action: Callable[[], object]) -> Cost:
     return Cost(process_time() - cpu, perf_counter() - wall)
 
 
-def middle(costs: Sequence[Cost]) -> Cost:
+def median_cost(costs: Sequence[Cost]) -> Cost:
     return Cost(median(cost.cpu for cost in costs), median(cost.wall for cost in costs))
 
 
@@ -76,7 +76,7 @@ def markdown(rows: Sequence[Sequence[object]]) -> str:
 
 
 def make_slide(path: Path, sizes: Sizes) -> None:
-    """Write a pyramid of JPEG tiles of 256 pixels, 0.25 um/px, that looks a little like tissue."""
+    """Write a pyramid of 256 px JPEG tiles at 0.25 um/px that resembles tissue."""
     rng = np.random.default_rng(0)
     side = sizes.texture
     blobs, nuclei, grain = (
@@ -88,8 +88,8 @@ def make_slide(path: Path, sizes: Sizes) -> None:
     density = np.multiply.outer(eosin, (0.1, 1.0, 0.3))
     density += np.multiply.outer(haematoxylin, (0.65, 0.7, 0.3))
     texture = (245 * np.exp(-density)).clip(0, 255).astype(np.uint8)
-    whole = pyvips.Image.new_from_array(texture).replicate(*sizes.repeats)
-    whole.copy(xres=4000, yres=4000).tiffsave(
+    image = pyvips.Image.new_from_array(texture).replicate(*sizes.repeats)
+    image.copy(xres=4000, yres=4000).tiffsave(
         str(path), compression="jpeg", Q=85, tile=True, tile_width=256, tile_height=256,
         pyramid=True, bigtiff=True,
     )  # fmt: skip
@@ -104,18 +104,18 @@ class Square(NamedTuple):
 
 
 def grid(size: tuple[int, int], side: float, count: int) -> Iterator[Square]:
-    """Yield squares row by row, up to so many."""
+    """Yield up to `count` squares in row-major order."""
     across, down = int(size[0] // side), int(size[1] // side)
     for n in range(min(count, across * down)):
         yield Square(round(n % across * side), round(n // across * side), side)
 
 
-def by_us(slide: Slide, square: Square) -> Pixels:
+def read_caprmil(slide: Slide, square: Square) -> Pixels:
     return slide.read(*square, PX)
 
 
-def by_openslide(slide: openslide.OpenSlide, level: int, square: Square) -> Pixels:
-    """Read a patch as one does with OpenSlide: a region without its alpha, resized if need be."""
+def read_openslide(slide: openslide.OpenSlide, level: int, square: Square) -> Pixels:
+    """Return a patch as usually read with OpenSlide: an RGB region, resized if necessary."""
     width = square.side / slide.level_downsamples[level]
     region = slide.read_region((square.x, square.y), level, (ceil(width), ceil(width)))
     image = region.convert("RGB")
@@ -126,7 +126,7 @@ def by_openslide(slide: openslide.OpenSlide, level: int, square: Square) -> Pixe
 
 @dataclass(frozen=True)
 class Case:
-    """What is read, from which level, and how."""
+    """One row of the table: what is read, and from which level."""
 
     title: str
     side: float
@@ -142,19 +142,19 @@ CASES = (
     Case("0.2527 to 0.5 um/px (level 1), row order", PX * 0.5 / 0.2527, 1),
     Case("0.263 to 0.5 um/px (level 0), row order", PX * 0.5 / 0.263, 0),
     Case("level 0, random order", PX, 0, shuffled=True),
-    Case("level 0, row order, our OpenSlide reader", PX, 0, fast=False),
+    Case("level 0, row order, OpenSlide reader", PX, 0, fast=False),
 )
 
 
 def squares_of(case: Case, size: tuple[int, int], count: int) -> list[Square]:
     if not case.shuffled:
         return list(grid(size, case.side, count))
-    every = list(grid(size, case.side, sys.maxsize))
-    return [every[n] for n in np.random.default_rng(0).permutation(len(every))[:count]]
+    squares = list(grid(size, case.side, sys.maxsize))
+    return [squares[n] for n in np.random.default_rng(0).permutation(len(squares))[:count]]
 
 
 def compare(path: Path, case: Case, sizes: Sizes) -> list[object]:
-    """Return one row of the table: both sides, each with a slide opened anew in every round."""
+    """Return one row of the table. Both readers open the slide again in every round."""
     costs: tuple[list[Cost], list[Cost]] = ([], [])
     squares: list[Square] = []
     off: list[tuple[int, float]] = []
@@ -162,12 +162,12 @@ def compare(path: Path, case: Case, sizes: Sizes) -> list[object]:
         with Slide(path, fast=case.fast) as slide, openslide.OpenSlide(path) as other:
             other.set_cache(openslide.OpenSlideCache(OPENSLIDE_CACHE))
             squares = squares_of(case, slide.size, sizes.patches)
-            sides = (partial(by_us, slide), partial(by_openslide, other, case.level))
-            for side in (0, 1) if turn % 2 == 0 else (1, 0):
-                costs[side].append(timed(partial(read_all, sides[side], squares)))
+            readers = (partial(read_caprmil, slide), partial(read_openslide, other, case.level))
+            for number in (0, 1) if turn % 2 == 0 else (1, 0):
+                costs[number].append(timed(partial(read_all, readers[number], squares)))
             if turn == 0:
-                off = [difference(*(read(square) for read in sides)) for square in squares]
-    count, (ours, theirs) = len(squares), map(middle, costs)
+                off = [difference(*(read(square) for read in readers)) for square in squares]
+    count, (ours, theirs) = len(squares), map(median_cost, costs)
     return [
         case.title,
         *(f"{count / seconds:,.0f}" for seconds in (ours.cpu, theirs.cpu)),
@@ -190,29 +190,29 @@ def difference(one: Pixels, other: Pixels) -> tuple[int, float]:
 
 
 def patches_table(path: Path, sizes: Sizes) -> str:
-    head = ["", "ours, per CPU s", "OpenSlide's", "times", "ours, per s", "OpenSlide's", "times"]
+    head = ["", "caprmil, per CPU s", "OpenSlide", "ratio", "caprmil, per s", "OpenSlide", "ratio"]
     rows = [compare(path, case, sizes) for case in CASES]
     return markdown([[*head, "largest difference", "mean difference"], *rows])
 
 
 def opening_table(path: Path, sizes: Sizes) -> str:
-    ways: dict[str, Callable[[], Any]] = {
-        "ours": lambda: Slide(path),
-        "ours, OpenSlide reader": lambda: Slide(path, fast=False),
+    methods: dict[str, Callable[[], Any]] = {
+        "caprmil": lambda: Slide(path),
+        "caprmil, OpenSlide reader": lambda: Slide(path, fast=False),
         "OpenSlide": lambda: openslide.OpenSlide(path),
     }
-    costs: dict[str, list[Cost]] = {name: [] for name in ways}
+    costs: dict[str, list[Cost]] = {name: [] for name in methods}
     for _ in range(sizes.rounds):
-        for name, way in ways.items():
-            costs[name].append(timed(lambda opened=way: opened().close()))  # type: ignore[misc]
-    rows = [[name, f"{1e3 * middle(own).cpu:.1f}"] for name, own in costs.items()]
+        for name, method in methods.items():
+            costs[name].append(timed(lambda opened=method: opened().close()))  # type: ignore[misc]
+    rows = [[name, f"{1e3 * median_cost(own).cpu:.1f}"] for name, own in costs.items()]
     return markdown([["", "CPU ms"], *rows])
 
 
 def peak_mib() -> float:
-    """Return the most memory that this process has had resident."""
+    """Return the peak resident memory of this process."""
     status = Path("/proc/self/status")
-    if status.exists():  # getrusage would count what the parent had when it made this process
+    if status.exists():  # getrusage would include the parent's memory at fork
         fields = dict(line.split(":", 1) for line in status.read_text().splitlines())
         return int(fields["VmHWM"].split()[0]) / 1024
     import resource
@@ -223,7 +223,7 @@ def peak_mib() -> float:
 
 
 def memory_of(path: Path, count: int, side: int) -> tuple[float, float]:
-    """Read patches row by row; return the peak before and the peak after, in MiB."""
+    """Read patches in row-major order; return the peak before and after, in MiB."""
     with Slide(path) as slide:
         before = peak_mib()
         for square in grid(slide.size, side, count):
@@ -232,33 +232,31 @@ def memory_of(path: Path, count: int, side: int) -> tuple[float, float]:
 
 
 def memory_table(path: Path, sizes: Sizes) -> str:
-    """Each row is a process of its own; the patches of the last row cover the whole slide."""
-    most = max(sizes.memory)
+    """Return the table; each row is a separate process, and the last covers the whole slide."""
+    largest = max(sizes.memory)
     with Slide(path) as slide:
         width, height = slide.size
-    side = int((width * height / most) ** 0.5)
-    while (width // side) * (height // side) < most:
+    side = int((width * height / largest) ** 0.5)
+    while (width // side) * (height // side) < largest:
         side -= 1
-    rows: list[Sequence[object]] = [["patches", "MiB with the slide open", "MiB at most"]]
+    rows: list[Sequence[object]] = [["patches", "MiB with the slide open", "peak MiB"]]
     for count in sizes.memory:
         command = [sys.executable, __file__, "--memory-of", str(path), str(count), str(side)]
         peaks = json.loads(run(command, check=True, capture_output=True, text=True).stdout)
         rows.append([f"{count:,}", *(f"{peak:.0f}" for peak in peaks)])
-    return (
-        f"Patches of {side} px, row by row, each row in a process of its own.\n\n{markdown(rows)}"
-    )
+    return f"Patches of {side} px in row order, each measured in a new process.\n\n{markdown(rows)}"
 
 
 def write_as_trident(path: Path, features: NDArray[Any], coords: NDArray[Any]) -> None:
-    """Write what TRIDENT writes: rows as chunks, and the grid on the coordinates."""
+    """Write a file like TRIDENT's: one chunk per row, and attributes on the coordinates."""
     width = features.shape[1]
     with h5py.File(path, "x") as file:
         store = file.create_dataset(
             "features", data=features, chunks=(1, width), maxshape=(None, width)
         )
         store.attrs.update({"name": path.stem, "encoder": "uni_v1"})
-        places = file.create_dataset("coords", data=coords, chunks=(1, 2), maxshape=(None, 2))
-        places.attrs.update(
+        stored = file.create_dataset("coords", data=coords, chunks=(1, 2), maxshape=(None, 2))
+        stored.attrs.update(
             {
                 "patch_size": 224,
                 "patch_size_level0": 448,
@@ -269,7 +267,8 @@ def write_as_trident(path: Path, features: NDArray[Any], coords: NDArray[Any]) -
         )
 
 
-def whole(path: Path) -> object:
+def read_h5py(path: Path) -> object:
+    """Return all features with plain h5py."""
     with h5py.File(path) as file:
         return file["features"][:]
 
@@ -278,27 +277,27 @@ def store_table(folder: Path, sizes: Sizes) -> str:
     rng = np.random.default_rng(0)
     features = rng.normal(size=sizes.bag).astype(np.float32)
     coords = np.stack(np.divmod(np.arange(len(features)), 100)[::-1], axis=1) * 448
-    ours = "ours: float16, in one piece"
+    ours = "caprmil: float16, contiguous"
     files = {ours: folder / "ours.h5"}
     bags.write(files[ours], features, coords, step=448.0)
     for kind in ("float16", "float32"):
-        files[f"TRIDENT's: {kind}, a chunk a row"] = folder / f"{kind}.h5"
+        files[f"TRIDENT: {kind}, one chunk per row"] = folder / f"{kind}.h5"
         write_as_trident(folder / f"{kind}.h5", features.astype(kind), coords)
-    ways = {"h5py": whole, "bags.read": bags.read}
+    ways = {"h5py": read_h5py, "bags.read": bags.read}
     costs: dict[tuple[str, str], list[Cost]] = {(f, way): [] for f in files for way in ways}
     for turn in range(1 + 3 * sizes.rounds):
         for file, way in costs:
             cost = timed(partial(ways[way], files[file]))
-            if turn:  # the first is for the page cache
+            if turn:  # the first turn fills the page cache
                 costs[file, way].append(cost)
     rows: list[Sequence[object]] = [
-        ["", "MiB", "h5py `[:]`, CPU ms", "times ours", "`bags.read`, CPU ms", "times ours"]
+        ["", "MiB", "h5py `[:]`, CPU ms", "relative", "`bags.read`, CPU ms", "relative"]
     ]
     for file, path in files.items():
         row = [file, f"{path.stat().st_size / 2**20:.1f}"]
         for way in ways:
-            cpu = middle(costs[file, way]).cpu
-            row += [f"{1e3 * cpu:.1f}", f"{cpu / middle(costs[ours, way]).cpu:.1f}"]
+            cpu = median_cost(costs[file, way]).cpu
+            row += [f"{1e3 * cpu:.1f}", f"{cpu / median_cost(costs[ours, way]).cpu:.1f}"]
         rows.append(row)
     return markdown(rows)
 
@@ -316,17 +315,17 @@ def report(folder: Path, sizes: Sizes, command: str) -> str:
 ```
 
 {versions}, h5py {h5py.__version__}, Python {sys.version.split()[0]}, {cpu_count()} cores, one
-thread of ours. Medians over {sizes.rounds} round(s) in which the sides took turns.
+thread. Medians over {sizes.rounds} alternating round(s).
 
 ### Patches
 
 {PX} px patches of a slide of {width:,} x {height:,} px with JPEG tiles of 256 px, {sizes.patches}
-a round, each read on its own. OpenSlide's side is `read_region`, converted to RGB, with Pillow's
-resize where the scale differs, and a cache of {OPENSLIDE_CACHE // 2**20} MiB.
+per round, each read separately. OpenSlide is `read_region`, converted to RGB, with Pillow's resize
+where the scale differs, and a cache of {OPENSLIDE_CACHE // 2**20} MiB.
 
 {patches_table(path, sizes)}
 
-Opening the slide, which is not counted above:
+Opening the slide, not included above:
 
 {opening_table(path, sizes)}
 
@@ -334,24 +333,24 @@ Opening the slide, which is not counted above:
 
 {memory_table(path, sizes)}
 
-### The store
+### Storage
 
-{sizes.bag[0]:,} patches of {sizes.bag[1]:,} features, read whole; `bags.read` also checks every
-value and reads the coordinates. Medians over {3 * sizes.rounds} rounds.
+{sizes.bag[0]:,} patches of {sizes.bag[1]:,} features. `bags.read` also checks every value and
+reads the coordinates. Medians over {3 * sizes.rounds} rounds.
 
 {store_table(folder, sizes)}
 """
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Read the command line, measure, print the tables, and write them if asked to.
+    """Measure, print the tables, and write them to --out.
 
-    With --memory-of it is one of the processes that it starts itself.
+    With --memory-of it is a child process that measures memory.
     """
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--out", type=Path, help="a Markdown file for the tables")
     parser.add_argument("--memory-of", nargs=3, help=argparse.SUPPRESS)
-    parser.add_argument("--quick", action="store_true", help="see that it runs; measures nothing")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, to test that it runs")
     args = parser.parse_args(arguments)
     if args.memory_of:
         path, count, side = args.memory_of

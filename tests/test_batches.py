@@ -1,4 +1,4 @@
-"""What batches promise: bags are told apart, an order can be had again, and reading is ahead."""
+"""Batches: packing and padding, the cache, prefetching, and the order of an epoch."""
 
 import signal
 import subprocess
@@ -19,11 +19,13 @@ from caprmil.features.batches import BagDataset, Batch, Cache, Sample, collate, 
 from caprmil.training.data import EpochSampler
 
 
-def bag(length: int, *, placed: bool = True, dtype: str = "float32") -> Bag:
-    """A bag in which no value is zero, on a grid of two columns."""
+def bag(length: int, *, has_coords: bool = True, dtype: str = "float32") -> Bag:
+    """Return a bag without zeros, on a grid of two columns."""
     features = np.arange(1, 3 * length + 1, dtype=dtype).reshape(length, 3)
     coords = 256 * np.stack([np.arange(length) % 2, np.arange(length) // 2], axis=1)
-    return bags.from_arrays(features, coords if placed else None, step=256.0 if placed else None)
+    return bags.from_arrays(
+        features, coords if has_coords else None, step=256.0 if has_coords else None
+    )
 
 
 def batch(*contents: Bag, padded: bool = False) -> Batch:
@@ -55,14 +57,14 @@ def test_padding_is_zero_and_false_in_the_mask() -> None:
     assert both.features[~both.mask].eq(0).all()
 
 
-def test_packed_bags_stand_behind_each_other_with_nothing_in_between() -> None:
+def test_packed_bags_are_concatenated_without_padding() -> None:
     short, long = bag(2), bag(5)
     both = batch(short, long)
     assert (both.sizes, both.mask) == ((2, 5), None)
     assert np.array_equal(both.features, [np.concatenate([short.features, long.features])])
 
 
-def test_slides_and_labels_stand_in_the_order_of_their_bags() -> None:
+def test_slides_and_labels_have_the_order_of_their_bags() -> None:
     both = batch(bag(2), bag(5))
     assert (both.slides, both.labels.tolist()) == (("s0", "s1"), [0, 1])
 
@@ -75,12 +77,12 @@ def test_one_bag_is_neither_packed_nor_padded(padded: bool) -> None:
 
 
 @pytest.mark.parametrize(("number", "padded"), [(1, False), (2, False), (2, True)])
-def test_half_precision_stays_half(number: int, padded: bool) -> None:
+def test_half_precision_is_kept(number: int, padded: bool) -> None:
     both = batch(*[bag(4, dtype="float16")] * number, padded=padded)
     assert both.features.dtype == torch.float16
 
 
-def test_the_grid_goes_with_its_patches() -> None:
+def test_the_grid_is_packed_and_padded_like_the_features() -> None:
     packed, padded = (batch(bag(2), bag(3), padded=padded).grid for padded in (False, True))
     assert packed is not None
     assert padded is not None
@@ -88,17 +90,17 @@ def test_the_grid_goes_with_its_patches() -> None:
     assert padded.tolist() == [[[0, 0], [1, 0], [0, 0]], [[0, 0], [1, 0], [0, 1]]]
 
 
-def test_there_is_no_grid_where_one_bag_knows_none() -> None:
-    assert batch(bag(2), bag(3, placed=False)).grid is None
+def test_there_is_no_grid_if_one_bag_has_none() -> None:
+    assert batch(bag(2), bag(3, has_coords=False)).grid is None
 
 
-def test_a_cache_gives_the_same_bag_again(tmp_path: Path) -> None:
+def test_a_cached_bag_is_returned_again(tmp_path: Path) -> None:
     cache, path = Cache(1.0), write(tmp_path / "a.h5", 4)
     assert cache.read(path) is cache.read(path)
     assert np.array_equal(cache.read(path).features, bags.read(path).features)
 
 
-def test_a_cache_keeps_to_its_limit_and_keeps_what_it_has(tmp_path: Path) -> None:
+def test_the_cache_has_a_limit_and_does_not_evict(tmp_path: Path) -> None:
     paths = [write(tmp_path / f"{n}.h5", 10) for n in range(4)]  # 120 bytes each
     cache = Cache(300e-9)
     first = [cache.read(path) for path in paths]
@@ -107,21 +109,21 @@ def test_a_cache_keeps_to_its_limit_and_keeps_what_it_has(tmp_path: Path) -> Non
     ]
 
 
-def test_workers_read_the_same_bags_and_keep_none(tmp_path: Path) -> None:
+def test_workers_read_the_same_bags_without_the_cache(tmp_path: Path) -> None:
     wanted, cache = [Sample(str(n), write(tmp_path / f"{n}.h5", n + 1)) for n in range(3)], Cache(1)
     read = list(load(wanted, cache=cache, workers=1))
     assert [b.features.shape[1] for b in read] == [1, 2, 3]
     assert cache.kept == {}
 
 
-def test_a_bag_that_cannot_be_read_says_of_which_slide(tmp_path: Path) -> None:
+def test_the_error_of_a_bag_names_its_slide(tmp_path: Path) -> None:
     (tmp_path / "a.h5").write_bytes(b"nothing")
     with pytest.raises(BagError) as caught:
         BagDataset([Sample("slide_7", tmp_path / "a.h5")], Cache(0))[0]
     assert "while reading slide slide_7" in caught.value.__notes__
 
 
-# Reading ahead
+# Prefetching
 
 
 def on_disk(folder: Path, n: int) -> list[Sample]:
@@ -129,10 +131,11 @@ def on_disk(folder: Path, n: int) -> list[Sample]:
 
 
 def readers() -> list[str]:
-    return [t.name for t in threading.enumerate() if t.name.startswith("reading ahead")]
+    """Return the names of prefetching threads."""
+    return [t.name for t in threading.enumerate() if t.name.startswith("prefetch")]
 
 
-def test_batches_come_in_order_and_leave_no_thread_behind(tmp_path: Path) -> None:
+def test_batches_are_in_order_and_no_thread_is_left(tmp_path: Path) -> None:
     read = load(on_disk(tmp_path, 5), batch_size=2)
     for _ in range(2):
         assert [b.slides for b in read] == [("s0", "s1"), ("s2", "s3"), ("s4",)]
@@ -140,21 +143,17 @@ def test_batches_come_in_order_and_leave_no_thread_behind(tmp_path: Path) -> Non
     assert list(load([])) == []
 
 
-def test_one_batch_is_read_ahead_and_no_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_exactly_one_batch_is_prefetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names, read = list[str](), bags.read
     monkeypatch.setattr(bags, "read", lambda path: (names.append(path.stem), read(path))[1])
     batches = iter(load(on_disk(tmp_path, 4)))
     next(batches)
-    batches.close()  # which waits for what is being read
+    batches.close()  # waits for the batch that is being read
     assert names == ["0", "1"]
     assert readers() == []
 
 
-def test_the_seconds_that_a_batch_was_late_are_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_waiting_time_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read = bags.read
     monkeypatch.setattr(bags, "read", lambda path: (sleep(0.05), read(path))[1])
     slow = load(on_disk(tmp_path, 3))
@@ -162,7 +161,7 @@ def test_the_seconds_that_a_batch_was_late_are_counted(
     assert 0.1 < slow.waited < 10
 
 
-def test_an_error_in_the_thread_arrives_with_its_message_and_note(tmp_path: Path) -> None:
+def test_an_error_in_the_thread_keeps_its_message_and_note(tmp_path: Path) -> None:
     wanted = on_disk(tmp_path, 3)
     (tmp_path / "1.h5").write_bytes(b"nothing")
     batches = iter(load(wanted))
@@ -173,7 +172,7 @@ def test_an_error_in_the_thread_arrives_with_its_message_and_note(tmp_path: Path
     assert readers() == []
 
 
-def test_ctrl_c_while_a_bag_is_read_ends_the_thread(
+def test_ctrl_c_while_reading_ends_the_thread(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupt(path: Path) -> Bag:
@@ -184,14 +183,14 @@ def test_ctrl_c_while_a_bag_is_read_ends_the_thread(
     monkeypatch.setattr(bags, "read", interrupt)
     with pytest.raises(KeyboardInterrupt):
         list(load(on_disk(tmp_path, 3)))
-    for _ in range(500):  # a thread that was just being started ends by itself
+    for _ in range(500):  # a thread that is starting ends by itself
         if not readers():
             break
         sleep(0.01)
     assert readers() == []
 
 
-def test_an_abandoned_epoch_does_not_keep_a_process_from_leaving(tmp_path: Path) -> None:
+def test_an_abandoned_epoch_does_not_block_the_exit(tmp_path: Path) -> None:
     on_disk(tmp_path, 3)
     code = (
         "import sys; from pathlib import Path; from caprmil.features.batches import Sample, load\n"
@@ -201,7 +200,7 @@ def test_an_abandoned_epoch_does_not_keep_a_process_from_leaving(tmp_path: Path)
     assert subprocess.run([sys.executable, "-c", code, tmp_path], timeout=60).returncode == 7
 
 
-def test_the_order_depends_on_seed_and_epoch_alone() -> None:
+def test_the_order_depends_only_on_seed_and_epoch() -> None:
     one, other = (EpochSampler(samples("01" * 10), seed=5, balanced=False) for _ in range(2))
     later = order(one, 3)
     order(other, 0)
@@ -221,7 +220,7 @@ def test_an_epoch_has_every_slide_once() -> None:
     assert sorted(order(EpochSampler(samples("0" * 20), seed=5, balanced=False), 1)) == [*range(20)]
 
 
-def test_balanced_sampling_draws_every_class_as_often() -> None:
+def test_balanced_sampling_draws_all_classes_equally_often() -> None:
     labels = "0" * 90 + "1" * 9 + "2"
     sampler = EpochSampler(samples(labels), seed=0, balanced=True)
     drawn = Counter(labels[at] for epoch in range(100) for at in order(sampler, epoch))

@@ -256,7 +256,7 @@ def test_the_table_names_every_slide_the_suspicious_first(
     with (job.out / "qc.csv").open() as stream:
         rows = list(csv.DictReader(stream))
     assert [row["slide"] for row in rows] == ["nowhere", "empty", "s0", "s1", "s2"]
-    assert "does not say how large a pixel is" in rows[0]["reason"] or "um/px" in rows[0]["reason"]
+    assert "has no scale" in rows[0]["reason"] or "um/px" in rows[0]["reason"]
     area = 400 * 500 * (2.0 / 1000) ** 2
     assert float(rows[2]["tissue_mm2"]) == pytest.approx(area, rel=0.05)
 
@@ -412,7 +412,7 @@ def test_a_missing_scale_is_given_by_hand_or_by_the_table(job: Extraction, tmp_p
 def test_a_table_that_names_other_slides_is_refused(tmp_path: Path) -> None:
     table = tmp_path / "labels.csv"
     table.write_text("slide,mpp\na,0.5\nb,x\n")
-    with pytest.raises(CohortError, match=r"Not among the slides given, but in .* \(1\): b"):
+    with pytest.raises(CohortError, match=r"1 slides are listed in .* but were not found: b"):
         select_listed({"a": Path("a.svs")}, table)
     with pytest.raises(CohortError, match="mpp is 'x', not a number"):
         select_listed({"a": Path("a.svs"), "b": Path("b.svs")}, table)
@@ -490,7 +490,7 @@ def test_the_real_slides_go_through_and_those_without_a_scale_once_it_is_given(
     became = {record.slide: record for record in job.run(slides)}
     assert became["CMU-1-Small-Region"].state == "done"
     assert became["CMU-1-Small-Region-dicom"].patches == became["CMU-1-Small-Region"].patches
-    assert "does not say how large a pixel is" in became["tcga-cr-7395-01a-01-ts1"].reason
+    assert "has no scale" in became["tcga-cr-7395-01a-01-ts1"].reason
     assert "896.056 um/px" in became["six-levels-wrong-mpp"].reason
     failed = {name: slides[name] for name, record in became.items() if record.state == "failed"}
     job.mpp = 2.0

@@ -1,4 +1,4 @@
-"""What the benchmark of feeding promises: every side in one run, headed by its command."""
+"""The benchmark of data loading runs on tiny input and prints its tables."""
 
 import pytest
 
@@ -17,17 +17,17 @@ def rows(page: str, begin: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("| ").split("|")] for line in lines]
 
 
-def test_the_tables_are_headed_by_the_command_that_made_them(page: str) -> None:
+def test_the_page_starts_with_its_command(page: str) -> None:
     assert "```bash\npython benchmarks/feeding.py --quick\n```\n" in page
 
 
-def test_waiting_is_a_part_of_the_epoch(page: str) -> None:
+def test_the_waiting_time_is_part_of_the_epoch(page: str) -> None:
     found = [*rows(page, "page cache"), *rows(page, "disk")]
     assert len(found) == 4
     assert all(0 <= float(row[2]) <= float(row[1]) for row in found)
 
 
-def test_packed_and_padded_bags_stand_beside_one_a_step(page: str) -> None:
+def test_packed_and_padded_bags_are_compared_with_single_bags(page: str) -> None:
     (one,), (padded,) = rows(page, "one bag"), rows(page, "3 padded")
     assert (one[1], one[3], one[5], padded[1]) == ("6", "1.00", "1.00", "2")
     assert [row[1] for row in (*rows(page, "2 packed"), *rows(page, "3 packed"))] == ["3", "2"]

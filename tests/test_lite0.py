@@ -1,4 +1,4 @@
-"""EfficientNet-Lite0, written anew: does it see what its weights have learnt to see?"""
+"""EfficientNet-Lite0: our implementation with the published weights."""
 
 from copy import deepcopy
 
@@ -11,10 +11,11 @@ from sklearn.datasets import load_sample_image
 from torch import Tensor
 
 from caprmil.encoders import lite0
+from caprmil.encoders.hub import read_weights
 
 DAISY, PALACE = 985, 698  # of the thousand classes of ImageNet
 
-# The largest features of `pattern`, from the network before anything was folded, in float64.
+# The largest features of `pattern`, from the network before fusion, in float64.
 # fmt: off
 REFERENCE = {
     71: 3.2334, 113: 3.8045, 226: 2.7832, 265: 1.8186, 353: 1.3078, 400: 1.3568,
@@ -28,12 +29,12 @@ REFERENCE = {
 @pytest.fixture(scope="module")
 def network() -> lite0.Lite0:
     network = lite0.Lite0().eval()
-    network.load_state_dict(lite0.read_weights())
+    network.load_state_dict(read_weights(lite0.weights_file()))
     return network
 
 
-def scaled(picture: NDArray[np.uint8]) -> Tensor:
-    return (torch.from_numpy(picture).permute(2, 0, 1)[None].float() - 127) / 128
+def scaled(image: NDArray[np.uint8]) -> Tensor:
+    return (torch.from_numpy(image).permute(2, 0, 1)[None].float() - 127) / 128
 
 
 def pattern() -> NDArray[np.uint8]:
@@ -42,48 +43,50 @@ def pattern() -> NDArray[np.uint8]:
 
 
 def photo(name: str) -> NDArray[np.uint8]:
-    """Return the middle of a photo that scikit-learn ships, as ImageNet is looked at."""
-    picture = Image.fromarray(load_sample_image(name))
-    side = int(min(picture.size) * 224 / 256)
-    left, top = ((n - side) // 2 for n in picture.size)
-    cut = picture.crop((left, top, left + side, top + side))
+    """Return the centre crop of a photo of scikit-learn, as in ImageNet evaluation."""
+    image = Image.fromarray(load_sample_image(name))
+    side = int(min(image.size) * 224 / 256)
+    left, top = ((n - side) // 2 for n in image.size)
+    cut = image.crop((left, top, left + side, top + side))
     return np.array(cut.resize((224, 224), Image.Resampling.BICUBIC))
 
 
 @pytest.mark.parametrize(("name", "expected"), [("flower.jpg", DAISY), ("china.jpg", PALACE)])
 @torch.inference_mode()
-def test_it_knows_a_flower_and_a_palace(network: lite0.Lite0, name: str, expected: int) -> None:
+def test_a_flower_and_a_palace_are_classified_correctly(
+    network: lite0.Lite0, name: str, expected: int
+) -> None:
     probabilities = network.classify(scaled(photo(name)))[0]
     assert probabilities.argmax() == expected
     assert probabilities[expected] > 0.3
 
 
 @torch.inference_mode()
-def test_it_is_less_sure_if_the_colours_are_scaled_as_for_other_networks(
+def test_the_normalisation_of_other_networks_lowers_the_probability(
     network: lite0.Lite0,
 ) -> None:
-    picture = torch.from_numpy(photo("flower.jpg")).permute(2, 0, 1)[None] / 255
+    image = torch.from_numpy(photo("flower.jpg")).permute(2, 0, 1)[None] / 255
     mean, std = torch.tensor([[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]]).view(2, 3, 1, 1)
-    other = network.classify((picture - mean) / std)[0, DAISY]
+    other = network.classify((image - mean) / std)[0, DAISY]
     assert other < network.classify(scaled(photo("flower.jpg")))[0, DAISY] / 2
 
 
 @torch.inference_mode()
-def test_its_features_are_those_that_were_written_down(network: lite0.Lite0) -> None:
+def test_features_equal_the_reference_values(network: lite0.Lite0) -> None:
     features = network(scaled(pattern()))[0]
     np.testing.assert_allclose(features[list(REFERENCE)], [*REFERENCE.values()], atol=2e-4)
 
 
 @torch.inference_mode()
-def test_folding_changes_nothing(network: lite0.Lite0) -> None:
-    pictures = torch.randn(2, 3, 224, 224, generator=torch.Generator().manual_seed(0))
-    folded = lite0.fuse_batch_norm(deepcopy(network))
-    assert not any(isinstance(module, torch.nn.BatchNorm2d) for module in folded.modules())
-    np.testing.assert_allclose(folded(pictures), network(pictures), atol=1e-4, rtol=1e-4)
+def test_fused_layers_give_the_same_features(network: lite0.Lite0) -> None:
+    images = torch.randn(2, 3, 224, 224, generator=torch.Generator().manual_seed(0))
+    fused = lite0.fuse_batch_norm(deepcopy(network))
+    assert not any(isinstance(module, torch.nn.BatchNorm2d) for module in fused.modules())
+    np.testing.assert_allclose(fused(images), network(images), atol=1e-4, rtol=1e-4)
 
 
 def naive_depthwise(x: NDArray[np.float64], kernel: NDArray[np.float64], stride: int) -> NDArray:
-    """Slide one kernel per channel over a picture, in loops, padded as TensorFlow does."""
+    """Apply one kernel per channel in loops, with the padding of TensorFlow."""
     channels, height, width = x.shape
     size = kernel.shape[-1]
     rows, columns = -(-height // stride), -(-width // stride)
@@ -101,7 +104,7 @@ def naive_depthwise(x: NDArray[np.float64], kernel: NDArray[np.float64], stride:
 @pytest.mark.parametrize("index", [0, 1, 3, 4])  # kernels of 3 and 5, with and without a stride
 @pytest.mark.parametrize("shape", [(12, 12), (9, 13)])
 @torch.inference_mode()
-def test_a_block_is_what_plain_loops_make_of_it(
+def test_a_block_equals_an_implementation_in_loops(
     network: lite0.Lite0, index: int, shape: tuple[int, int]
 ) -> None:
     block = network._blocks[index]
@@ -126,6 +129,6 @@ def test_a_block_is_what_plain_loops_make_of_it(
     )
     expected = expected + x if index == 4 else expected
 
-    answer = block(torch.from_numpy(x[None]).float())[0].numpy()
+    output = block(torch.from_numpy(x[None]).float())[0].numpy()
 
-    np.testing.assert_allclose(answer, expected, atol=1e-4 * np.abs(expected).max())
+    np.testing.assert_allclose(output, expected, atol=1e-4 * np.abs(expected).max())

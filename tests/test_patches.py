@@ -1,4 +1,4 @@
-"""The grid: which squares, how large, in which order; and their pixels."""
+"""The patch grid: squares, sizes and order; and their pixels."""
 
 from pathlib import Path
 
@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 
 from caprmil.errors import RecipeError, SlideError
 from caprmil.slides import patches
-from caprmil.slides.patches import PatchConfig, _means, lay_grid, read, side_level0
+from caprmil.slides.patches import PatchConfig, _grid_means, lay_grid, read, side_level0
 from caprmil.slides.slide import Slide
 
 
 @pytest.fixture(scope="module")
 def slide(tmp_path_factory: pytest.TempPathFactory) -> Slide:
-    """A slide of 1500 x 1000 px whose red and green say x and y, in units of 8 px."""
+    """A slide of 1500 x 1000 px whose red and green are x and y, in units of 8 px."""
     y, x = np.mgrid[:1000, :1500]
     image = np.stack([x // 8, y // 8, np.full_like(x, 128)], axis=2).astype(np.uint8)
     path = tmp_path_factory.mktemp("slides") / "ramp.tiff"
@@ -35,20 +35,20 @@ def scaled(slide: Slide, mpp: float) -> Slide:
     return Slide(slide.path, mpp=mpp)
 
 
-def test_patches_come_row_by_row_and_do_not_overlap(slide: Slide) -> None:
+def test_patches_are_in_row_major_order_and_do_not_overlap(slide: Slide) -> None:
     grid = lay_grid(slide, everywhere(slide), 10, PatchConfig(px=100, mpp=1.0, min_tissue=0))
     assert grid.coords[:3].tolist() == [[0, 0], [200, 0], [400, 0]]
     assert grid.coords.tolist() == sorted(grid.coords.tolist(), key=lambda xy: (xy[1], xy[0]))
     assert (grid.side, grid.step) == (200, 200)
 
 
-def test_an_overlap_is_counted_in_pixels_of_the_patch(slide: Slide) -> None:
+def test_the_overlap_is_in_pixels_of_the_patch(slide: Slide) -> None:
     config = PatchConfig(px=100, mpp=1.0, overlap=25, min_tissue=0)
     grid = lay_grid(slide, everywhere(slide), 10, config)
     assert (grid.side, grid.step) == (200, 150)
 
 
-def test_steps_that_are_no_whole_pixels_do_not_drift(slide: Slide) -> None:
+def test_fractional_steps_do_not_drift(slide: Slide) -> None:
     odd = scaled(slide, 0.2527)
     grid = lay_grid(odd, everywhere(odd), 10, PatchConfig(px=24, mpp=0.5, min_tissue=0))
     step = 24 * 0.5 / 0.2527
@@ -58,14 +58,14 @@ def test_steps_that_are_no_whole_pixels_do_not_drift(slide: Slide) -> None:
 
 
 def test_only_squares_with_enough_tissue_are_kept(slide: Slide) -> None:
-    mask = np.zeros((100, 150), dtype=bool)  # 10 px a pixel
+    mask = np.zeros((100, 150), dtype=bool)  # 10 px per mask pixel
     mask[:, :40] = True  # to x = 400
     for least, columns in [(0.25, {0, 300}), (0.5, {0}), (0.0, {0, 300})]:
         config = PatchConfig(px=300, mpp=0.5, min_tissue=least)
         assert set(lay_grid(slide, mask, 10, config).coords[:, 0].tolist()) == columns
 
 
-def test_a_square_over_the_edge_counts_what_is_outside_as_no_tissue(slide: Slide) -> None:
+def test_the_area_outside_the_slide_counts_as_no_tissue(slide: Slide) -> None:
     grid = lay_grid(slide, everywhere(slide), 10, PatchConfig(px=400, mpp=0.5, min_tissue=0))
     corner = grid.tissue[(grid.coords == [1200, 800]).all(axis=1)]
     assert corner == pytest.approx((300 / 400) * (200 / 400))
@@ -79,7 +79,7 @@ def test_no_tissue_gives_no_patches(slide: Slide) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 99), side=st.floats(0.4, 5), x=st.floats(0, 11), y=st.floats(0, 8))
-def test_shares_of_tissue_are_those_of_a_finer_count(
+def test_tissue_shares_equal_a_count_on_a_finer_grid(
     seed: int, side: float, x: float, y: float
 ) -> None:
     mask = np.random.default_rng(seed).random((8, 11)) < 0.4
@@ -88,7 +88,7 @@ def test_shares_of_tissue_are_those_of_a_finer_count(
     xs, ys = (np.floor(s + (np.arange(fine) + 0.5) * side / fine).astype(int) for s in (x, y))
     for row in ys[ys < 8]:
         counted += mask[row, xs[xs < 11]].sum()
-    exact = _means(mask, np.array([x]), np.array([y]), side)[0, 0]
+    exact = _grid_means(mask, np.array([x]), np.array([y]), side)[0, 0]
     assert exact == pytest.approx(counted / fine**2, abs=0.02)
 
 
@@ -102,7 +102,7 @@ def test_shares_of_tissue_are_those_of_a_finer_count(
         (0.243, 10, 0.972),
     ],
 )
-def test_the_nominal_rule_is_tridents(
+def test_the_nominal_rule_is_the_rule_of_trident(
     slide: Slide, mpp: float, magnification: int, real: float
 ) -> None:
     config = PatchConfig(mpp=10 / magnification, scale_rule="nominal")
@@ -111,18 +111,20 @@ def test_the_nominal_rule_is_tridents(
     assert side * mpp / 224 == pytest.approx(real, abs=0.001)
 
 
-def test_the_exact_rule_means_what_it_says(slide: Slide) -> None:
+def test_the_exact_rule_gives_exact_microns_per_pixel(slide: Slide) -> None:
     for mpp in (0.2277, 0.243, 0.263, 0.299, 0.301):
         side = side_level0(PatchConfig(mpp=0.5), scaled(slide, mpp))
         assert side * mpp / 224 == pytest.approx(0.5)
 
 
-def test_a_coarse_slide_is_not_blown_up(slide: Slide) -> None:
-    with pytest.raises(SlideError, match=r"has 0.5 um/px and cannot show 0.25 um/px.*coarser"):
+def test_a_coarse_slide_is_not_upsampled(slide: Slide) -> None:
+    with pytest.raises(
+        SlideError, match=r"has 0.5 um/px, which is too coarse for patches of 0.25 um/px.*--mpp"
+    ):
         lay_grid(slide, everywhere(slide), 10, PatchConfig(mpp=0.25))
 
 
-def test_beyond_the_buckets_the_nominal_rule_says_so(slide: Slide) -> None:
+def test_the_nominal_rule_refuses_slides_beyond_its_buckets(slide: Slide) -> None:
     with pytest.raises(SlideError, match="Use the exact scale rule"):
         side_level0(PatchConfig(mpp=4.0, scale_rule="nominal"), scaled(slide, 3.0))
 
@@ -131,21 +133,21 @@ def test_beyond_the_buckets_the_nominal_rule_says_so(slide: Slide) -> None:
     "wrong",
     [{"px": 0}, {"overlap": 224}, {"mpp": 900.0}, {"min_tissue": 1.5}, {"scale_rule": "about"}],
 )
-def test_settings_that_make_no_grid_are_refused(wrong: dict[str, object]) -> None:
+def test_invalid_settings_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(RecipeError):
         PatchConfig(**wrong)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("mpp", [0.5, 1.0, 1.3])
-def test_pixels_are_those_of_their_place_in_order(slide: Slide, mpp: float) -> None:
+def test_pixels_match_the_coordinates_in_order(slide: Slide, mpp: float) -> None:
     grid = lay_grid(slide, everywhere(slide), 10, PatchConfig(px=32, mpp=mpp, min_tissue=1))
     pixels = np.concatenate(list(read(slide, grid, batch=7, workers=3)))
     assert pixels.shape == (len(grid), 32, 32, 3)
-    centres = (grid.coords + grid.side / 2) / 8 - 0.5  # what the ramp says at the middle
+    centres = (grid.coords + grid.side / 2) / 8 - 0.5  # values of the ramp at the centre
     assert np.abs(pixels[..., :2].mean((1, 2)) - centres).max() < 0.6
 
 
-def test_reading_ahead_is_bounded(slide: Slide, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prefetching_is_bounded(slide: Slide, monkeypatch: pytest.MonkeyPatch) -> None:
     grid = lay_grid(slide, everywhere(slide), 10, PatchConfig(px=16, mpp=0.5, min_tissue=0))
     count = 0
     plain = Slide.read
@@ -163,7 +165,7 @@ def test_reading_ahead_is_bounded(slide: Slide, monkeypatch: pytest.MonkeyPatch)
     assert len(grid) > 1000
 
 
-def test_a_slide_that_breaks_on_the_way_says_so(slide: Slide, tmp_path: Path) -> None:
+def test_a_damaged_tile_is_an_error_while_reading_patches(slide: Slide, tmp_path: Path) -> None:
     path = tmp_path / "broken.tiff"
     noise = np.random.default_rng(0).integers(0, 255, (2000, 2000, 3), dtype=np.uint8)
     image = pyvips.Image.new_from_array(noise)

@@ -1,4 +1,4 @@
-"""What synthetic cohorts promise: the same slides again, with as much tumour as was asked for."""
+"""Synthetic bags with a rare signal: reproducible, with the requested share of tumour."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ def test_slides_and_seeds_differ() -> None:
 
 
 @pytest.mark.parametrize("number", range(6))
-def test_every_other_slide_has_its_share_of_tumour(number: int) -> None:
+def test_every_second_slide_has_its_share_of_tumour(number: int) -> None:
     features, coords, tumour = SMALL.bag(number)
     assert tumour.sum() == (round(0.05 * len(features)) if number % 2 else 0)
     assert 100 <= len(features) == len(coords) < 200
@@ -35,28 +35,28 @@ def test_the_rarest_tumour_is_one_patch() -> None:
     assert RareSignal(**{**vars(SMALL), "signal": 0.0001}).bag(1)[2].sum() == 1
 
 
-def test_tumour_patches_lie_together() -> None:
+def test_tumour_patches_are_neighbours() -> None:
     _, coords, tumour = RareSignal(patches=(2500, 2501)).bag(1)
     spread = [np.ptp(coords[which], axis=0).max() for which in (tumour, ~tumour)]
     assert spread[0] < spread[1] / 3
 
 
-def test_tumour_stands_out_along_one_direction() -> None:
+def test_tumour_is_shifted_along_one_direction() -> None:
     plain, signal = (RareSignal(**{**vars(SMALL), "strength": s}).bag(1) for s in (0.0, 10.0))
     shift = signal[0] - plain[0]
     assert np.allclose(shift[~signal[2]], 0)
     assert np.allclose(np.linalg.norm(shift[signal[2]], axis=1), 10, rtol=1e-4)
 
 
-def test_a_cohort_is_written_as_it_was_made(tmp_path: Path) -> None:
+def test_a_written_cohort_has_the_generated_content(tmp_path: Path) -> None:
     cohort, _ = load_cohort(SMALL.write(tmp_path), tmp_path / "features")
     assert cohort.classes == ("normal", "tumour")
     assert [entry.label for entry in cohort.entries] == [0, 1, 0, 1, 0, 1]
     stored = bags.read(cohort["slide_003"].path).features
-    assert np.allclose(stored, SMALL.bag(3)[0], atol=0.01)  # halves
+    assert np.allclose(stored, SMALL.bag(3)[0], atol=0.01)  # stored as float16
 
 
-def test_what_is_there_is_not_written_again(tmp_path: Path) -> None:
+def test_existing_bags_are_not_written_again(tmp_path: Path) -> None:
     table = SMALL.write(tmp_path)
     files = sorted((tmp_path / "features").iterdir())
     files[0].unlink()
@@ -66,7 +66,7 @@ def test_what_is_there_is_not_written_again(tmp_path: Path) -> None:
     assert [file.stat().st_mtime_ns for file in files[1:]] == before
 
 
-def test_a_folder_with_another_cohort_or_table_is_left_alone(tmp_path: Path) -> None:
+def test_a_folder_with_another_cohort_or_table_is_not_changed(tmp_path: Path) -> None:
     study = RareSignal(slides=4, width=8, patches=(3, 5))
     table = study.write(tmp_path)
     with pytest.raises(CohortError, match="another cohort"):

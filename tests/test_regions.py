@@ -1,4 +1,4 @@
-"""What regions promise: any GeoJSON of QuPath is read, drawn by the middles of pixels, and back."""
+"""Regions: any GeoJSON of QuPath becomes a mask by pixel centres, and back."""
 
 import json
 from pathlib import Path
@@ -37,29 +37,29 @@ def write(folder: Path, content: Any) -> Path:
     ],
     ids=["collection", "list", "feature", "polygon", "multipolygon", "geometries"],
 )
-def test_every_way_of_writing_an_area_is_read(tmp_path: Path, content: Any) -> None:
-    mask = regions.read_regions(write(tmp_path, content)).draw((100, 80), (1, 1))
+def test_every_form_of_geojson_polygon_is_read(tmp_path: Path, content: Any) -> None:
+    mask = regions.read_regions(write(tmp_path, content)).to_mask((100, 80), (1, 1))
     assert mask.sum() == 40 * 40 - 10 * 10
     assert mask[20, 10]
     assert not mask[19, 10]
     assert not mask[35, 25]
 
 
-def test_a_mask_has_its_own_scale_in_each_direction(tmp_path: Path) -> None:
-    mask = regions.read_regions(write(tmp_path, POLYGON)).draw((50, 20), (0.25, 0.5))
+def test_a_mask_has_one_scale_per_axis(tmp_path: Path) -> None:
+    mask = regions.read_regions(write(tmp_path, POLYGON)).to_mask((50, 20), (0.25, 0.5))
     assert np.argwhere(mask).min(axis=0).tolist() == [10, 2]
-    assert np.argwhere(mask).max(axis=0).tolist() == [29, 11]  # 50 ends at 12.5, a middle
+    assert np.argwhere(mask).max(axis=0).tolist() == [29, 11]  # 50 is at 12.5, a pixel centre
 
 
-def test_an_area_may_leave_the_slide(tmp_path: Path) -> None:
-    mask = regions.read_regions(write(tmp_path, POLYGON)).draw((30, 15), (1, 1))
+def test_a_polygon_may_extend_beyond_the_slide(tmp_path: Path) -> None:
+    mask = regions.read_regions(write(tmp_path, POLYGON)).to_mask((30, 15), (1, 1))
     assert mask.sum() == 10 * 5
-    assert not regions.read_regions(write(tmp_path, POLYGON)).draw((10, 5), (1, 1)).any()
+    assert not regions.read_regions(write(tmp_path, POLYGON)).to_mask((10, 5), (1, 1)).any()
 
 
-def test_areas_that_overlap_do_not_cancel(tmp_path: Path) -> None:
+def test_overlapping_polygons_do_not_cancel(tmp_path: Path) -> None:
     path = write(tmp_path, [feature(POLYGON), feature({**POLYGON, "coordinates": [SQUARE]})])
-    assert regions.read_regions(path).draw((100, 80), (1, 1)).sum() == 40 * 40
+    assert regions.read_regions(path).to_mask((100, 80), (1, 1)).sum() == 40 * 40
 
 
 @pytest.mark.parametrize(
@@ -67,14 +67,14 @@ def test_areas_that_overlap_do_not_cancel(tmp_path: Path) -> None:
     ["Tumor", {"name": "Tumor", "colorRGB": -3670016}, {"names": ["Tumor"], "color": [1, 2, 3]}],
     ids=["text", "name", "names"],
 )
-def test_classes_are_chosen_by_name(tmp_path: Path, written: Any) -> None:
+def test_polygons_are_selected_by_class(tmp_path: Path, written: Any) -> None:
     other = feature({**POLYGON, "coordinates": [HOLE]}, classification={"name": "Stroma"})
     path = write(tmp_path, [feature(POLYGON, classification=written), other, feature(POLYGON)])
     assert regions.read_regions(path).classes == ("Tumor", "Stroma", "")
     assert regions.read_regions(path, classes=["Tumor", "Necrosis"]).classes == ("Tumor",)
 
 
-def test_points_and_lines_are_counted_and_left_out(tmp_path: Path) -> None:
+def test_points_and_lines_are_counted_and_ignored(tmp_path: Path) -> None:
     point = {"type": "Point", "coordinates": [1, 2]}
     line = {"type": "LineString", "coordinates": [[1, 2], [3, 4]]}
     path = write(tmp_path, [feature(point), feature(line), feature(POLYGON), feature(None)])
@@ -87,45 +87,48 @@ def test_points_and_lines_are_counted_and_left_out(tmp_path: Path) -> None:
     [
         ("{", r"slide_07\.geojson is not a GeoJSON file: "),
         ("\x00", r"slide_07\.geojson is not a GeoJSON file: "),
-        ({"type": "Point", "coordinates": [1, 2]}, r"slide_07\.geojson holds no area \(1 other"),
-        ([], r"slide_07\.geojson holds no area \(0 other"),
-        ({"name": "x"}, r"slide_07\.geojson is not GeoJSON that can be used"),
-        (3, r"slide_07\.geojson is not GeoJSON that can be used"),
+        (
+            {"type": "Point", "coordinates": [1, 2]},
+            r"slide_07\.geojson has no polygon, but 1 other",
+        ),
+        ([], r"slide_07\.geojson has no polygon, but 0 other"),
+        ({"name": "x"}, r"slide_07\.geojson is not valid GeoJSON"),
+        (3, r"slide_07\.geojson is not valid GeoJSON"),
         (feature({"type": "Polygon", "coordinates": [[[1, 2], [3, 4]]]}), "at least three corners"),
         (feature({"type": "Polygon", "coordinates": [["a", "b"]]}), "at least three corners"),
     ],
 )
-def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, content: Any, words: str) -> None:
+def test_an_invalid_file_is_named(tmp_path: Path, content: Any, words: str) -> None:
     with pytest.raises(SlideError, match=words):
         regions.read_regions(write(tmp_path, content))
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(SlideError, match=r"There is no file of regions .*none\.geojson"):
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SlideError, match=r"There is no region file .*none\.geojson"):
         regions.read_regions(tmp_path / "none.geojson")
 
 
-def test_an_unknown_class_comes_with_the_known_ones(tmp_path: Path) -> None:
+def test_an_unknown_class_lists_the_known_ones(tmp_path: Path) -> None:
     path = write(tmp_path, [feature(POLYGON, classification="Tumor"), feature(POLYGON)])
     with pytest.raises(SlideError, match=r"class 'Tumour'\. Did you mean 'Tumor'\? Known: \(no"):
         regions.read_regions(path, classes=["Tumour"])
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
-def test_an_outline_drawn_again_is_the_mask(share: float) -> None:
+def test_an_outline_gives_the_same_mask(share: float) -> None:
     mask = np.random.default_rng(0).random((40, 60)) < share
     found = regions.outlines(mask)
     drawn = regions.Regions(polygons=tuple(found), classes=("",) * len(found))
-    assert (drawn.draw(mask.shape, (1, 1)) == mask).all()
+    assert (drawn.to_mask(mask.shape, (1, 1)) == mask).all()
 
 
-def test_nothing_and_everything_have_outlines() -> None:
+def test_empty_and_full_masks_have_outlines() -> None:
     assert regions.outlines(np.zeros((5, 7), dtype=bool)) == []
     [[ring]] = regions.outlines(np.ones((5, 7), dtype=bool))
     assert (ring.min(), ring.max(axis=0).tolist()) == (0, [7, 5])
 
 
-def test_what_is_written_for_qupath_is_read_back_the_same(tmp_path: Path) -> None:
+def test_geojson_for_qupath_is_read_back_unchanged(tmp_path: Path) -> None:
     mask = np.zeros((30, 40), dtype=bool)
     mask[5:25, 10:35] = True
     mask[10:15, 20:25] = False
@@ -134,4 +137,4 @@ def test_what_is_written_for_qupath_is_read_back_the_same(tmp_path: Path) -> Non
     found = regions.read_regions(write(tmp_path, written), classes=["Tissue"])
     assert [len(polygon) for polygon in found.polygons] == [2]
     assert found.polygons[0][0][:, 0].min() == pytest.approx(10 * 32.01)
-    assert (found.draw(mask.shape, (1 / 32.01, 1 / 31.99)) == mask).all()
+    assert (found.to_mask(mask.shape, (1 / 32.01, 1 / 31.99)) == mask).all()

@@ -1,4 +1,4 @@
-"""What generated slides promise: real pyramids, the same again, with the truth about them."""
+"""Synthetic slides: real pyramids, reproducible, with ground truth."""
 
 import hashlib
 import subprocess
@@ -26,13 +26,13 @@ def plain() -> NDArray[np.uint8]:
 
 
 def on_grid(image: NDArray[np.uint8], mpp: float) -> NDArray[np.uint8]:
-    """Make an image as coarse as its truth."""
+    """Return an image on the truth grid."""
     size = [round(side * mpp / TRUTH_UM) for side in image.shape[1::-1]]
     return np.asarray(Image.fromarray(image).resize(size, Image.Resampling.BOX))
 
 
 def truth_of(section: Section) -> NDArray[np.uint8]:
-    """Cut the truth to whole points, as `on_grid` does."""
+    """Return the truth, cropped like `on_grid`."""
     rows, columns = (round(n * section.mpp / TRUTH_UM) for n in (section.height, section.width))
     return section.truth()[:rows, :columns]
 
@@ -42,7 +42,7 @@ def sharpness(image: NDArray[np.uint8]) -> float:
 
 
 def write_rounded_up(image: NDArray[np.uint8], path: Path, *, mpp: float) -> Path:
-    """Write a pyramid whose levels are rounded up, as some scanners do; libvips rounds down."""
+    """Write a pyramid with level sizes rounded up, like some scanners; libvips rounds down."""
     cm = (1e4 / mpp, 1e4 / mpp)
     with tifffile.TiffWriter(path) as tiff:
         for level in range(4):
@@ -76,10 +76,10 @@ def test_a_section_is_the_same_in_another_process(plain: NDArray[np.uint8]) -> N
 
 @pytest.mark.parametrize("share", [0.0, 0.02, 0.1, 0.5])
 @pytest.mark.parametrize("seed", range(3))
-def test_the_share_of_tumour_is_what_was_asked_for(share: float, seed: int) -> None:
+def test_the_share_of_tumour_is_as_requested(share: float, seed: int) -> None:
     kinds = replace(SMALL, seed=seed, tumour=share).truth()
-    painted = (kinds == KINDS.index("tumour")).sum() / (kinds > 0).sum()
-    assert painted == pytest.approx(share, abs=0.001)
+    share_found = (kinds == KINDS.index("tumour")).sum() / (kinds > 0).sum()
+    assert share_found == pytest.approx(share, abs=0.001)
 
 
 def test_only_the_tumour_differs_between_the_labels() -> None:
@@ -92,7 +92,7 @@ def test_only_the_tumour_differs_between_the_labels() -> None:
     assert changed[near].mean() > 10 * changed[~near].mean()
 
 
-def test_every_kind_of_tissue_looks_its_own_way() -> None:
+def test_every_kind_of_tissue_has_its_colour() -> None:
     section = replace(SMALL, width=2000, height=1600)
     image, kinds = on_grid(section.render().image, 1.0).astype(int), truth_of(section)
     assert set(np.unique(kinds)) == set(range(len(KINDS)))
@@ -100,16 +100,16 @@ def test_every_kind_of_tissue_looks_its_own_way() -> None:
     assert min(glass) > 230
     assert stroma[0] > stroma[2] > stroma[1] + 10  # pink
     assert fat.min() > stroma.max() - 5  # nearly empty
-    assert max(lymphocytes[0], tumour[0]) < stroma[0] - 15  # nuclei take the red
+    assert max(lymphocytes[0], tumour[0]) < stroma[0] - 15  # nuclei absorb red
     assert tumour[2] - tumour[0] > stroma[2] - stroma[0] + 10  # purple
 
 
-def test_tissue_is_where_the_truth_says(plain: NDArray[np.uint8]) -> None:
+def test_tissue_is_where_the_truth_has_it(plain: NDArray[np.uint8]) -> None:
     bright = on_grid(plain, 1.0).min(axis=2) > 235
     kinds = truth_of(SMALL)[: bright.shape[0], : bright.shape[1]]
     assert bright[kinds == 0].mean() > 0.9  # edges are frayed
     assert bright[kinds == KINDS.index("stroma")].mean() < 0.02
-    assert plain[:20].min() > 225  # glass all round
+    assert plain[:20].min() > 225  # a margin of glass
     assert plain[:, -20:].min() > 225
 
 
@@ -123,26 +123,26 @@ def test_two_scales_show_the_same_tissue(plain: NDArray[np.uint8]) -> None:
 
 
 @pytest.mark.parametrize("mpp", [0.7, 4.0])
-def test_any_scale_can_be_painted(mpp: float) -> None:
+def test_any_scale_can_be_rendered(mpp: float) -> None:
     section = Section(width=round(1500 / mpp), height=round(1201 / mpp), mpp=mpp)
     assert section.render().image.shape == (section.height, section.width, 3)
 
 
 @pytest.mark.parametrize("artefact", ARTEFACTS)
-def test_artefacts_leave_the_truth_alone(artefact: str, plain: NDArray[np.uint8]) -> None:
-    spoilt = replace(SMALL, artefacts=(artefact,)).render()
-    assert np.array_equal(spoilt.kinds, SMALL.truth())
-    assert (spoilt.image != plain).any(axis=2).mean() > 0.005
+def test_artefacts_do_not_change_the_truth(artefact: str, plain: NDArray[np.uint8]) -> None:
+    rendered = replace(SMALL, artefacts=(artefact,)).render()
+    assert np.array_equal(rendered.kinds, SMALL.truth())
+    assert (rendered.image != plain).any(axis=2).mean() > 0.005
 
 
-def test_pen_covers_glass_and_tissue_alike(plain: NDArray[np.uint8]) -> None:
+def test_pen_covers_glass_and_tissue(plain: NDArray[np.uint8]) -> None:
     drawn = replace(SMALL, artefacts=("pen",)).render().image.astype(int)
     inked = (drawn.min(axis=2) < 110) & (plain.min(axis=2) > 230)
     assert 0.002 < inked.mean() < 0.2
-    assert (np.abs(drawn - plain).max(axis=2) > 0).mean() < 0.3  # and the rest is as it was
+    assert (np.abs(drawn - plain).max(axis=2) > 0).mean() < 0.3  # the rest is unchanged
 
 
-def test_a_tint_moves_the_glass(plain: NDArray[np.uint8]) -> None:
+def test_a_tint_changes_the_colour_of_glass(plain: NDArray[np.uint8]) -> None:
     tinted = replace(SMALL, artefacts=("tint",)).render().image
     assert np.abs(tinted[0, 0].astype(int) - plain[0, 0]).max() >= 15
 
@@ -153,7 +153,7 @@ def test_a_fold_is_darker_tissue(plain: NDArray[np.uint8]) -> None:
     assert 0.005 < (change.min(axis=2) < -25).mean() < 0.2
 
 
-def test_blur_takes_the_sharpness_of_a_part(plain: NDArray[np.uint8]) -> None:
+def test_blur_reduces_the_sharpness_of_a_part(plain: NDArray[np.uint8]) -> None:
     blurred = replace(SMALL, artefacts=("blur",)).render().image
     assert sharpness(blurred) < 0.95 * sharpness(plain)
     lost = (blurred != plain).any(axis=2)
@@ -172,7 +172,7 @@ def test_openslide_reads_pixels_levels_and_scale(tmp_path: Path, plain: NDArray[
     assert [file.name for file in tmp_path.iterdir()] == ["slide.tiff"]
 
 
-def test_openslide_takes_an_aperio_file_for_one(tmp_path: Path) -> None:
+def test_openslide_recognises_an_aperio_file(tmp_path: Path) -> None:
     section = Section(width=2100, height=2001, mpp=0.5)
     path = section.write(tmp_path / "slide.svs", vendor="aperio")
     with openslide.OpenSlide(path) as slide:
@@ -182,7 +182,9 @@ def test_openslide_takes_an_aperio_file_for_one(tmp_path: Path) -> None:
         assert slide.level_dimensions[-1] == (131, 125)
 
 
-def test_pyramids_rounded_up_can_be_made_of_it(tmp_path: Path, plain: NDArray[np.uint8]) -> None:
+def test_pyramids_can_be_written_with_rounded_up_levels(
+    tmp_path: Path, plain: NDArray[np.uint8]
+) -> None:
     path = write_rounded_up(plain[:901, :1101], tmp_path / "slide.tiff", mpp=0.5)
     with openslide.OpenSlide(path) as slide:
         assert slide.level_dimensions == ((1101, 901), (551, 451), (276, 226), (138, 113))
@@ -195,10 +197,10 @@ def test_a_slide_is_never_overwritten(tmp_path: Path) -> None:
         SMALL.write(tmp_path / "slide.tiff")
 
 
-def test_settings_without_sense_are_refused() -> None:
+def test_invalid_sections_are_refused() -> None:
     with pytest.raises(UnknownNameError, match="Did you mean 'pen'"):
         Section(artefacts=("pem",))
-    with pytest.raises(ValueError, match="lies between 0 and"):
+    with pytest.raises(ValueError, match="must be between 0 and"):
         Section(tumour=0.7)
     with pytest.raises(ValueError, match="500 um"):
         Section(width=1000, mpp=0.25)
@@ -206,16 +208,16 @@ def test_settings_without_sense_are_refused() -> None:
         SMALL.write("slide.tiff", vendor="leica")  # type: ignore[arg-type]
 
 
-def test_the_smallest_section_has_tissue_too() -> None:
+def test_the_smallest_section_has_tissue() -> None:
     smallest = Section(width=500, height=500, tumour=0.5)
     shares = [(replace(smallest, seed=seed).truth() > 0).mean() for seed in range(60)]
     assert min(shares) > 0.1
 
 
-def test_a_cohort_is_written_as_it_was_made(tmp_path: Path) -> None:
-    seen: list[tuple[int, int]] = []
-    table = STUDY.write(tmp_path, progress=lambda done, total: seen.append((done, total)))
-    assert seen == [(n, 4) for n in (1, 2, 3, 4)]
+def test_a_written_cohort_has_the_generated_content(tmp_path: Path) -> None:
+    steps: list[tuple[int, int]] = []
+    table = STUDY.write(tmp_path, progress=lambda done, total: steps.append((done, total)))
+    assert steps == [(n, 4) for n in (1, 2, 3, 4)]
     rows = table.read_text().splitlines()
     assert rows[0] == "slide,patient,label"
     assert rows[2] == "slide_001,patient_001,tumour"
@@ -227,32 +229,32 @@ def test_a_cohort_is_written_as_it_was_made(tmp_path: Path) -> None:
         assert openslide.OpenSlide.detect_format(tmp_path / "slides" / f"slide_{n:03d}.tiff")
 
 
-def test_slides_of_a_cohort_differ_and_some_are_spoilt() -> None:
+def test_slides_of_a_cohort_differ_and_some_have_artefacts() -> None:
     sections = [replace(STUDY, spoilt=0.5).section(n) for n in range(40)]
     assert len({section.seed for section in sections}) == 40
-    spoilt = [section.artefacts for section in sections if section.artefacts]
-    assert 10 < len(spoilt) < 30
-    assert {artefact for (artefact,) in spoilt} == set(ARTEFACTS)
+    artefacts = [section.artefacts for section in sections if section.artefacts]
+    assert 10 < len(artefacts) < 30
+    assert {artefact for (artefact,) in artefacts} == set(ARTEFACTS)
 
 
-def test_a_cohort_goes_on_where_it_was_interrupted(tmp_path: Path) -> None:
+def test_an_interrupted_cohort_is_resumed(tmp_path: Path) -> None:
     def stop(done: int, total: int) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         STUDY.write(tmp_path, progress=stop, workers=1)
-    there = {file: file.stat().st_mtime_ns for file in (tmp_path / "slides").iterdir()}
-    assert 1 <= len(there) < 4
+    existing = {file: file.stat().st_mtime_ns for file in (tmp_path / "slides").iterdir()}
+    assert 1 <= len(existing) < 4
     assert not (tmp_path / "labels.csv").exists()
     table = STUDY.write(tmp_path)
     assert len(list((tmp_path / "slides").iterdir())) == 4
     everything = {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*.*")}
-    assert there.items() <= everything.items()
+    assert existing.items() <= everything.items()
     assert STUDY.write(tmp_path) == table
     assert {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*.*")} == everything
 
 
-def test_a_folder_with_another_cohort_or_table_is_left_alone(tmp_path: Path) -> None:
+def test_a_folder_with_another_cohort_or_table_is_not_changed(tmp_path: Path) -> None:
     study = replace(STUDY, slides=1)
     table = study.write(tmp_path)
     with pytest.raises(CohortError, match="another cohort"):

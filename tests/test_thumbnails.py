@@ -1,4 +1,4 @@
-"""What generated thumbnails promise: the same picture for the same seed, and a truth that holds."""
+"""Synthetic thumbnails: reproducible images with a consistent ground truth."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ SMALL = (240, 300)
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_picture_and_its_truth_fit_together(case: str) -> None:
+def test_an_image_and_its_truth_are_consistent(case: str) -> None:
     made = thumbnail(case, shape=SMALL)
     assert (made.image.shape, made.image.dtype) == ((*SMALL, 3), np.uint8)
     assert made.truth.shape == made.pen.shape == SMALL
@@ -19,7 +19,7 @@ def test_a_picture_and_its_truth_fit_together(case: str) -> None:
     assert not (made.truth & made.pen).any()
 
 
-def test_the_same_seed_gives_the_same_picture() -> None:
+def test_the_same_seed_gives_the_same_image() -> None:
     first, again, other = (thumbnail("scraps", seed, shape=SMALL) for seed in (3, 3, 4))
     assert (first.image == again.image).all()
     assert (first.truth == again.truth).all()
@@ -31,6 +31,6 @@ def test_tissue_is_darker_than_glass() -> None:
     assert made.image[made.truth].mean() < made.image[~made.truth].mean() - 5
 
 
-def test_an_unknown_case_comes_with_the_known_ones() -> None:
+def test_an_unknown_case_lists_the_known_ones() -> None:
     with pytest.raises(UnknownNameError, match=r"no case called 'blanc'\. Did you mean 'blank'"):
         thumbnail("blanc")

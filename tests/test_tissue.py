@@ -1,4 +1,4 @@
-"""What the tissue finder promises: it holds where simple thresholds do not, and says when not."""
+"""Tissue detection: correct where simple thresholds fail, with flags for review."""
 
 import importlib.util
 import os
@@ -16,7 +16,7 @@ from caprmil.config import digest, parse
 from caprmil.errors import RecipeError, SlideError
 from caprmil.slides.tissue import Tissue, TissueConfig, find
 from caprmil.synthetic import thumbnails
-from caprmil.synthetic.thumbnails import CASES, Thumbnail, thumbnail
+from caprmil.synthetic.thumbnails import CASES, SyntheticThumbnail, thumbnail
 
 ROOT = Path(__file__).parents[1]
 DATA = Path(os.environ.get("CAPRMIL_DATA", ROOT.parent / "shared" / "data")) / "slides"
@@ -24,7 +24,7 @@ SHAPE = (360, 460)
 
 
 @cache
-def answer(case: str, seed: int) -> tuple[Thumbnail, Tissue]:
+def detected(case: str, seed: int) -> tuple[SyntheticThumbnail, Tissue]:
     made = thumbnail(case, seed, shape=SHAPE)
     return made, find(made.image, made.mpp)
 
@@ -40,52 +40,52 @@ BLANK = [case for case in CASES if CASES[case].tissue == "none"]
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("case", TISSUE)
-def test_tissue_is_found_whatever_else_is_there(case: str, seed: int) -> None:
-    made, found = answer(case, seed)
+def test_tissue_is_found_in_every_case(case: str, seed: int) -> None:
+    made, found = detected(case, seed)
     assert iou(found.mask, made.truth) > 0.75
     assert "no tissue" not in found.flags
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("case", BLANK)
-def test_blank_glass_is_said_to_be_blank(case: str, seed: int) -> None:
-    _, found = answer(case, seed)
+def test_blank_glass_has_no_tissue(case: str, seed: int) -> None:
+    _, found = detected(case, seed)
     assert not found.mask.any()
     assert "no tissue" in found.flags
     assert found.area_mm2 == 0
 
 
-def test_tissue_is_found_well_on_the_whole() -> None:
-    scores = [iou(found.mask, made.truth) for made, found in (answer(c, 200) for c in TISSUE)]
+def test_the_mean_overlap_over_all_cases_is_high() -> None:
+    scores = [iou(found.mask, made.truth) for made, found in (detected(c, 200) for c in TISSUE)]
     assert np.mean(scores) > 0.93
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_flags_say_what_is_special(case: str) -> None:
-    made, found = answer(case, 200)
+def test_flags_match_the_case(case: str) -> None:
+    made, found = detected(case, 200)
     assert ("pen" in found.flags) == made.pen.any()
     assert ("no glass" in found.flags) == (CASES[case].tissue == "everywhere")
     assert not (found.mask & found.pen).any()
 
 
-def test_pale_tissue_is_flagged_and_plain_tissue_is_not() -> None:
-    assert "faint" in answer("pale", 200)[1].flags
-    assert answer("normal", 200)[1].flags == ()
+def test_pale_tissue_is_flagged_and_normal_tissue_is_not() -> None:
+    assert "faint" in detected("pale", 200)[1].flags
+    assert detected("normal", 200)[1].flags == ()
 
 
-def test_the_same_picture_gives_the_same_answer() -> None:
-    made, found = answer("pale, vignette", 200)
+def test_the_same_image_gives_the_same_mask() -> None:
+    made, found = detected("pale, vignette", 200)
     assert (find(made.image, made.mpp).mask == found.mask).all()
 
 
-def test_turning_the_slide_turns_the_answer() -> None:
-    made, found = answer("vignette", 200)
+def test_a_rotated_slide_gives_a_rotated_mask() -> None:
+    made, found = detected("vignette", 200)
     turned = find(np.rot90(made.image), made.mpp)
     assert iou(np.rot90(turned.mask, -1), found.mask) > 0.98
 
 
 def test_sizes_are_in_micrometres_not_pixels() -> None:
-    made, found = answer("blue pen", 200)
+    made, found = detected("blue pen", 200)
     width, height = made.image.shape[1] * 2, made.image.shape[0] * 2
     larger = Image.fromarray(made.image).resize((width, height), Image.Resampling.BILINEAR)
     twice = find(np.asarray(larger), made.mpp / 2)
@@ -93,15 +93,15 @@ def test_sizes_are_in_micrometres_not_pixels() -> None:
     assert twice.area_mm2 == pytest.approx(found.area_mm2, rel=0.05)
 
 
-def test_small_pieces_and_holes_are_the_users_choice() -> None:
-    made, found = answer("scraps", 200)
+def test_minimum_area_and_hole_size_are_settings() -> None:
+    made, found = detected("scraps", 200)
     fewer = find(made.image, made.mpp, TissueConfig(min_area_um2=100_000))
     assert 0 < fewer.area_mm2 < found.area_mm2
-    made, found = answer("fat", 200)
+    made, found = detected("fat", 200)
     assert find(made.image, made.mpp, TissueConfig(max_hole_um2=0)).area_mm2 < found.area_mm2
 
 
-def test_tissue_as_red_as_red_ink_is_tissue(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tissue_with_the_colour_of_red_ink_is_tissue(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(thumbnails, "EOSIN", (0.06, 0.8, 0.6))
     scene = thumbnails.Scene(tissue="cores", stain=1.4)
     made = thumbnails.draw(scene, np.random.default_rng(1), SHAPE)
@@ -110,8 +110,8 @@ def test_tissue_as_red_as_red_ink_is_tissue(monkeypatch: pytest.MonkeyPatch) -> 
     assert found.flags == ()
 
 
-def test_ink_stays_if_the_stain_may_look_like_it() -> None:
-    made, found = answer("blank with pen", 200)
+def test_ink_is_kept_if_reject_ink_is_off() -> None:
+    made, found = detected("blank with pen", 200)
     kept = find(made.image, made.mpp, TissueConfig(reject_ink=False))
     assert kept.mask[made.pen].mean() > 0.9
     assert "pen" not in kept.flags
@@ -120,20 +120,20 @@ def test_ink_stays_if_the_stain_may_look_like_it() -> None:
 
 @pytest.mark.parametrize("shape", [(1, 1), (3, 5), (40, 1)])
 @pytest.mark.parametrize("value", [0, 128, 255])
-def test_odd_pictures_have_an_answer(shape: tuple[int, int], value: int) -> None:
+def test_tiny_and_uniform_images_have_a_result(shape: tuple[int, int], value: int) -> None:
     found = find(np.full((*shape, 3), value, dtype=np.uint8), 8.0)
     assert found.mask.shape == shape
     assert found.flags
 
 
-def test_what_is_no_picture_is_refused() -> None:
+def test_invalid_images_are_refused() -> None:
     with pytest.raises(ValueError, match=r"thumbnail\.shape"):
         find(np.zeros((4, 4), dtype=np.uint8), 8.0)
     with pytest.raises(SlideError, match="mpp=0"):
         find(np.zeros((4, 4, 3), dtype=np.uint8), 0)
 
 
-def test_settings_are_read_checked_and_have_a_digest() -> None:
+def test_settings_are_parsed_checked_and_hashed() -> None:
     assert parse({"min_area_um2": 5}, into=TissueConfig).min_area_um2 == 5.0
     assert digest(TissueConfig()) != digest(TissueConfig(min_density=0.03))
     with pytest.raises(RecipeError, match="mpp must be more than 0, not -8"):
@@ -149,7 +149,7 @@ def real(name: str, reduce: int) -> NDArray[np.uint8]:
         return np.asarray(image.convert("RGB").reduce(reduce))
 
 
-def test_a_real_biopsy_is_found_without_its_blue_ink_and_frame() -> None:
+def test_a_real_biopsy_is_found_without_blue_ink_and_frame() -> None:
     image = real("thumbnail-with-ink.jpeg", 4)
     found = find(image, 8.0)
     assert found.flags == ("pen",)
@@ -159,7 +159,7 @@ def test_a_real_biopsy_is_found_without_its_blue_ink_and_frame() -> None:
     assert found.mask[blue].mean() < 0.05
 
 
-def test_a_real_green_stroke_over_tissue_is_cut_out() -> None:
+def test_a_real_green_stroke_over_tissue_is_excluded() -> None:
     found = find(real("thumbnail-green-pen.png", 1), 8.0)
     assert "pen" in found.flags
     assert 0.12 < found.pen.mean() < 0.3
@@ -171,7 +171,7 @@ def test_a_real_green_stroke_over_tissue_is_cut_out() -> None:
     ("name", "mpp", "least", "most"),
     [("CMU-1-Small-Region.svs", 0.5, 0.3, 0.5), ("tcga-cr-7395-01a-01-ts1.svs", 2.0, 0.5, 0.7)],
 )
-def test_real_slides_have_about_as_much_tissue_as_one_sees(
+def test_real_slides_have_the_visible_share_of_tissue(
     name: str, mpp: float, least: float, most: float
 ) -> None:
     if not (DATA / name).exists():

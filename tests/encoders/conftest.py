@@ -1,4 +1,4 @@
-"""These tests need timm and transformers, and run in an environment of their own."""
+"""These tests need timm and transformers, which are in a separate environment."""
 
 from importlib.util import find_spec
 

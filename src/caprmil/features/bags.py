@@ -1,7 +1,7 @@
-"""A bag, the patch features of one slide, and the files of the field that hold one.
+"""Bags: the patch features of one slide, read from and written to feature files.
 
-One layout is written (HDF5). Those of TRIDENT, CLAM and STAMP are read as well, and plain arrays;
-which of them a file is, its content says.
+caprmil's own format (HDF5) is written. The formats of TRIDENT, CLAM and STAMP and plain arrays are
+read as well, see `formats`.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -18,42 +18,46 @@ from numpy.typing import ArrayLike, NDArray
 
 from caprmil.errors import BagError
 from caprmil.features import formats
-from caprmil.features.formats import Found
+from caprmil.features.formats import FileContent
 from caprmil.io.atomic import atomic_write
 from caprmil.io.paths import as_path
-from caprmil.slides.names import slide_name
+from caprmil.slides.names import BAG_SUFFIXES, slide_name
 from caprmil.slides.scale import ScaleRule
 
-SUFFIXES = formats.SUFFIXES
+SUFFIXES = BAG_SUFFIXES
+"""Suffixes of feature files. If a slide has several, the first is used: `.pt` files seldom have
+coordinates."""
+
 ATTRIBUTES = (
     *("encoder", "fingerprint", "settings", "mpp", "scale_rule", "patch_px", "patch_level0"),
-    *("step", "slide_mpp"),
+    *("step", "slide_mpp", "slide_path"),
 )
-"""Fields of `BagInfo` that are attributes of our files, by the same names."""
+"""Fields of `BagInfo` that are stored as attributes of the same name."""
 
-ROWS = 8192  # patches that are read at once from a file that is too large for memory
+ROWS = 8192  # patches per chunk of a stream
 
 
 @dataclass(frozen=True, kw_only=True)
 class BagInfo:
-    """What a feature file says of itself."""
+    """The metadata of a bag."""
 
-    path: Path | None  # None: made in memory
+    path: Path | None  # None: in memory
     kind: str  # caprmil, trident, clam, stamp, h5 (any other), npy, npz, pt or memory
     n_patches: int
     width: int  # E
     dtype: str  # as stored
     encoder: str | None = None
-    mpp: float | None = None  # microns per pixel of the patches as the encoder saw them
+    mpp: float | None = None  # microns per pixel of the patches as encoded
     scale_rule: ScaleRule | None = None  # nominal: mpp is 10 / magnification; exact: measured
-    patch_px: int | None = None  # side of a patch as the encoder saw it
+    patch_px: int | None = None  # side of a patch as encoded, in pixels
     patch_level0: float | None = None  # side of a patch in level-0 pixels
-    step: float | None = None  # between neighbouring patches, in the unit of the coordinates
+    step: float | None = None  # distance of neighbouring patches, in the unit of the coordinates
     unit: Literal["px", "um"] | None = None  # of the coordinates; px: level-0 pixels
     slide_size: tuple[int, int] | None = None  # width and height in level-0 pixels
     slide_mpp: float | None = None  # microns per pixel at level 0
+    slide_path: str | None = None  # the slide that was encoded, if the bag stores it
     fingerprint: str | None = None  # of the encoder's weights and transform
-    settings: str | None = None  # TOML of all that shaped the bag, if `caprmil encode` made it
+    settings: str | None = None  # TOML of all settings, if `caprmil encode` made the bag
 
     def __post_init__(self) -> None:
         for name in ("mpp", "slide_mpp", "patch_px", "patch_level0", "step"):
@@ -71,79 +75,79 @@ class Bag:
     info: BagInfo
 
     def grid(self) -> NDArray[np.int64] | None:
-        """Return column and row of each patch, from 0, or None where no grid is known.
+        """Return column and row of each patch, from 0, or None if the grid is unknown.
 
-        CLAM lays a grid of its own on every contour, so two of its patches can share a cell.
+        CLAM lays a separate grid on each contour, so two patches can share a cell.
         """
         return grid_cells(self.coords, self.info)
 
 
 def grid_cells(coords: NDArray[Any] | None, info: "BagInfo") -> NDArray[np.int64] | None:
-    """Return column and row of each patch, from 0, or None where no grid is known."""
+    """Return column and row of each patch, from 0, or None if the grid is unknown."""
     if coords is None or info.step is None:
         return None
     return np.rint((coords - coords.min(axis=0)) / info.step).astype(np.int64)
 
 
 def inspect(path: str | Path) -> BagInfo:
-    """Describe a feature file. The features of HDF5 and `.npy` files are not read."""
-    return formats.glance(as_path(path), _describe)
+    """Return the metadata of a feature file. Features in HDF5 and `.npy` files are not read."""
+    return formats.read_header(as_path(path), _describe)
 
 
 def read(path: str | Path) -> Bag:
-    """Read a feature file whole, and check every value in it."""
-    with formats.opened(as_path(path)) as found:
-        return _load(found)
+    """Return the bag in a feature file, with every value checked."""
+    with formats.open_file(as_path(path)) as content:
+        return _load(content)
 
 
 @contextmanager
 def streaming(path: str | Path, *, rows: int = ROWS) -> Iterator["Stream"]:
-    """Open a feature file to read it piece by piece, in memory that does not grow with it.
+    """Open a feature file as a stream of chunks, in bounded memory.
 
-    HDF5 and `.npy` files are read so; the others are in memory as soon as they are open.
+    HDF5 and `.npy` files are streamed. Other formats are read into memory when opened.
     """
-    with formats.opened(as_path(path)) as found:
-        yield Stream(found, _describe(found), rows)
+    with formats.open_file(as_path(path)) as content:
+        yield Stream(content, _describe(content), rows)
 
 
 class Stream:
-    """The features of an open file, as many rows at a time. Every pass checks every value."""
+    """The features of an open file in chunks of rows. Every pass checks every value."""
 
-    def __init__(self, found: Found, info: BagInfo, rows: int) -> None:
-        self.info, self.rows, self._found = info, rows, found
+    def __init__(self, content: FileContent, info: BagInfo, rows: int) -> None:
+        self.info, self.rows, self._content = info, rows, content
 
     def __call__(self) -> Iterator[NDArray[np.floating[Any]]]:
-        """Return the pieces in order, from the first patch on. The next is read ahead."""
+        """Yield the chunks in order. The next chunk is prefetched by a thread."""
         starts = range(0, self.info.n_patches, self.rows)
         with ThreadPoolExecutor(1) as reader:
-            ahead = reader.submit(self._read, 0)
+            pending = reader.submit(self._read, 0)
             for start in starts:
-                piece = ahead.result()
+                chunk = pending.result()
                 if start + self.rows < self.info.n_patches:
-                    ahead = reader.submit(self._read, start + self.rows)
-                yield piece
+                    pending = reader.submit(self._read, start + self.rows)
+                yield chunk
 
     def _read(self, start: int) -> NDArray[np.floating[Any]]:
-        features = self._found.features
-        if isinstance(features, np.memmap):  # what was read of it would stay resident
-            features = np.load(str(self._found.file), mmap_mode="r", allow_pickle=False)
+        features = self._content.features
+        if isinstance(features, np.memmap):  # pages of an open map would stay resident
+            features = np.load(str(self._content.file), mmap_mode="r", allow_pickle=False)
         rows = slice(start, start + self.rows)
-        piece = features[0, rows] if len(features.shape) == 3 else features[rows]
-        return _as_floats(self._found, formats.array(piece), start)
+        chunk = features[0, rows] if len(features.shape) == 3 else features[rows]
+        return _as_floats(self._content, formats.to_array(chunk), start)
 
     @cached_property
     def coords(self) -> NDArray[Any] | None:
-        """Where the patches lie, as in a bag."""
-        return _load_coords(self._found, self.info.n_patches)
+        """Coordinates of the patches, as in a bag."""
+        return _load_coords(self._content, self.info.n_patches)
 
     def grid(self) -> NDArray[np.int64] | None:
         """Return column and row of each patch, as in a bag."""
         return grid_cells(self.coords, self.info)
 
 
-def from_arrays(features: ArrayLike, coords: ArrayLike | None = None, **said: Any) -> Bag:
-    """Make a bag in memory, checked like a file. `said` are fields of `BagInfo`."""
-    return _load(formats.in_memory(None, features, coords, said))
+def from_arrays(features: ArrayLike, coords: ArrayLike | None = None, **metadata: Any) -> Bag:
+    """Return a bag in memory, checked like a file. `metadata` are fields of `BagInfo`."""
+    return _load(formats.from_arrays(None, features, coords, metadata))
 
 
 def write(
@@ -153,19 +157,19 @@ def write(
     *,
     dtype: Literal["float16", "float32"] = "float16",
     attributes: Mapping[str, str | int | float] | None = None,
-    **said: Any,
+    **metadata: Any,
 ) -> Path:
-    """Write a bag in our own layout: whole or not at all, and never over another file.
+    """Write a bag atomically in caprmil's format, and return its path. A file is never replaced.
 
-    `coords` are level-0 pixels, `said` are fields of `BagInfo`. `attributes` are kept on the file
-    for other readers.
+    `coords` are level-0 pixels, `metadata` are fields of `BagInfo`. `attributes` are stored in the
+    file for other programs.
     """
     path = as_path(path)
-    bag = _load(formats.in_memory(path, features, coords, {}))
+    bag = _load(formats.from_arrays(path, features, coords, {}))
     n, width = bag.features.shape
-    info = BagInfo(path=path, kind="caprmil", n_patches=n, width=width, dtype=dtype, **said)
-    with writing(info, bag.coords, attributes=attributes) as put:
-        put(bag.features)
+    info = BagInfo(path=path, kind="caprmil", n_patches=n, width=width, dtype=dtype, **metadata)
+    with writing(info, bag.coords, attributes=attributes) as append:
+        append(bag.features)
     return path
 
 
@@ -177,9 +181,9 @@ def writing(
     attributes: Mapping[str, str | int | float] | None = None,
     replace: bool = False,
 ) -> Iterator[Callable[[NDArray[Any]], None]]:
-    """Write a bag piece by piece, for those that do not fit into memory.
+    """Write a bag in chunks, in bounded memory.
 
-    Yields a function that takes the next rows of features. The file appears when all are there.
+    Yields a function that appends rows of features. The file appears when it is complete.
     """
     path = as_path(info.path or "")
     if info.dtype not in ("float16", "float32") or info.scale_rule not in (
@@ -187,47 +191,50 @@ def writing(
         "nominal",
         None,
     ):
-        raise ValueError(f"{info.dtype=} or {info.scale_rule=} is not known.")
+        raise ValueError(f"{info.dtype=} or {info.scale_rule=} is not supported.")
     if path.suffix.lower() not in formats.HDF5:
-        raise BagError(f"{path} cannot be written as '{path.suffix}'. Name it .h5.")
+        raise BagError(f"{path} cannot be written as '{path.suffix}'. Use .h5.")
     if path.exists() and not replace:
-        raise BagError(f"{path} is there already. Remove it first, or write elsewhere.")
-    ours = {"caprmil_schema": formats.SCHEMA, **{name: getattr(info, name) for name in ATTRIBUTES}}
-    ours["slide_width"], ours["slide_height"] = info.slide_size or (None, None)
-    if taken := {*ours, "feat_type"} & set(attributes or ()):
-        raise ValueError(f"{sorted(taken)} cannot be extra attributes: the layout has them.")
-    known = {name: v for name, v in {**ours, **(attributes or {})}.items() if v is not None}
-    with atomic_write(path, replace=replace) as passing, h5py.File(passing, "x") as file:
+        raise BagError(f"{path} already exists. Remove it, or choose another name.")
+    stored = {
+        "caprmil_schema": formats.SCHEMA,
+        **{name: getattr(info, name) for name in ATTRIBUTES},
+    }
+    stored["slide_width"], stored["slide_height"] = info.slide_size or (None, None)
+    if taken := {*stored, "feat_type"} & set(attributes or ()):
+        raise ValueError(f"{sorted(taken)} cannot be extra attributes: the format defines them.")
+    known = {name: v for name, v in {**stored, **(attributes or {})}.items() if v is not None}
+    with atomic_write(path, replace=replace) as temporary, h5py.File(temporary, "x") as file:
         shape = (info.n_patches, info.width)
-        store = file.create_dataset("features", shape, info.dtype)  # contiguous: read fastest
+        dataset = file.create_dataset("features", shape, info.dtype)  # contiguous: fastest to read
         if coords is not None:
             file.create_dataset("coords", data=_as_pixels(path, coords))
         file.attrs.update(known)
         filled = 0
 
-        def put(features: NDArray[Any]) -> None:
+        def append(features: NDArray[Any]) -> None:
             nonlocal filled
-            store[filled : filled + len(features)] = _as_stored(path, features, info.dtype)
+            dataset[filled : filled + len(features)] = _as_stored(path, features, info.dtype)
             filled += len(features)
 
-        yield put
+        yield append
         if filled != info.n_patches:
-            raise ValueError(f"{filled} rows were put into a bag of {info.n_patches}.")
+            raise ValueError(f"{filled} rows were appended to a bag of {info.n_patches}.")
 
 
 def group_by_slide(files: Iterable[Path]) -> dict[str, list[Path]]:
-    """Return the bags among files by the name of their slide, only those of its best ending."""
-    shelf: dict[str, list[Path]] = {}
+    """Return feature files by slide name, for each slide those of its preferred suffix."""
+    by_slide: dict[str, list[Path]] = {}
     for file in sorted(files):
         if file.suffix.lower() in SUFFIXES and not file.name.startswith("."):
-            shelf.setdefault(slide_name(file.name), []).append(file)
+            by_slide.setdefault(slide_name(file.name), []).append(file)
 
     def rank(file: Path) -> int:
         return SUFFIXES.index(file.suffix.lower())
 
     return {
-        name: [file for file in own if rank(file) == min(map(rank, own))]
-        for name, own in shelf.items()
+        name: [file for file in group if rank(file) == min(map(rank, group))]
+        for name, group in by_slide.items()
     }
 
 
@@ -236,7 +243,7 @@ def _as_stored(path: Path, features: NDArray[Any], dtype: str) -> NDArray[Any]:
         stored = features.astype(dtype, copy=False)
     if _not_finite(stored).any():
         if not np.isfinite(features).all():
-            raise BagError(f"{path}: some features are NaN or infinite. Look at the encoder.")
+            raise BagError(f"{path}: some features are NaN or infinite. Check the encoder.")
         raise BagError(
             f"{path}: values up to {np.abs(features).max():.4g} do not fit into float16. "
             'Pass dtype="float32", or --set dtype=float32.'
@@ -247,93 +254,106 @@ def _as_stored(path: Path, features: NDArray[Any], dtype: str) -> NDArray[Any]:
 def _as_pixels(path: Path, coords: NDArray[Any]) -> NDArray[np.int64]:
     if (coords != np.rint(coords)).any():
         raise BagError(
-            f"{path}: coordinates are whole level-0 pixels, but some here have fractions. "
+            f"{path}: coordinates must be integer level-0 pixels, but some have fractions. "
             "Divide micrometres by the microns per pixel of level 0, and round."
         )
     return coords.astype(np.int64)
 
 
-def _load(found: Found) -> Bag:
-    """Read what was found, and check each value."""
-    info = _describe(found)
-    features = formats.array(found.features).reshape(info.n_patches, info.width)
+def _load(content: FileContent) -> Bag:
+    """Return the bag of a file, with every value checked."""
+    info = _describe(content)
+    features = formats.to_array(content.features).reshape(info.n_patches, info.width)
     return Bag(
-        features=_as_floats(found, features), coords=_load_coords(found, info.n_patches), info=info
+        features=_as_floats(content, features),
+        coords=_load_coords(content, info.n_patches),
+        info=info,
     )
 
 
-def _as_floats(found: Found, rows: NDArray[Any], start: int = 0) -> NDArray[np.floating[Any]]:
-    """Check each value. Two bytes stay two bytes, to be cast at the last moment."""
-    dtype = np.float16 if found.features.dtype.itemsize == 2 else np.float32
+def _as_floats(
+    content: FileContent, rows: NDArray[Any], start: int = 0
+) -> NDArray[np.floating[Any]]:
+    """Return rows of features with every value checked. float16 is kept, to be cast late."""
+    dtype = np.float16 if content.features.dtype.itemsize == 2 else np.float32
     with np.errstate(over="ignore"):
         features = np.require(rows, dtype, ["C", "O", "W"])
     bad = np.flatnonzero(_not_finite(features))
     if len(bad):
         raise BagError(
-            f"{found}: {len(bad)} of {len(rows)} patches have NaN or infinite features, the "
+            f"{content}: {len(bad)} of {len(rows)} patches have NaN or infinite features, "
             f"first in row {start + bad[0]}. Extract them again, in float32 if half precision "
             "overflows."
         )
     return features
 
 
-def _load_coords(found: Found, n: int) -> NDArray[Any] | None:
-    if found.coords is None:
+def _load_coords(content: FileContent, n: int) -> NDArray[Any] | None:
+    if content.coords is None:
         return None
-    coords = formats.array(found.coords).reshape(n, 2)
+    coords = formats.to_array(content.coords).reshape(n, 2)
     coords = coords.astype(np.float64 if coords.dtype.kind == "f" else np.int64)
     if not np.isfinite(coords).all():
-        raise BagError(f"{found} has NaN or infinite coordinates. Extract it again.")
+        raise BagError(f"{content} has NaN or infinite coordinates. Extract it again.")
     return coords
 
 
 def _not_finite(features: NDArray[Any]) -> NDArray[np.bool_]:
-    """Tell of each row whether it holds NaN or infinity.
+    """Return whether each row has NaN or infinity.
 
-    The exponent of these is all ones, so in float16 their bits are the largest integers: with a
-    plus, read as signed; with a minus, as unsigned. NumPy's isfinite takes about thrice as long.
+    Their exponent is all ones, so as float16 bits they are the largest integers: positive ones read
+    as signed, negative ones as unsigned. NumPy's isfinite takes about three times as long.
     """
     if features.dtype != np.float16:
         return ~np.isfinite(features).all(axis=1)
-    plus = features.view(np.int16).max(axis=1) >= 0x7C00
-    return plus | (features.view(np.uint16).max(axis=1) >= 0xFC00)
+    positive = features.view(np.int16).max(axis=1) >= 0x7C00
+    return positive | (features.view(np.uint16).max(axis=1) >= 0xFC00)
 
 
-def _describe(found: Found) -> BagInfo:
-    n, width = _check(found)
-    said = formats.say(found)
-    if found.coords is None:
-        said["unit"] = None
-    elif said.get("step") is None:
-        found.coords = formats.array(found.coords)  # kept, since rows as chunks are slow to read
-        said["step"] = formats.infer_step(found.coords.reshape(n, 2))
+def _describe(content: FileContent) -> BagInfo:
+    n, width = _check(content)
+    metadata = formats.metadata(content)
+    if content.coords is None:
+        metadata["unit"] = None
+    elif metadata.get("step") is None:
+        content.coords = formats.to_array(content.coords)  # kept: one chunk per row is slow to read
+        metadata["step"] = formats.infer_step(content.coords.reshape(n, 2))
     return BagInfo(
-        path=found.path, kind=found.kind, n_patches=n, width=width, dtype=found.dtype, **said
+        path=content.path,
+        kind=content.kind,
+        n_patches=n,
+        width=width,
+        dtype=content.dtype,
+        **metadata,
     )
 
 
-def _check(found: Found) -> tuple[int, int]:
-    """Check shapes and types, and return how many patches there are and how wide they are."""
-    shape = tuple(found.features.shape)
-    points = None if found.coords is None else tuple(found.coords.shape)
+def _check(content: FileContent) -> tuple[int, int]:
+    """Check shapes and types, and return the number of patches and their width."""
+    shape = tuple(content.features.shape)
+    points = None if content.coords is None else tuple(content.coords.shape)
     if len(shape) == 3 and shape[0] == 1:
         shape = shape[1:]
     if 0 in shape:
-        raise BagError(f"{found} holds no patches. Leave the slide out, or look for tissue again.")
-    if found.of_slide or len(shape) == 1 or (shape[:1] == (1,) and points and points[0] > 1):
+        raise BagError(f"{content} has no patches. Exclude the slide, or detect its tissue again.")
+    if content.of_slide or len(shape) == 1 or (shape[:1] == (1,) and points and points[0] > 1):
         raise BagError(
-            f"{found} holds one vector, not one per patch: it looks like a slide-level file. "
-            "Pass the patch features it was made from."
+            f"{content} has one vector, not one per patch: it looks like slide-level features. "
+            "Pass the patch features they were made from."
         )
     if len(shape) != 2:
-        raise BagError(f"{found} has features of shape {shape}. Save them as (patches, width).")
-    if found.features.dtype.kind != "f":
-        raise BagError(f"{found} has features of type {found.dtype}. Save them as float16 or 32.")
+        raise BagError(f"{content} has features of shape {shape}. Save them as (patches, width).")
+    if content.features.dtype.kind != "f":
+        raise BagError(
+            f"{content} has features of type {content.dtype}. Save them as float16 or 32."
+        )
     if points is not None and points not in ((shape[0], 2), (1, shape[0], 2)):
         raise BagError(
-            f"{found} has {shape[0]} patches but coordinates of shape {points}, not "
-            f"({shape[0]}, 2). They may be of different runs: extract them again."
+            f"{content} has {shape[0]} patches but coordinates of shape {points}, not "
+            f"({shape[0]}, 2). They may be from different runs: extract them again."
         )
-    if points is not None and found.coords.dtype.kind not in "iuf":
-        raise BagError(f"{found} has coordinates of type {found.coords.dtype}. Save them as int64.")
+    if points is not None and content.coords.dtype.kind not in "iuf":
+        raise BagError(
+            f"{content} has coordinates of type {content.coords.dtype}. Save them as int64."
+        )
     return shape[0], shape[1]

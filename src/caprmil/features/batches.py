@@ -1,4 +1,4 @@
-"""Batches: bags become tensors, several at a time, and stay in memory as far as there is room."""
+"""Batches: bags as tensors, packed or padded, with a cache and prefetching."""
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +20,7 @@ from caprmil.models.packing import mask_from_sizes, pad_packed
 
 
 class Sample(NamedTuple):
-    """A slide to learn from or to answer: where its bag is, and its class if that is known."""
+    """A slide for training or inference: its bag, and its class if known."""
 
     slide: str
     bag: Path | Bag
@@ -28,21 +28,21 @@ class Sample(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Several bags: packed, one behind the other as if they were one, or padded to the longest.
+    """Several bags: packed (concatenated) or padded to the longest.
 
-    A batch of one bag is neither: it has no sizes and no mask.
+    A batch of one bag has neither sizes nor a mask.
     """
 
     slides: tuple[str, ...]
-    features: Tensor  # B N E, in the precision of the files; of packed bags, 1 N E
+    features: Tensor  # B N E, in the stored precision; packed: 1 N E
     mask: Tensor | None  # B N
-    grid: Tensor | None  # B N 2, where all bags have coordinates
+    grid: Tensor | None  # B N 2, if all bags have coordinates
     labels: Tensor  # B
     sizes: tuple[int, ...] | None = None  # of packed bags
 
     @property
     def inputs(self) -> dict[str, Any]:
-        """What a model is called with."""
+        """The keyword arguments of a model."""
         return {
             "features": self.features,
             "mask": self.mask,
@@ -52,28 +52,28 @@ class Batch(NamedTuple):
 
 
 class Cache:
-    """Keeps bags in memory up to a limit, and reads the others again each time.
+    """A cache of bags up to a memory limit. Other bags are read from disk each time.
 
-    What is kept stays: with a random order a cache that evicts would hardly ever have the next.
+    Bags are not evicted: with random order, an evicting cache would rarely have the next bag.
     """
 
     def __init__(self, gigabytes: float) -> None:
-        self.room = gigabytes * 1e9
+        self.free_bytes = gigabytes * 1e9
         self.kept: dict[Path, Bag] = {}
 
     def read(self, path: Path) -> Bag:
-        """Return the bag of a file."""
+        """Return the bag of a file, from memory if it is cached."""
         if path in self.kept:
             return self.kept[path]
         bag = bags.read(path)
-        if bag.features.nbytes <= self.room:
-            self.room -= bag.features.nbytes
+        if bag.features.nbytes <= self.free_bytes:
+            self.free_bytes -= bag.features.nbytes
             self.kept[path] = bag
         return bag
 
 
 class BagDataset(Dataset[tuple[Sample, Bag]]):
-    """Samples with their bags."""
+    """Samples and their bags."""
 
     def __init__(self, samples: Sequence[Sample], cache: Cache) -> None:
         self.samples, self.cache = samples, cache
@@ -93,31 +93,31 @@ class BagDataset(Dataset[tuple[Sample, Bag]]):
 
 
 class Loader(DataLoader[tuple[Sample, Bag]]):
-    """Reads the next batch in a thread while this one is learnt from, and no further ahead.
+    """A data loader that prefetches one batch in a thread.
 
-    Files and most of NumPy leave the interpreter free meanwhile. Workers, if there are any, read
-    ahead themselves.
+    Reading files and most of NumPy release the GIL. Worker processes, if any, prefetch
+    themselves.
     """
 
-    waited = 0.0  # seconds in this epoch so far in which a batch was not ready when it was wanted
+    waited = 0.0  # seconds of the current epoch spent waiting for batches
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         self.waited = 0.0
-        batches = super().__iter__()  # here, and not in the thread: it draws a number
-        return self._ahead(batches) if len(self) and not self.num_workers else batches
+        batches = super().__iter__()  # not in the thread: it draws a random number
+        return self._prefetch(batches) if len(self) and not self.num_workers else batches
 
-    def _ahead(self, batches: Iterator[Any]) -> Iterator[Batch]:
-        with ThreadPoolExecutor(1, "reading ahead") as thread:
-            coming = thread.submit(next, batches)
-            for left in reversed(range(len(self))):
-                began = perf_counter()
-                batch = coming.result()
-                self.waited += perf_counter() - began
-                if not left:
+    def _prefetch(self, batches: Iterator[Any]) -> Iterator[Batch]:
+        with ThreadPoolExecutor(1, "prefetch") as thread:
+            pending = thread.submit(next, batches)
+            for remaining in reversed(range(len(self))):
+                start = perf_counter()
+                batch = pending.result()
+                self.waited += perf_counter() - start
+                if not remaining:
                     break
-                coming = thread.submit(next, batches)
+                pending = thread.submit(next, batches)
                 yield batch
-        yield batch  # the last, when there is no thread any more
+        yield batch  # the last, after the thread has ended
 
 
 def load(
@@ -130,9 +130,9 @@ def load(
     workers: int = 0,
     padded: bool = False,
 ) -> Loader:
-    """Return batches of the samples: in their own order, in the sampler's, or as the steps say.
+    """Return a loader of the samples: in order, in the sampler's order, or in batches of `steps`.
 
-    With workers nothing is kept: each would fill a cache of its own, as large as this one.
+    With workers the cache is not used: each process would fill its own.
     """
     return Loader(
         BagDataset(samples, Cache(0) if workers or cache is None else cache),
@@ -147,21 +147,21 @@ def load(
 
 
 def collate(items: Sequence[tuple[Sample, Bag]], *, padded: bool = False) -> Batch:
-    """Put bags behind each other or, padded with zeros, side by side."""
-    samples, found = zip(*items, strict=True)
-    sizes = tuple(len(bag.features) for bag in found)
-    grids = [grid for grid in (bag.grid() for bag in found) if grid is not None]
-    alone = len(items) == 1
+    """Return bags as one batch: concatenated, or padded with zeros."""
+    samples, bag_list = zip(*items, strict=True)
+    sizes = tuple(len(bag.features) for bag in bag_list)
+    grids = [grid for grid in (bag.grid() for bag in bag_list) if grid is not None]
+    single = len(items) == 1
 
-    def lay(parts: Sequence[NDArray[Any]]) -> Tensor:
-        rows = torch.from_numpy(parts[0] if alone else np.concatenate(parts))[None]
-        return pad_packed(rows, sizes) if padded and not alone else rows
+    def join(parts: Sequence[NDArray[Any]]) -> Tensor:
+        rows = torch.from_numpy(parts[0] if single else np.concatenate(parts))[None]
+        return pad_packed(rows, sizes) if padded and not single else rows
 
     return Batch(
         slides=tuple(sample.slide for sample in samples),
-        features=lay([bag.features for bag in found]),
-        mask=mask_from_sizes(sizes, torch.device("cpu")) if padded and not alone else None,
-        grid=lay(grids) if len(grids) == len(items) else None,
+        features=join([bag.features for bag in bag_list]),
+        mask=mask_from_sizes(sizes, torch.device("cpu")) if padded and not single else None,
+        grid=join(grids) if len(grids) == len(items) else None,
         labels=torch.tensor([sample.label for sample in samples]),
-        sizes=None if padded or alone else sizes,
+        sizes=None if padded or single else sizes,
     )

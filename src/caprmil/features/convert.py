@@ -1,4 +1,4 @@
-"""Convert bags: understand each, plan its files, and write those that are not there yet."""
+"""Conversion of bags between formats: plan the files of each bag, and write missing ones."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -20,18 +20,19 @@ from caprmil.slides.slide import COARSEST_MPP, FINEST_MPP
 
 FORMATS = tuple(PLANNERS)
 SIZES = "slide_sizes.txt"
-"""Lines of name,width,height beside CLAM's folders, whose feature files cannot say them."""
+"""Lines of name,width,height next to CLAM's folders, whose feature files have no attributes."""
 
-_PASSING = ("savetodir", "save_path", "stamp_version")  # equal files may differ in these
+# Attributes that are ignored when an existing file is compared with the planned one.
+_NOT_COMPARED = ("savetodir", "save_path", "stamp_version", "slide_path")
 
 
 @dataclass(kw_only=True)
 class Conversion:
-    """What became of the bags: files with features, and why others have none."""
+    """The result of a conversion: feature files, and the errors of bags that failed."""
 
     written: list[Path] = field(default_factory=list)
-    kept: list[Path] = field(default_factory=list)  # there already, and the same
-    failed: dict[str, str] = field(default_factory=dict)  # by slide
+    kept: list[Path] = field(default_factory=list)  # existed with the same content
+    failed: dict[str, str] = field(default_factory=dict)  # error message by slide
 
 
 def convert(
@@ -46,17 +47,20 @@ def convert(
     replace: bool = False,
     progress: Step | None = None,
 ) -> Conversion:
-    """Write bags in another layout, under the folder `out`.
+    """Write bags in another format, in the folder `out`.
 
-    `slides` (by name), `slide_mpp` and `patch_px` are for what a bag does not say, and may not
-    contradict it; `encoder` is the name to write. A file that is there is kept if it is what would
-    be written, else its bag fails, unless `replace`. One that fails does not stop the others.
+    `slides` (by name), `slide_mpp` and `patch_px` add what a bag does not state, and may not
+    contradict it; `encoder` is the name to write. An existing file is kept if its content is the
+    same. Otherwise its bag fails, unless `replace`. A failed bag does not stop the others.
     """
     out = require_local(out)
     if to not in FORMATS:
-        raise UnknownNameError("layout", to, FORMATS)
+        raise UnknownNameError("format", to, FORMATS)
     if slide_mpp is not None and not FINEST_MPP <= slide_mpp <= COARSEST_MPP:
-        raise SlideError(f"No microscope has {slide_mpp:g} um/px; 0.05 to 20 can be.")
+        raise SlideError(
+            f"slide_mpp is {slide_mpp:g} um/px, which is implausible; "
+            f"{FINEST_MPP:g} to {COARSEST_MPP:g} are allowed."
+        )
     check_writable(out / to)
     done = Conversion()
     sizes: dict[str, tuple[int, int]] = {}
@@ -71,11 +75,11 @@ def convert(
                 encoder=encoder,
             )
             files = PLANNERS[to](bag, out)
-            fresh = _write(bag, files, replace=replace)
+            written = _write(bag, files, replace=replace)
         except CaprmilError as problem:
             done.failed[name] = str(problem)
         else:
-            (done.written if fresh else done.kept).append(files[-1].path)
+            (done.written if written else done.kept).append(files[-1].path)
             sizes |= {name: bag.info.slide_size} if bag.info.slide_size else {}
         if progress is not None:
             progress(number, len(sources))
@@ -85,37 +89,37 @@ def convert(
 
 
 def _write(bag: Level0Bag, files: list[PlannedFile], *, replace: bool) -> bool:
-    """Write the files that are not there yet; tell whether there were any."""
+    """Write the missing files, and return whether there were any."""
     for file in files:
         if file.path.resolve() == bag.path.resolve():
             raise BagError(f"{bag.path} would be written over itself. Choose another folder.")
-    missing = [file for file in files if replace or not _is_there(bag, file)]
+    missing = [file for file in files if replace or not _exists(bag, file)]
     for file in missing:
-        if file.ours is not None:
-            with bags.writing(file.ours, file.coords, replace=replace) as put:
+        if file.info is not None:
+            with bags.writing(file.info, file.coords, replace=replace) as append:
                 for rows in bag.features(file.dtype):
-                    put(rows)
+                    append(rows)
         else:
-            with atomic_write(file.path, replace=replace) as passing:
-                (_fill_pt if file.path.suffix == ".pt" else _fill_h5)(passing, bag, file)
+            with atomic_write(file.path, replace=replace) as temporary:
+                (_write_pt if file.path.suffix == ".pt" else _write_h5)(temporary, bag, file)
     return bool(missing)
 
 
-def _is_there(bag: Level0Bag, file: PlannedFile) -> bool:
-    """Tell whether a file is there; refuse one that is not what would be written."""
+def _exists(bag: Level0Bag, file: PlannedFile) -> bool:
+    """Return whether a file exists; raise BagError if it has other content than planned."""
     if not file.path.exists():
         return False
     same = False
     with suppress(OSError, KeyError, BagError):
         if file.path.suffix == ".pt":
-            with formats.opened(file.path) as found:
-                same = _same_ends(bag, file, found.features)
+            with formats.open_file(file.path) as content:
+                same = _same_ends(bag, file, content.features)
         else:
             with h5py.File(file.path) as h5:
                 same = _same_content(bag, file, h5)
     if not same:
         raise BagError(
-            f"{file.path} is there already, and is not what {bag.path} would become. "
+            f"{file.path} already exists with other content than {bag.path}. "
             "Move it away, choose another folder, or pass --replace."
         )
     return True
@@ -123,56 +127,57 @@ def _is_there(bag: Level0Bag, file: PlannedFile) -> bool:
 
 def _same_content(bag: Level0Bag, file: PlannedFile, h5: Any) -> bool:
     grid = "coords" not in h5 if file.coords is None else np.array_equal(h5["coords"], file.coords)
-    said = all(
+    attributes = all(
         np.array_equal((h5[holder] if holder else h5).attrs[name], value)
-        for holder, attributes in file.said.items()
-        for name, value in attributes.items()
-        if name not in _PASSING
+        for holder, planned in file.attributes.items()
+        for name, value in planned.items()
+        if name not in _NOT_COMPARED
     )
-    return grid and said and (not file.features or _same_ends(bag, file, h5[file.features]))
+    return grid and attributes and (not file.features or _same_ends(bag, file, h5[file.features]))
 
 
 def _same_ends(bag: Level0Bag, file: PlannedFile, stored: Any) -> bool:
+    """Return whether shape, precision, and first and last row are as planned."""
     if stored.shape != (bag.info.n_patches, bag.info.width) or stored.dtype != file.dtype:
         return False
     ends = (stored[0], stored[bag.info.n_patches - 1])
-    ours = bag.features(file.dtype, ends=True)
-    return all(np.array_equal(rows[0], end) for rows, end in zip(ours, ends, strict=True))
+    planned = bag.features(file.dtype, ends=True)
+    return all(np.array_equal(rows[0], end) for rows, end in zip(planned, ends, strict=True))
 
 
-def _fill_h5(passing: Path, bag: Level0Bag, file: PlannedFile) -> None:
+def _write_h5(path: Path, bag: Level0Bag, file: PlannedFile) -> None:
     def shape(width: int) -> dict[str, Any]:
         if file.chunk is None:
             return {"shape": (bag.info.n_patches, width)}
-        growing = {"chunks": (file.chunk, width), "maxshape": (None, width)}
-        return {"shape": (bag.info.n_patches, width), **growing}
+        resizable = {"chunks": (file.chunk, width), "maxshape": (None, width)}
+        return {"shape": (bag.info.n_patches, width), **resizable}
 
-    with h5py.File(passing, "x") as h5:
+    with h5py.File(path, "x") as h5:
         h5.create_dataset("coords", data=file.coords, **shape(2))
         if file.features:
-            store = h5.create_dataset(file.features, dtype=file.dtype, **shape(bag.info.width))
+            dataset = h5.create_dataset(file.features, dtype=file.dtype, **shape(bag.info.width))
             filled = 0
             for rows in bag.features(file.dtype):
-                store[filled : filled + len(rows)] = rows
+                dataset[filled : filled + len(rows)] = rows
                 filled += len(rows)
-        for holder, attributes in file.said.items():
+        for holder, attributes in file.attributes.items():
             (h5[holder] if holder else h5).attrs.update(attributes)
 
 
-def _fill_pt(passing: Path, bag: Level0Bag, file: PlannedFile) -> None:
-    import torch  # only here: the other layouts do without
+def _write_pt(path: Path, bag: Level0Bag, file: PlannedFile) -> None:
+    import torch  # only here: the other formats do not need it
 
-    whole = np.empty((bag.info.n_patches, bag.info.width), file.dtype)
+    features = np.empty((bag.info.n_patches, bag.info.width), file.dtype)
     filled = 0
     for rows in bag.features(file.dtype):
-        whole[filled : filled + len(rows)] = rows
+        features[filled : filled + len(rows)] = rows
         filled += len(rows)
-    with passing.open("wb") as stream:  # a full disk is then an OSError
-        torch.save(torch.from_numpy(whole), stream)
+    with path.open("wb") as stream:  # so that a full disk raises OSError
+        torch.save(torch.from_numpy(features), stream)
 
 
 def _write_sizes(path: Path, sizes: Mapping[str, tuple[int, int]]) -> None:
-    """Add the sizes of slides to those that are listed."""
+    """Add the sizes of slides to the file."""
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     listed = {line.rsplit(",", 2)[0]: line for line in lines}
     listed |= {name: f"{name},{width},{height}" for name, (width, height) in sizes.items()}

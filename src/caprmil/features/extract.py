@@ -257,7 +257,7 @@ class Extraction:
         if file is None:
             raise SlideError(f"There is no {name}.geojson in {self.regions}. Draw its regions.")
         drawn = regions.read_regions(file, classes=self.config.region_classes or None)
-        mask = drawn.draw(found.mask.shape, (1 / scale, 1 / scale))
+        mask = drawn.to_mask(found.mask.shape, (1 / scale, 1 / scale))
         if self.config.regions == "and tissue":
             mask &= found.mask
         flags = tuple(flag for flag in found.flags if flag != "no tissue")
@@ -357,6 +357,7 @@ class Extraction:
             step=grid.step,
             slide_size=slide.size,
             slide_mpp=slide.mpp,
+            slide_path=str(slide.path.absolute()),
         )
 
     def _draw(self, record: Record, ready: Prepared) -> None:

@@ -1,6 +1,7 @@
-"""What lies in a feature file of TRIDENT, CLAM, STAMP or anybody else, unchecked.
+"""Reading of feature files: those of caprmil, TRIDENT, CLAM and STAMP, and plain arrays.
 
-Which tool wrote a file, its content says: names of arrays and attributes, never its path.
+The format is recognised by the names of arrays and attributes in a file, not by its path. Values
+are not checked here; `bags` does that.
 """
 
 import pickle
@@ -24,23 +25,19 @@ from caprmil.slides.names import BAG_SUFFIXES
 
 T = TypeVar("T")
 
-SUFFIXES = BAG_SUFFIXES
-"""What a bag's file may end in. Where a slide has several, the first is the one to take: HDF5 has
-coordinates, `.pt` hardly ever."""
-
 HDF5 = (".h5", ".hdf5")
 
 SCHEMA = 1
-"""The version of our own layout. A file of a later one is refused."""
+"""The version of caprmil's own format. Files of a later version are refused."""
 
 _FEATURES = ("features", "feats", "patch_embeddings", "embeddings")
 _COORDS = ("coords", "coordinates")
-_loading = Lock()  # what torch may unpickle is a setting of the whole process
+_torch_lock = Lock()  # torch's list of safe classes is global to the process
 
 
 @dataclass(kw_only=True)
-class Found:
-    """What lies in a file, unchecked. HDF5 datasets and `.npy` files are not read yet."""
+class FileContent:
+    """Arrays and attributes of a feature file, unchecked. HDF5 and `.npy` are read on demand."""
 
     path: Path | None
     kind: str
@@ -48,120 +45,127 @@ class Found:
     coords: Any
     dtype: str
     attributes: Mapping[str, Any]
-    file: Path | None = None  # on this machine: the file itself, or its copy in scratch
+    file: Path | None = None  # the local file, or the local copy of a remote file
 
     def __str__(self) -> str:
         return str(self.path or "The bag in memory")
 
     @property
     def of_slide(self) -> bool:
-        """Whether the file says that it holds one vector of a slide or a patient."""
+        """Whether the file is marked as features of a slide or patient, not of patches."""
         return _text(self.attributes.get("feat_type")) in ("slide", "patient")
 
 
-def in_memory(path: Path | None, features: Any, coords: Any, said: Mapping[str, Any]) -> Found:
-    """Return arrays as if they had been found in a file."""
+def from_arrays(
+    path: Path | None, features: Any, coords: Any, attributes: Mapping[str, Any]
+) -> FileContent:
+    """Return arrays in memory as the content of a file."""
     arrays = {"features": np.asarray(features)}
     if coords is not None:
         arrays["coords"] = np.asarray(coords)
-    return _find(path, "memory", arrays, said)
+    return _content(path, "memory", arrays, attributes)
 
 
 @contextmanager
-def opened(path: Path, parts: PartialFile | None = None) -> Iterator[Found]:
-    """Open a file of any kind for as long as its arrays are looked at.
+def open_file(path: Path, parts: PartialFile | None = None) -> Iterator[FileContent]:
+    """Open a feature file of any format.
 
-    One that is elsewhere is fetched whole, unless `parts` of it are to be looked at.
+    A remote file is copied to a local one, unless `parts` of it are passed.
     """
     try:
         _check_name(path)
         with nullcontext(parts) if parts else local_copy(path) as file:
             _check_content(path, file)
-            with _arrays(path, file) as found:
-                found.file = file if isinstance(file, Path) else None
-                yield found
+            with _arrays(path, file) as content:
+                content.file = file if isinstance(file, Path) else None
+                yield content
     except FileNotFoundError:
-        raise _no_file(path) from None
+        raise _missing(path) from None
     except (CaprmilError, MemoryError):
         raise
     except BlockingIOError as problem:
         raise BagError(f"{path} is still being written. Wait for the other program.") from problem
-    except Exception as problem:  # the libraries raise a dozen kinds at damaged files
+    except Exception as problem:  # damaged files raise many types
         reason = " ".join(str(problem).split()).split(". ")[0].rstrip(".")
         raise BagError(
-            f"{path} cannot be read ({reason}). It is cut short, damaged or not what its suffix "
-            "says. Copy it again, or extract the features again."
+            f"{path} cannot be read ({reason}). It is truncated, damaged, or has a wrong suffix. "
+            "Copy it again, or extract the features again."
         ) from problem
 
 
 @contextmanager
-def _arrays(path: Path, file: Any) -> Iterator[Found]:
-    """Open `file`, which holds what is called `path`."""
+def _arrays(path: Path, file: Any) -> Iterator[FileContent]:
+    """Yield the content of `file`, a local file or parts of one, for the name `path`."""
     match path.suffix.lower():
         case ".npy":
             array = np.load(file, mmap_mode="r", allow_pickle=False)
-            yield _find(path, "npy", {"features": array})
+            yield _content(path, "npy", {"features": array})
         case ".npz":
             with file.open("rb") as stream, np.load(stream, allow_pickle=False) as arrays:
-                yield _find(path, "npz", arrays)
+                yield _content(path, "npz", arrays)
         case ".pt":
-            yield _find(path, "pt", _load_pt(path, file))
+            yield _content(path, "pt", _load_pt(path, file))
         case _:
-            with h5py.File(file, "r") as content:
-                yield _find_h5(path, content)
+            with h5py.File(file, "r") as h5:
+                yield _h5_content(path, h5)
 
 
-def glance(path: Path, look: Callable[[Found], T]) -> T:
-    """Return what `look` finds in a file. Of HDF5 elsewhere only that is fetched."""
+def read_header(path: Path, read: Callable[[FileContent], T]) -> T:
+    """Return the result of `read` on a file. Of remote HDF5, only the needed parts are fetched."""
     if not isinstance(path, RemotePath) or path.suffix.lower() not in HDF5:
-        with opened(path) as found:
-            return look(found)
+        with open_file(path) as content:
+            return read(content)
 
-    def look_at(parts: PartialFile) -> T:
-        with opened(path, parts) as found:
-            return look(found)
+    def read_parts(parts: PartialFile) -> T:
+        with open_file(path, parts) as content:
+            return read(content)
 
     try:
-        return read_blocks(path, look_at)
+        return read_blocks(path, read_parts)
     except FileNotFoundError:
-        raise _no_file(path) from None
+        raise _missing(path) from None
 
 
-def _no_file(path: Path) -> BagError:
+def _missing(path: Path) -> BagError:
     return BagError(f"There is no file {path}. Check its name and folder.")
 
 
 def _check_name(path: Path) -> None:
     if not isinstance(path, RemotePath):
         _check_file(path)
-    if path.suffix.lower() not in SUFFIXES:
-        raise BagError(f"{path} is no feature file by its suffix. Known: {', '.join(SUFFIXES)}.")
+    if path.suffix.lower() not in BAG_SUFFIXES:
+        raise BagError(
+            f"{path} does not have the suffix of a feature file. Known: {', '.join(BAG_SUFFIXES)}."
+        )
 
 
 def _check_file(path: Path) -> None:
     lock = path.with_name(path.name + ".lock")
     if lock.exists():
         raise BagError(
-            f"{path} is still being written, as {lock.name} beside it says. "
-            "Wait, or remove the lock if no TRIDENT is running."
+            f"{path} is still being written: there is a lock file {lock.name}. "
+            "Wait, or remove the lock if TRIDENT is not running."
         )
     if not path.exists():
-        raise _no_file(path)
+        raise _missing(path)
     if path.is_dir():
-        raise BagError(f"{path} is a folder. Pass one feature file of it.")
+        raise BagError(f"{path} is a folder. Pass a feature file.")
 
 
 def _check_content(path: Path, file: Path | PartialFile) -> None:
     if (file.size if isinstance(file, PartialFile) else file.stat().st_size) == 0:
-        raise BagError(f"{path} has 0 bytes: its writer was stopped. Extract the features again.")
+        raise BagError(f"{path} is empty: writing it was interrupted. Extract the features again.")
     if isinstance(file, Path) and path.suffix.lower() in HDF5 and not h5py.is_hdf5(file):
-        raise BagError(f"{path} is not an HDF5 file. Copy it again; the download may have failed.")
+        raise BagError(f"{path} is not an HDF5 file. The download may have failed. Copy it again.")
 
 
-def _find(
-    path: Path | None, kind: str, arrays: Mapping[str, Any], said: Mapping[str, Any] | None = None
-) -> Found:
-    """Tell features and coordinates apart. Outside HDF5, a lone array is taken for the features."""
+def _content(
+    path: Path | None,
+    kind: str,
+    arrays: Mapping[str, Any],
+    attributes: Mapping[str, Any] | None = None,
+) -> FileContent:
+    """Return features and coordinates by name. Outside HDF5, a single array is the features."""
     coords = next((name for name in _COORDS if name in arrays), None)
     others = [name for name in arrays if name not in _COORDS]
     known = [name for name in _FEATURES if name in arrays]
@@ -169,158 +173,161 @@ def _find(
         known = others
     if not known:
         raise BagError(
-            f"{path} has no features; it has: {', '.join(arrays) or 'nothing'}. Pass the encoder's "
+            f"{path} has no features; it has: {', '.join(arrays) or 'nothing'}. Pass a feature "
             f"file, or name the features one of {', '.join(_FEATURES)}."
         )
     features = arrays[known[0]]
-    late = kind in ("h5", "npy")  # these are read when they are needed
-    return Found(
+    lazy = kind in ("h5", "npy")  # read on demand
+    return FileContent(
         path=path,
-        kind=_h5_kind(known[0], coords, said or {}) if kind == "h5" else kind,
-        features=features if late else array(features),
-        coords=None if coords is None else arrays[coords] if late else array(arrays[coords]),
+        kind=_h5_kind(known[0], coords, attributes or {}) if kind == "h5" else kind,
+        features=features if lazy else to_array(features),
+        coords=None if coords is None else arrays[coords] if lazy else to_array(arrays[coords]),
         dtype=str(features.dtype).removeprefix("torch."),
-        attributes=said or {},
+        attributes=attributes or {},
     )
 
 
-def _find_h5(path: Path, file: Any) -> Found:
+def _h5_content(path: Path, file: Any) -> FileContent:
     arrays = {name: item for name, item in file.items() if isinstance(item, h5py.Dataset)}
-    said: dict[str, Any] = {}
+    attributes: dict[str, Any] = {}
     for holder in (*arrays.values(), file):
-        said |= holder.attrs
-    return _find(path, "h5", arrays, said)
+        attributes |= holder.attrs
+    return _content(path, "h5", arrays, attributes)
 
 
-def _h5_kind(features: str, coords: str | None, said: Mapping[str, Any]) -> str:
-    if "caprmil_schema" in said:
+def _h5_kind(features: str, coords: str | None, attributes: Mapping[str, Any]) -> str:
+    if "caprmil_schema" in attributes:
         return "caprmil"
-    if features == "feats" or "stamp_version" in said:
+    if features == "feats" or "stamp_version" in attributes:
         return "stamp"
-    if {"patch_size_level0", "target_magnification", "savetodir"} & said.keys():
+    if {"patch_size_level0", "target_magnification", "savetodir"} & attributes.keys():
         return "trident"
-    return "clam" if features == "features" and coords and not said else "h5"
+    return "clam" if features == "features" and coords and not attributes else "h5"
 
 
 def _load_pt(path: Path, file: Path) -> dict[str, Any]:
-    """Load tensors and NumPy arrays, and nothing that could run code."""
-    import torch  # only here, so that everything else works without it
+    """Return tensors and NumPy arrays; nothing else is unpickled."""
+    import torch  # only here: bags load without torch
 
-    # TRIDENT saves arrays. NumPy 1 and 2 call the same function by two names.
+    # TRIDENT saves NumPy arrays. NumPy 1 and 2 have two names for the same function.
     rebuild: Any = np.empty(0).__reduce__()[0]
     names = ("numpy.core.multiarray._reconstruct", "numpy._core.multiarray._reconstruct")
     dtypes = [type(np.dtype(name)) for name in ("f2", "f4", "f8", "i4", "i8")]
     allowed: list[Any] = [np.ndarray, np.dtype, *dtypes, *((rebuild, name) for name in names)]
     try:
         with (
-            _loading,
+            _torch_lock,
             torch.serialization.safe_globals(allowed),
-            warnings.catch_warnings(action="ignore"),  # of old pickle protocols
+            warnings.catch_warnings(action="ignore"),  # about old pickle protocols
         ):
             content = torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as problem:
         raise BagError(
-            f"{path} holds more than tensors and arrays, or is damaged. It was not unpickled, as "
-            "that can run any code. Save the features alone: torch.save(features, path)."
+            f"{path} contains more than tensors and arrays, or is damaged. It was not unpickled, "
+            "because that can run code. Save only the features: torch.save(features, path)."
         ) from problem
-    if isinstance(content, list | tuple) and content:  # vectors, or pieces of several rows
-        rows = [array(item) for item in content]
+    if isinstance(content, list | tuple) and content:  # vectors, or chunks of rows
+        rows = [to_array(item) for item in content]
         content = np.stack(rows) if rows[0].ndim == 1 else np.concatenate(rows)
     arrays = content if isinstance(content, dict) else {"features": content}
     return {str(name): item for name, item in arrays.items() if hasattr(item, "dtype")}
 
 
-def array(stored: Any) -> NDArray[Any]:
-    """Return an array, from an HDF5 dataset or a tensor too. NumPy has no bfloat16."""
+def to_array(stored: Any) -> NDArray[Any]:
+    """Return an HDF5 dataset, tensor or array as an array. bfloat16 becomes float32."""
     if hasattr(stored, "detach"):
         tensor = stored.detach()
         return np.asarray(tensor.float() if "bfloat16" in str(tensor.dtype) else tensor)
     return np.asarray(stored[()])
 
 
-def say(found: Found) -> dict[str, Any]:
-    """Return what the file says of its patches, as fields of `BagInfo`."""
-    tools = {"caprmil": _said_by_us, "trident": _said_by_trident, "stamp": _said_by_stamp}
-    return tools.get(found.kind, _said_by_others)(found)
+def metadata(content: FileContent) -> dict[str, Any]:
+    """Return the metadata of a file as fields of `BagInfo`."""
+    readers = {"caprmil": _caprmil, "trident": _trident, "stamp": _stamp}
+    return readers.get(content.kind, _others)(content)
 
 
-def _said_by_us(found: Found) -> dict[str, Any]:
-    said = found.attributes
-    if said["caprmil_schema"] > SCHEMA:
+def _caprmil(content: FileContent) -> dict[str, Any]:
+    stored = content.attributes
+    if stored["caprmil_schema"] > SCHEMA:
         raise BagError(
-            f"{found} is of schema {said['caprmil_schema']}, and this version of caprmil reads up "
-            f"to {SCHEMA}. Upgrade caprmil."
+            f"{content} has schema {stored['caprmil_schema']}, but this version of caprmil reads "
+            f"up to {SCHEMA}. Upgrade caprmil."
         )
     return {
-        "encoder": _text(said.get("encoder")),
-        "fingerprint": _text(said.get("fingerprint")),
-        "settings": _text(said.get("settings")),
-        "mpp": _number(said.get("mpp")),
-        "slide_mpp": _number(said.get("slide_mpp")),
-        "scale_rule": _text(said.get("scale_rule")),
-        "patch_px": _whole(said.get("patch_px")),
-        "patch_level0": _number(said.get("patch_level0")),
-        "step": _number(said.get("step")),
+        "encoder": _text(stored.get("encoder")),
+        "fingerprint": _text(stored.get("fingerprint")),
+        "settings": _text(stored.get("settings")),
+        "mpp": _number(stored.get("mpp")),
+        "slide_mpp": _number(stored.get("slide_mpp")),
+        "scale_rule": _text(stored.get("scale_rule")),
+        "patch_px": _integer(stored.get("patch_px")),
+        "patch_level0": _number(stored.get("patch_level0")),
+        "step": _number(stored.get("step")),
         "unit": "px",
-        "slide_size": _size(said.get("slide_width"), said.get("slide_height")),
+        "slide_size": _size(stored.get("slide_width"), stored.get("slide_height")),
+        "slide_path": _text(stored.get("slide_path")),
     }
 
 
-def _said_by_trident(found: Found) -> dict[str, Any]:
-    said = found.attributes
-    side, level0 = _number(said.get("patch_size")), _number(said.get("patch_size_level0"))
-    magnification = _number(said.get("target_magnification"))
-    overlap = _number(said.get("overlap")) or 0.0  # in pixels of the patch, not of level 0
+def _trident(content: FileContent) -> dict[str, Any]:
+    stored = content.attributes
+    side, level0 = _number(stored.get("patch_size")), _number(stored.get("patch_size_level0"))
+    magnification = _number(stored.get("target_magnification"))
+    overlap = _number(stored.get("overlap")) or 0.0  # in pixels of the patch, not of level 0
     return {
-        "encoder": _text(said.get("encoder")),
+        "encoder": _text(stored.get("encoder")),
         "mpp": 10 / magnification if magnification else None,
         "scale_rule": "nominal" if magnification else None,
-        "patch_px": _whole(side),
+        "patch_px": _integer(side),
         "patch_level0": level0,
         "step": _number(level0 * (1 - overlap / side)) if side and level0 else None,
         "unit": "px",
-        "slide_size": _size(said.get("level0_width"), said.get("level0_height")),
+        "slide_size": _size(stored.get("level0_width"), stored.get("level0_height")),
     }
 
 
-def _said_by_stamp(found: Found) -> dict[str, Any]:
-    said = found.attributes
-    in_um = _text(said.get("unit")) == "um"
-    um = _number(said.get("tile_size_um")) or (_number(said.get("tile_size")) if in_um else None)
-    px = _number(said.get("tile_size_px"))
-    if not in_um and um is None and found.coords is not None:
-        coords = array(found.coords)
+def _stamp(content: FileContent) -> dict[str, Any]:
+    stored = content.attributes
+    in_um = _text(stored.get("unit")) == "um"
+    um = _number(stored.get("tile_size_um")) or (
+        _number(stored.get("tile_size")) if in_um else None
+    )
+    px = _number(stored.get("tile_size_px"))
+    if not in_um and um is None and content.coords is not None:
+        coords = to_array(content.coords)
         if round(infer_step(coords.reshape(-1, 2)) or 0) == 224:
-            # Historic files count in pixels, and 224 of them are 256 micrometres.
-            um, px, found.coords = 256.0, 224.0, coords * (256 / 224)
+            # Early files have coordinates in pixels, of which 224 are 256 micrometres.
+            um, px, content.coords = 256.0, 224.0, coords * (256 / 224)
     return {
-        "encoder": _text(said.get("extractor")),
+        "encoder": _text(stored.get("extractor")),
         "mpp": um / px if um and px else None,
         "scale_rule": "exact" if um and px else None,
-        "patch_px": _whole(px),
+        "patch_px": _integer(px),
         "step": um,
         "unit": "um" if in_um or um else None,
     }
 
 
-def _said_by_others(found: Found) -> dict[str, Any]:
-    if found.kind == "memory":
-        return {"unit": "px", **found.attributes}
-    unit = "px" if found.kind == "clam" else None
-    return {"encoder": _text(found.attributes.get("encoder")), "unit": unit}
+def _others(content: FileContent) -> dict[str, Any]:
+    if content.kind == "memory":
+        return {"unit": "px", **content.attributes}
+    unit = "px" if content.kind == "clam" else None
+    return {"encoder": _text(content.attributes.get("encoder")), "unit": unit}
 
 
 def infer_step(coords: NDArray[Any]) -> float | None:
-    """Return the commonest gap between neighbours, or None where none stands out.
+    """Return the most frequent distance of neighbours, or None if it is not clear.
 
-    Gaps are taken along each row and column, since CLAM's contours have grids of their own.
+    Distances are taken within rows and columns, because CLAM lays a separate grid on each contour.
     """
     gaps = []
     for along, across in ((0, 1), (1, 0)):
         line = coords[np.lexsort((coords[:, along], coords[:, across]))].astype(np.float64)
         same = np.diff(line[:, across]) == 0
         gaps.append(np.diff(line[:, along])[same])
-    gap = np.round(np.concatenate(gaps), 1)  # micrometres in float32 are not quite even
+    gap = np.round(np.concatenate(gaps), 1)  # micrometres in float32 are not exact
     gap = gap[gap > 0]
     values, counts = np.unique(gap, return_counts=True)
     if not len(gap) or counts.max() < 2:
@@ -331,7 +338,7 @@ def infer_step(coords: NDArray[Any]) -> float | None:
 
 
 def _number(value: Any) -> float | None:
-    """Return a positive number from an attribute: int, float, text, or TRIDENT's 'None'."""
+    """Return an attribute (number, text, or TRIDENT's 'None') as a positive number or None."""
     try:
         number = float(np.ravel(value)[0])
     except (TypeError, ValueError, IndexError):
@@ -339,13 +346,13 @@ def _number(value: Any) -> float | None:
     return number if number > 0 and isfinite(number) else None
 
 
-def _whole(value: Any) -> int | None:
+def _integer(value: Any) -> int | None:
     number = _number(value)
     return None if number is None else round(number)
 
 
 def _size(width: Any, height: Any) -> tuple[int, int] | None:
-    wide, high = _whole(width), _whole(height)
+    wide, high = _integer(width), _integer(height)
     return None if wide is None or high is None else (wide, high)
 
 

@@ -1,4 +1,4 @@
-"""A bag in our terms: level-0 pixels and microns per pixel, whoever wrote it."""
+"""A bag of any format in level-0 pixels and microns per pixel, as conversion needs it."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -18,26 +18,26 @@ from caprmil.slides.slide import Slide
 Number = TypeVar("Number", int, float)
 
 BLOCK = 2**24
-"""Features that are in memory at once."""
+"""Values of features per chunk in memory."""
 
 GRID = ("patch_level0", "step", "slide_mpp")
 SCALE = ("mpp", "scale_rule")
 ORIGIN = ("fingerprint", "settings")
-"""Fields of `BagInfo` for which others have no word, noted as attributes `caprmil_...`."""
+"""Fields of `BagInfo` that other formats lack. They are stored as attributes `caprmil_...`."""
 
 _REMEDIES = {
-    "encoder": "does not name its encoder. Pass --encoder.",
-    "patch_px": "does not say how many pixels wide the encoder saw its patches. Pass --patch-px.",
-    "patch_level0": "does not say how wide its patches are, and they lie on no grid. If it is "
-    "CLAM's, put its folder 'patches' beside the folder of the features.",
-    "slide_mpp": "does not say how large a pixel of its slide is. Pass --slides or --slide-mpp.",
-    "mpp": "does not say at which scale its patches were seen. Pass --slides or --slide-mpp.",
+    "encoder": "does not state its encoder. Pass --encoder.",
+    "patch_px": "does not state the side of the encoded patches in pixels. Pass --patch-px.",
+    "patch_level0": "does not state the size of its patches, and they are not on a grid. If it is "
+    "from CLAM, copy its folder 'patches' next to the folder of the features.",
+    "slide_mpp": "does not state the scale of its slide. Pass --slides or --slide-mpp.",
+    "mpp": "does not state the scale of its patches. Pass --slides or --slide-mpp.",
 }
 
 
 @dataclass(kw_only=True)
 class Level0Bag:
-    """A bag whose lengths are level-0 pixels. Its features stay on disk."""
+    """A bag with lengths in level-0 pixels. Its features stay on disk."""
 
     name: str
     path: Path
@@ -46,33 +46,37 @@ class Level0Bag:
 
     @property
     def dtype(self) -> str:
+        """The stored precision, float16 or float32."""
         return "float16" if self.info.dtype == "float16" else "float32"
 
     @property
-    def points(self) -> NDArray[np.int64]:
+    def required_coords(self) -> NDArray[np.int64]:
+        """The coordinates, or BagError if there are none."""
         if self.coords is None:
-            raise BagError(f"{self.path} has no coordinates, and this layout cannot do without.")
+            raise BagError(f"{self.path} has no coordinates, which this format requires.")
         return self.coords
 
-    def need(self, *names: str) -> tuple[Any, ...]:
-        """Return fields of the description, or say how to make up for one that is not known."""
+    def require(self, *names: str) -> tuple[Any, ...]:
+        """Return fields of the metadata, or raise BagError with a remedy if one is unknown."""
         for name in names:
             if getattr(self.info, name) is None:
                 raise BagError(f"{self.path} {_REMEDIES[name]}")
         return tuple(getattr(self.info, name) for name in names)
 
     def features(self, dtype: str, *, ends: bool = False) -> Iterator[NDArray[Any]]:
-        """Yield the features in order, some rows at a time, or only the first and the last row."""
-        n, each = self.info.n_patches, max(1, BLOCK // self.info.width)
-        parts = [(0, 1), (n - 1, n)] if ends else [(at, at + each) for at in range(0, n, each)]
-        with formats.opened(self.path) as found:
+        """Yield the features in chunks of rows, or only the first and the last row."""
+        n, rows = self.info.n_patches, max(1, BLOCK // self.info.width)
+        parts = (
+            [(0, 1), (n - 1, n)] if ends else [(start, start + rows) for start in range(0, n, rows)]
+        )
+        with formats.open_file(self.path) as content:
+            stored = content.features
             for start, end in parts:
-                whole = found.features.ndim == 2
-                rows = found.features[start:end] if whole else found.features[0, start:end]
-                yield _fitting(self.path, np.asarray(rows), dtype)
+                chunk = stored[start:end] if stored.ndim == 2 else stored[0, start:end]
+                yield _cast(self.path, np.asarray(chunk), dtype)
 
 
-def _fitting(path: Path, rows: NDArray[Any], dtype: str) -> NDArray[Any]:
+def _cast(path: Path, rows: NDArray[Any], dtype: str) -> NDArray[Any]:
     with np.errstate(over="ignore"):
         stored = rows.astype(dtype, copy=False)
     if not np.isfinite(rows).all():
@@ -80,7 +84,7 @@ def _fitting(path: Path, rows: NDArray[Any], dtype: str) -> NDArray[Any]:
     if not np.isfinite(stored).all():
         raise BagError(
             f"{path} has features up to {np.abs(rows).max():.4g}, which do not fit into {dtype}. "
-            "Choose another layout."
+            "Choose another format."
         )
     return stored
 
@@ -94,79 +98,86 @@ def to_level0(
     patch_px: int | None = None,
     encoder: str | None = None,
 ) -> Level0Bag:
-    """Put a bag in our terms, with the help of its slide and of what the user said."""
-    said = bags.inspect(path)
-    coords, noted = _look(path)
-    if coords is not None and said.unit is None:
+    """Return a bag in level-0 pixels, with its slide and the user's options for missing fields."""
+    stored = bags.inspect(path)
+    coords, extra = _read_extra(path)
+    if coords is not None and stored.unit is None:
         raise BagError(
-            f"{path} does not say in what unit its coordinates are. Write them in level-0 pixels, "
+            f"{path} does not state the unit of its coordinates. Write them in level-0 pixels "
             "with caprmil.features.bags.write."
         )
-    if said.kind == "clam" and coords is not None:
-        noted = _clam_grid(name, path, coords) or {"patch_level0": said.step}
-    info = _work_out(replace(said, unit=said.unit and "px", **noted))
-    px = _agreed(path, "pixels as the side of a patch", info.patch_px, patch_px)
-    mpp0 = _agreed(path, "um/px as the scale of its slide", info.slide_mpp, slide_mpp)
+    if stored.kind == "clam" and coords is not None:
+        extra = _clam_grid(name, path, coords) or {"patch_level0": stored.step}
+    info = _infer(replace(stored, unit=stored.unit and "px", **extra))
+    px = _reconcile(path, "px as the side of a patch", info.patch_px, patch_px)
+    mpp0 = _reconcile(path, "um/px as the scale of its slide", info.slide_mpp, slide_mpp)
     info = replace(info, patch_px=px, slide_mpp=mpp0, encoder=encoder or info.encoder)
+    if slide is not None and info.slide_path is None:
+        info = replace(info, slide_path=str(slide.absolute()))
     if slide is not None and None in (info.slide_mpp, info.slide_size):
         info = _with_slide(info, slide)
     bag = Level0Bag(name=name, path=path, info=info, coords=None)
-    if coords is not None and said.unit == "um":
-        (mpp0,) = bag.need("slide_mpp")
-        side = said.step and said.step / mpp0  # STAMP's patches touch
-        bag.info = replace(info, **{"patch_level0": side, "step": side, **noted})
+    if coords is not None and stored.unit == "um":
+        (mpp0,) = bag.require("slide_mpp")
+        side = stored.step and stored.step / mpp0  # STAMP's patches are adjacent
+        bag.info = replace(info, **{"patch_level0": side, "step": side, **extra})
         coords = coords / mpp0
     bag.coords = None if coords is None else _pixels(path, coords, info.slide_size)
-    bag.info = _work_out(bag.info)
+    bag.info = _infer(bag.info)
     return bag
 
 
-def _look(path: Path) -> tuple[NDArray[Any] | None, dict[str, Any]]:
-    """Return the coordinates in a file, and what we noted there for ourselves."""
-    with formats.opened(path) as found:
-        formats.say(found)  # turns the pixels of historic STAMP files into micrometres
-        coords = None if found.coords is None else formats.array(found.coords).reshape(-1, 2)
-        return coords, _noted(found.attributes)
+def _read_extra(path: Path) -> tuple[NDArray[Any] | None, dict[str, Any]]:
+    """Return the coordinates in a file, and the fields in its attributes `caprmil_...`."""
+    with formats.open_file(path) as content:
+        formats.metadata(content)  # converts the pixels of early STAMP files to micrometres
+        stored = content.coords
+        coords = None if stored is None else formats.to_array(stored).reshape(-1, 2)
+        return coords, _extra_fields(content.attributes)
 
 
-def _noted(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    notes: dict[str, Any] = {}
+def _extra_fields(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
     for name in (*GRID, *SCALE, *ORIGIN, "slide_size"):
-        if (note := attributes.get(f"caprmil_{name}")) is not None:
-            note = note.tolist() if hasattr(note, "tolist") else note
-            notes[name] = tuple(note) if isinstance(note, list) else note
-    return notes
+        if (value := attributes.get(f"caprmil_{name}")) is not None:
+            value = value.tolist() if hasattr(value, "tolist") else value
+            fields[name] = tuple(value) if isinstance(value, list) else value
+    return fields
 
 
 def _clam_grid(name: str, path: Path, coords: NDArray[Any]) -> dict[str, Any] | None:
-    """Return what CLAM's file of coordinates says, if one of the same patches is near."""
+    """Return the metadata of CLAM's coordinate file, if there is one for the same patches."""
     for folder in path.parents[:3]:
         with suppress(OSError, KeyError), h5py.File(folder / "patches" / f"{name}.h5") as file:
-            said = dict(file["coords"].attrs)
-            shrunk = float(np.ravel(said["downsample"])[0])
-            side = float(said["patch_size"]) * shrunk * float(said.get("custom_downsample", 1))
-            top = shrunk == 1 and "level_dim" in said
-            size = {"slide_size": tuple(said["level_dim"].tolist())} if top else {}
+            stored = dict(file["coords"].attrs)
+            downsample = float(np.ravel(stored["downsample"])[0])
+            custom = float(stored.get("custom_downsample", 1))
+            side = float(stored["patch_size"]) * downsample * custom
+            level0 = downsample == 1 and "level_dim" in stored
+            size = {"slide_size": tuple(stored["level_dim"].tolist())} if level0 else {}
             if np.array_equal(file["coords"], coords):
-                return {"patch_level0": side, **size, **_noted(said)}
+                return {"patch_level0": side, **size, **_extra_fields(stored)}
     return None
 
 
-def _agreed(path: Path, what: str, said: Number | None, told: Number | None) -> Number | None:
-    if said is not None and told is not None and abs(said - told) > 0.01 * said:
-        raise BagError(f"{path} says {said:g} {what}, not {told:g}. Leave the option out.")
-    return told if said is None else said
+def _reconcile(
+    path: Path, what: str, stored: Number | None, option: Number | None
+) -> Number | None:
+    """Return the stored value or else the option. They must agree within 1 %."""
+    if stored is not None and option is not None and abs(stored - option) > 0.01 * stored:
+        raise BagError(f"{path} has {stored:g} {what}, not {option:g}. Omit the option.")
+    return option if stored is None else stored
 
 
 def _with_slide(info: BagInfo, path: Path) -> BagInfo:
-    """Look up size and scale in the slide's own file."""
+    """Return metadata with size and scale from the file of the slide."""
     mpp = info.slide_mpp
     with Slide(path, mpp=mpp) as slide:
-        with suppress(SlideError):  # a scale is missed only where it is needed
+        with suppress(SlideError):  # an error is raised later if the scale is needed
             mpp = slide.mpp
         if info.slide_size not in (None, slide.size):
             raise BagError(
-                f"{info.path} is of a slide of {info.slide_size} pixels, but {path} has "
+                f"{info.path} is from a slide of {info.slide_size} pixels, but {path} has "
                 f"{slide.size}. It is another slide, or another scan of it."
             )
         return replace(info, slide_size=slide.size, slide_mpp=mpp)
@@ -175,18 +186,18 @@ def _with_slide(info: BagInfo, path: Path) -> BagInfo:
 def _pixels(path: Path, coords: NDArray[Any], size: tuple[int, int] | None) -> NDArray[np.int64]:
     if not np.isfinite(coords).all():
         raise BagError(f"{path} has NaN or infinite coordinates. Extract it again.")
-    whole = np.rint(coords).astype(np.int64)
-    if size is not None and (whole.max(axis=0) > size).any():
-        x, y = whole.max(axis=0).tolist()
+    pixels = np.rint(coords).astype(np.int64)
+    if size is not None and (pixels.max(axis=0) > size).any():
+        x, y = pixels.max(axis=0).tolist()
         raise BagError(
-            f"{path} has a patch at x = {x} and one at y = {y}, but its slide has {size[0]} x "
-            f"{size[1]} pixels. Either it is another slide, or the um/px are wrong."
+            f"{path} has patches at x = {x} and y = {y}, but its slide has {size[0]} x {size[1]} "
+            "pixels. It is another slide, or the um/px are wrong."
         )
-    return whole
+    return pixels
 
 
-def _work_out(info: BagInfo) -> BagInfo:
-    """Fill in what follows: px * mpp = patch_level0 * slide_mpp, if the scale is exact."""
+def _infer(info: BagInfo) -> BagInfo:
+    """Return metadata with the missing one of px * mpp = patch_level0 * slide_mpp, if exact."""
     px, mpp, side, mpp0 = info.patch_px, info.mpp, info.patch_level0, info.slide_mpp
     if px and side and mpp0 and mpp is None:
         return replace(info, mpp=side * mpp0 / px, scale_rule="exact")

@@ -1,4 +1,4 @@
-"""The files that a bag becomes in each layout: the one with the features is the last."""
+"""The output formats of conversion: the files of a bag in each. The feature file is the last."""
 
 import hashlib
 import re
@@ -18,39 +18,46 @@ from caprmil.slides.patches import MAGNIFICATIONS
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class PlannedFile:
-    """A file to be written: arrays, how they lie, and attributes."""
+    """A file to write: arrays, chunking and attributes."""
 
     path: Path
     coords: NDArray[Any] | None = None
-    features: str = ""  # name of the dataset, if it holds them
+    features: str = ""  # name of the dataset; empty: a file without features
     dtype: str = "float32"
-    chunk: int | None = None  # rows; None: contiguous
-    said: dict[str, dict[str, Any]] = field(default_factory=dict)  # by dataset; '': on the file
-    ours: BagInfo | None = None  # for a bag in our own layout
+    chunk: int | None = None  # rows per chunk; None: contiguous
+    attributes: dict[str, dict[str, Any]] = field(default_factory=dict)  # by dataset; '': file
+    info: BagInfo | None = None  # for a bag in caprmil's format
 
 
-def as_caprmil(bag: Level0Bag, out: Path) -> list[PlannedFile]:
-    """Plan OUT/NAME.h5."""
-    info = replace(bag.info, path=out / f"{bag.name}.h5", kind="caprmil", dtype=bag.dtype)
-    said = {
-        name: getattr(info, name) for name in bags.ATTRIBUTES if getattr(info, name) is not None
-    }
-    own: dict[str, Any] = {"features": "features", "dtype": bag.dtype, "said": {"": said}}
-    return [PlannedFile(path=out / f"{bag.name}.h5", coords=bag.coords, ours=info, **own)]
+def plan_caprmil(bag: Level0Bag, out: Path) -> list[PlannedFile]:
+    """Return the plan of OUT/NAME.h5."""
+    path = out / f"{bag.name}.h5"
+    info = replace(bag.info, path=path, kind="caprmil", dtype=bag.dtype)
+    fields = {name: getattr(info, name) for name in bags.ATTRIBUTES}
+    return [
+        PlannedFile(
+            path=path,
+            coords=bag.coords,
+            features="features",
+            dtype=bag.dtype,
+            attributes={"": {name: value for name, value in fields.items() if value is not None}},
+            info=info,
+        )
+    ]
 
 
-def as_trident(bag: Level0Bag, out: Path) -> list[PlannedFile]:
-    """Plan the files of patches and of features in OUT/10x_224px_0px_overlap, or what it is."""
-    coords = bag.points
-    encoder, px, mpp, side = bag.need("encoder", "patch_px", "mpp", "patch_level0")
+def plan_trident(bag: Level0Bag, out: Path) -> list[PlannedFile]:
+    """Return the plan of patch and feature files in e.g. OUT/10x_224px_0px_overlap."""
+    coords = bag.required_coords
+    encoder, px, mpp, side = bag.require("encoder", "patch_px", "mpp", "patch_level0")
     target = _magnification(mpp)
     overlap = max(0, round(px * (1 - (bag.info.step or side) / side)))
-    width, height = bag.info.slide_size or ("None", "None")  # its word for None
+    width, height = bag.info.slide_size or ("None", "None")  # as TRIDENT writes None
     job = out / f"{target:g}x_{px}px_{overlap}px_overlap"
     patches, features = job / "patches", job / ("features_" + re.sub(r"[^\w.-]+", "_", encoder))
     on_coords = {
         "patch_size": px,
-        "patch_size_level0": round(side),  # true, where its rule would go by magnifications
+        "patch_size_level0": round(side),  # measured, not by TRIDENT's rule of magnifications
         "level0_magnification": _level0_magnification(bag.info, target),
         "target_magnification": target,
         "overlap": overlap,
@@ -58,65 +65,80 @@ def as_trident(bag: Level0Bag, out: Path) -> list[PlannedFile]:
         "savetodir": str(patches),
         "level0_width": width,
         "level0_height": height,
-        **_notes(bag.info, *GRID, *SCALE),  # not of the encoder: TRIDENT copies these
+        **_extra(bag.info, *GRID, *SCALE),  # not the encoder: TRIDENT copies these
     }
     on_features = {"name": bag.name, "savetodir": str(features), "encoder": encoder}
-    on_features |= _notes(bag.info, *ORIGIN)
-    grid: dict[str, Any] = {"coords": coords, "chunk": 1}
-    said = {"coords": on_coords, "features": on_features}
-    own: dict[str, Any] = {"features": "features", "dtype": bag.dtype, "said": said}
+    on_features |= _extra(bag.info, *ORIGIN)
     return [
-        PlannedFile(path=patches / f"{bag.name}_patches.h5", said={"coords": on_coords}, **grid),
-        PlannedFile(path=features / f"{bag.name}.h5", **grid, **own),
+        PlannedFile(
+            path=patches / f"{bag.name}_patches.h5",
+            coords=coords,
+            chunk=1,
+            attributes={"coords": on_coords},
+        ),
+        PlannedFile(
+            path=features / f"{bag.name}.h5",
+            coords=coords,
+            chunk=1,
+            features="features",
+            dtype=bag.dtype,
+            attributes={"coords": on_coords, "features": on_features},
+        ),
     ]
 
 
 def _magnification(mpp: float) -> float:
-    """Return 10 / mpp, whole where it nearly is."""
+    """Return 10 / mpp, rounded if it is within 1 % of an integer."""
     exact = 10 / mpp
-    near = abs(exact - round(exact)) <= 0.01 * exact
-    return round(exact) if near else round(exact, 3)
+    is_integer = abs(exact - round(exact)) <= 0.01 * exact
+    return round(exact) if is_integer else round(exact, 3)
 
 
 def _level0_magnification(info: BagInfo, target: float) -> int:
-    """Return the bucket of the slide's um/px, or else what TRIDENT's rule must have begun with."""
+    """Return the bucket of the slide's um/px, or the magnification that TRIDENT's rule implies."""
     if info.scale_rule == "exact" and info.slide_mpp:
-        near = (times for below, times in MAGNIFICATIONS if info.slide_mpp < below)
-        return next(near, max(1, round(10 / info.slide_mpp)))
+        buckets = (times for below, times in MAGNIFICATIONS if info.slide_mpp < below)
+        return next(buckets, max(1, round(10 / info.slide_mpp)))
     return max(1, round(target * (info.patch_level0 or 1) / (info.patch_px or 1)))
 
 
-def as_clam(bag: Level0Bag, out: Path) -> list[PlannedFile]:
-    """Plan files in OUT/patches, pt_files and h5_files, with patches that were cut at level 0."""
-    name, coords, short = bag.name, bag.points, bag.points.astype(np.int32)
-    (side,) = bag.need("patch_level0")
+def plan_clam(bag: Level0Bag, out: Path) -> list[PlannedFile]:
+    """Return the plan of files in OUT/patches, pt_files and h5_files, with patches at level 0."""
+    name, coords = bag.name, bag.required_coords
+    (side,) = bag.require("patch_level0")
     size = {"level_dim": bag.info.slide_size, "downsampled_level_dim": bag.info.slide_size}
-    said = {
+    on_coords = {
         "patch_size": round(side),
         "patch_level": 0,
         "downsample": (1.0, 1.0),
         **(size if bag.info.slide_size else {}),
         "name": name,
         "save_path": str(out / "patches"),
-        **_notes(bag.info, *GRID),
+        **_extra(bag.info, *GRID),
     }
     return [
         PlannedFile(
-            path=out / "patches" / f"{name}.h5", coords=coords, chunk=1, said={"coords": said}
+            path=out / "patches" / f"{name}.h5",
+            coords=coords,
+            chunk=1,
+            attributes={"coords": on_coords},
         ),
         PlannedFile(path=out / "pt_files" / f"{name}.pt", features="features"),
         PlannedFile(
-            path=out / "h5_files" / f"{name}.h5", coords=short, features="features", chunk=32
+            path=out / "h5_files" / f"{name}.h5",
+            coords=coords.astype(np.int32),
+            features="features",
+            chunk=32,
         ),
     ]
 
 
-def as_stamp(bag: Level0Bag, out: Path) -> list[PlannedFile]:
-    """Plan OUT/NAME.h5, in micrometres. Its version says that we wrote it, in a form to compare."""
-    coords = bag.points
-    encoder, px, side, mpp = bag.need("encoder", "patch_px", "patch_level0", "slide_mpp")
+def plan_stamp(bag: Level0Bag, out: Path) -> list[PlannedFile]:
+    """Return the plan of OUT/NAME.h5, in micrometres. Its version names caprmil as the writer."""
+    coords = bag.required_coords
+    encoder, px, side, mpp = bag.require("encoder", "patch_px", "patch_level0", "slide_mpp")
     code = hashlib.sha256(f"{encoder} {bag.info.fingerprint}".encode()).hexdigest()
-    said = {
+    on_file = {
         "stamp_version": f"2.0.0+caprmil.{version('caprmil')}",
         "extractor": encoder,
         "unit": "um",
@@ -124,21 +146,28 @@ def as_stamp(bag: Level0Bag, out: Path) -> list[PlannedFile]:
         "tile_size_px": px,
         "code_hash": code[:8],
         "feat_type": "tile",
-        **_notes(bag.info, *GRID, *SCALE, *ORIGIN, "slide_size"),
+        **_extra(bag.info, *GRID, *SCALE, *ORIGIN, "slide_size"),
     }
-    um = (coords * mpp).astype(np.float32)
-    own: dict[str, Any] = {"features": "feats", "dtype": "float16", "said": {"": said}}
-    return [PlannedFile(path=out / f"{bag.name}.h5", coords=um, **own)]
+    return [
+        PlannedFile(
+            path=out / f"{bag.name}.h5",
+            coords=(coords * mpp).astype(np.float32),
+            features="feats",
+            dtype="float16",
+            attributes={"": on_file},
+        )
+    ]
 
 
 PLANNERS = {
-    "caprmil": as_caprmil,
-    "trident": as_trident,
-    "clam": as_clam,
-    "stamp": as_stamp,
+    "caprmil": plan_caprmil,
+    "trident": plan_trident,
+    "clam": plan_clam,
+    "stamp": plan_stamp,
 }
 
 
-def _notes(info: BagInfo, *names: str) -> dict[str, Any]:
-    notes = {f"caprmil_{name}": getattr(info, name) for name in names}
-    return {name: note for name, note in notes.items() if note is not None}
+def _extra(info: BagInfo, *names: str) -> dict[str, Any]:
+    """Return known fields as attributes `caprmil_...`, see `level0`."""
+    fields = {f"caprmil_{name}": getattr(info, name) for name in names}
+    return {name: value for name, value in fields.items() if value is not None}

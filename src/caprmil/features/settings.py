@@ -1,4 +1,4 @@
-"""Settings: all that shapes a bag. They are kept on it: equal settings, equal bag."""
+"""Settings of feature extraction. A bag stores them: equal settings give equal features."""
 
 import hashlib
 import os
@@ -13,33 +13,33 @@ from caprmil.errors import RecipeError
 from caprmil.slides.patches import PatchConfig
 from caprmil.slides.tissue import TissueConfig
 
-VERSION = 1  # of the method: another one gives other bags from the same settings
+VERSION = 1  # of the method; another version gives other features from the same settings
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExtractionConfig:
-    """What shapes a bag, apart from the slide and the encoder."""
+    """Settings of extraction, apart from the slide and the encoder."""
 
     patches: PatchConfig = field(default_factory=PatchConfig)
     tissue: TissueConfig = field(default_factory=TissueConfig)
     regions: Literal["and tissue", "alone"] = "and tissue"
-    """Whether drawn regions restrict the tissue that is found, or stand in for it."""
+    """Whether annotated regions restrict the detected tissue, or replace it."""
     region_classes: tuple[str, ...] = ()
-    """Only regions of these classes; none: of all."""
+    """Classes of regions to use; empty: all."""
     dtype: Literal["float16", "float32"] = "float16"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Everything that shapes the bag of a slide. Kept on the bag: equal settings, equal bag."""
+    """All settings that determine the features of a slide. They are stored on its bag."""
 
     version: int = VERSION
     encoder: str | None
     fingerprint: str | None
     extraction: ExtractionConfig
-    slide_file: str  # a hash of its size and ends: another slide of the same name is another
-    slide_mpp: float | None = None  # as given by hand
-    regions: str | None = None  # hash of what was drawn
+    slide_file: str  # hash of its size, start and end: distinguishes slides of the same name
+    slide_mpp: float | None = None  # if given by the user
+    regions: str | None = None  # hash of the region file
 
 
 def configure(
@@ -50,12 +50,12 @@ def configure(
     nominal: bool = False,
     changes: Sequence[str] = (),
 ) -> ExtractionConfig:
-    """Return settings for an encoder: its own scale and input size, unless told otherwise."""
+    """Return settings for an encoder. The defaults are its scale and input size."""
     if mpp is not None and magnification is not None:
-        raise RecipeError("--mpp and --magnification say the same thing. Pass one of them.")
+        raise RecipeError("--mpp and --magnification both set the scale. Pass one of them.")
     if magnification is not None:
         if not magnification > 0:
-            raise RecipeError(f"A magnification is more than 0, not {magnification:g}.")
+            raise RecipeError(f"magnification must be more than 0, not {magnification:g}.")
         mpp = 10 / magnification
     table: dict[str, Any] = {"scale_rule": "nominal" if nominal else "exact"}
     table |= {"px": card.native_px, "mpp": (card.mpp or 1.0) if mpp is None else mpp}
@@ -63,13 +63,13 @@ def configure(
 
 
 def hash_slide_file(path: Path) -> str:
-    """Return a hash of the size and the ends of a slide's file, or of all in its folder."""
-    stamp = hashlib.sha256()
+    """Return a hash of size, start and end of a slide's file, or of all files in its folder."""
+    digest = hashlib.sha256()
     for file in [path] if path.is_file() else sorted(path.glob("*")):
         with file.open("rb") as stream:
             size = stream.seek(0, os.SEEK_END)
-            stamp.update(f"{size} ".encode())
-            for place in (0, max(0, size - 65536)):
-                stream.seek(place)
-                stamp.update(stream.read(65536))
-    return stamp.hexdigest()[:16]
+            digest.update(f"{size} ".encode())
+            for position in (0, max(0, size - 65536)):
+                stream.seek(position)
+                digest.update(stream.read(65536))
+    return digest.hexdigest()[:16]

@@ -1,1 +1,1 @@
-"""Slides: open them, find tissue, lay out patches, check quality. No torch."""
+"""Slides: reading, tissue detection, patch grid, quality control. Loads without torch."""

@@ -1,4 +1,4 @@
-"""Patches: the grid of squares on the tissue of a slide, and their pixels, read ahead."""
+"""Patches: the grid of squares on the tissue of a slide, and their pixels."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -16,46 +16,46 @@ from caprmil.slides.scale import ScaleRule
 from caprmil.slides.slide import Slide
 
 MAGNIFICATIONS = ((0.16, 80), (0.2, 60), (0.3, 40), (0.6, 20), (1.2, 10), (2.4, 5))
-"""The nominal rule's buckets: a slide below so many um/px counts as so many times magnified."""
+"""Buckets of the nominal rule: upper bound in um/px (exclusive), magnification."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PatchConfig:
-    """How the grid is laid."""
+    """Settings of the patch grid."""
 
     px: int = 224
-    """Side of a patch as the encoder sees it."""
+    """Side of a patch in pixels of the encoder's input."""
     mpp: float = 1.0
     """Microns per pixel of the patches; with the nominal rule, 10 / magnification."""
     scale_rule: ScaleRule = "exact"
-    """exact: a patch has px * mpp microns. nominal: as TRIDENT has it, px * the magnification of
-    the slide's bucket / the wanted one, in level-0 pixels. On a slide of 0.243 um/px, 10x patches
-    then have 0.972 um/px, on one of 0.263, 1.052."""
+    """exact: a patch is px * mpp microns wide. nominal: TRIDENT's rule, px * slide magnification
+    / target magnification in level-0 pixels, with the magnification of the slide's bucket. 10x
+    patches then have 0.972 um/px on a slide of 0.243 um/px, and 1.052 on a slide of 0.263."""
     overlap: int = 0
-    """Of neighbours, in pixels of a patch."""
+    """Overlap of neighbouring patches, in pixels of a patch."""
     min_tissue: float = 0.25
-    """Share of a patch that must be tissue."""
+    """Minimum share of a patch that is tissue."""
 
     def __post_init__(self) -> None:
         if self.px < 1 or not 0 <= self.overlap < self.px:
             raise RecipeError(
-                f"Patches of {self.px} px that overlap by {self.overlap} make no grid. "
-                "The overlap is less than the side."
+                f"Patches of {self.px} px cannot overlap by {self.overlap} px. "
+                "The side is at least 1, and the overlap is less than the side."
             )
         if not 0.05 <= self.mpp <= 40:
-            raise RecipeError(f"Patches of {self.mpp:g} um/px are none; 0.05 to 40 can be.")
+            raise RecipeError(f"mpp is {self.mpp:g} um/px; it must be between 0.05 and 40.")
         if not 0 <= self.min_tissue <= 1:
-            raise RecipeError(f"The share of tissue is 0 to 1, not {self.min_tissue:g}.")
+            raise RecipeError(f"min_tissue must be between 0 and 1, not {self.min_tissue:g}.")
         if self.scale_rule not in get_args(ScaleRule):
-            raise RecipeError(f"The scale rule is exact or nominal, not '{self.scale_rule}'.")
+            raise RecipeError(f"scale_rule must be exact or nominal, not '{self.scale_rule}'.")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Patches:
-    """Squares of a slide, row by row. Lengths are level-0 pixels."""
+    """Squares of a slide in row-major order. Lengths are in level-0 pixels."""
 
     coords: NDArray[np.int64]  # (N, 2), top left, x and y
-    tissue: NDArray[np.float64]  # (N,) share of each that is tissue
+    tissue: NDArray[np.float64]  # (N,) share of tissue in each patch
     px: int
     side: float
     step: float
@@ -65,90 +65,91 @@ class Patches:
 
 
 def side_level0(config: PatchConfig, slide: Slide) -> float:
-    """Return how many level-0 pixels wide a patch is on a slide."""
+    """Return the side of a patch in level-0 pixels of a slide."""
     if config.scale_rule == "nominal":
         side = float(config.px * nominal_magnification(slide) // round(10 / config.mpp, 6))
     else:
         side = config.px * config.mpp / slide.mpp
     if side < config.px / 1.2:
         raise SlideError(
-            f"{slide.path} has {slide.mpp:g} um/px and cannot show {config.mpp:g} um/px: the "
-            "patches would be blown up. Ask for a coarser scale."
+            f"{slide.path} has {slide.mpp:g} um/px, which is too coarse for patches of "
+            f"{config.mpp:g} um/px. Choose a coarser scale with --mpp."
         )
     return side
 
 
 def nominal_magnification(slide: Slide) -> int:
-    """Return the magnification of the bucket that a slide's um/px falls into."""
+    """Return the magnification of the bucket of a slide's um/px."""
     for below, magnification in MAGNIFICATIONS:
         if slide.mpp < below:
             return magnification
     raise SlideError(
-        f"{slide.path} has {slide.mpp:g} um/px, which is beyond the nominal magnifications (up "
-        f"to {MAGNIFICATIONS[-1][0]:g}). Use the exact scale rule."
+        f"{slide.path} has {slide.mpp:g} um/px; the nominal scale rule is defined below "
+        f"{MAGNIFICATIONS[-1][0]:g} um/px. Use the exact scale rule."
     )
 
 
 def lay_grid(slide: Slide, mask: NDArray[np.bool_], scale: float, config: PatchConfig) -> Patches:
-    """Lay the grid on a slide and keep the squares with enough tissue.
+    """Return the patches of a slide that have enough tissue.
 
-    A pixel of the mask is `scale` level-0 pixels wide. The grid begins in the slide's corner and
-    reaches over its far edges, where there is no tissue.
+    A pixel of the mask is `scale` level-0 pixels wide. The grid starts at the top left corner of
+    the slide. The last row and column may extend beyond the slide, where there is no tissue.
     """
     side = side_level0(config, slide)
     step = side * (1 - config.overlap / config.px)
     x, y = (step * np.arange(ceil(length / step), dtype=np.float64) for length in slide.size)
-    share = _means(mask, x / scale, y / scale, side / scale)
+    share = _grid_means(mask, x / scale, y / scale, side / scale)
     enough = share >= config.min_tissue if config.min_tissue else share > 0
     rows, columns = np.nonzero(enough)
     corners = np.rint(np.stack([x[columns], y[rows]], axis=1)).astype(np.int64)
     return Patches(coords=corners, tissue=share[enough], px=config.px, side=side, step=step)
 
 
-def _means(
+def _grid_means(
     mask: NDArray[np.bool_], x: NDArray[np.float64], y: NDArray[np.float64], side: float
 ) -> NDArray[np.float64]:
     """Return the mean of the mask over each square of a grid, (rows, columns).
 
-    Along an axis, the running sum between two pixels is linear: exact for fractions of pixels.
+    Squares may cut through pixels. The cumulative sum is linear within a pixel, so the mean is
+    exact.
     """
-    sums = _between(mask.astype(np.float64), y, y + side)
-    return _between(sums.T, x, x + side).T / side**2
+    sums = _row_sums(mask.astype(np.float64), y, y + side)
+    return _row_sums(sums.T, x, x + side).T / side**2
 
 
-def _between(
+def _row_sums(
     values: NDArray[np.float64], start: NDArray[np.float64], end: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Return the sums of rows from `start` to `end`, fractions of rows counted as such."""
-    running = np.concatenate([np.zeros((1, values.shape[1])), values.cumsum(axis=0)])
+    """Return the sums of rows from `start` to `end`, with fractions of rows."""
+    cumulative = np.concatenate([np.zeros((1, values.shape[1])), values.cumsum(axis=0)])
 
-    def upto(place: NDArray[np.float64]) -> NDArray[np.float64]:
-        place = place.clip(0, len(values))
-        whole = np.minimum(place.astype(np.int64), len(values) - 1)
-        part = (place - whole)[:, None]
-        return running[whole] * (1 - part) + running[whole + 1] * part
+    def sum_to(position: NDArray[np.float64]) -> NDArray[np.float64]:
+        position = position.clip(0, len(values))
+        row = np.minimum(position.astype(np.int64), len(values) - 1)
+        fraction = (position - row)[:, None]
+        return cumulative[row] * (1 - fraction) + cumulative[row + 1] * fraction
 
-    return upto(end) - upto(start)
+    return sum_to(end) - sum_to(start)
 
 
 def read(slide: Slide, patches: Patches, *, batch: int = 32, workers: int = 2) -> Iterator[Pixels]:
-    """Yield the pixels of the patches in order, (B, px, px, 3), read ahead by threads.
+    """Yield the pixels of the patches in order, (B, px, px, 3), prefetched by threads.
 
-    No more than a few batches are in memory, however many patches there are.
+    At most `workers` + 2 batches are in memory.
     """
 
     def fetch(start: int) -> Pixels:
         corners = patches.coords[start : start + batch]
         return np.stack([slide.read(x, y, patches.side, patches.px) for x, y in corners.tolist()])
 
-    waiting: deque[Future[Pixels]] = deque()
+    pending: deque[Future[Pixels]] = deque()
     pool = ThreadPoolExecutor(workers, thread_name_prefix="reader")
     try:
         for start in range(0, len(patches), batch):
-            waiting.append(pool.submit(fetch, start))
-            if len(waiting) > workers + 1:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
+            pending.append(pool.submit(fetch, start))
+            if len(pending) > workers + 1:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
     finally:
         pool.shutdown(cancel_futures=True)

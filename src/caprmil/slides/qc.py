@@ -1,4 +1,4 @@
-"""Quality control: what was found on each slide, as a table and as pictures to look at."""
+"""Quality control: a record of each encoded slide, as a table and as images."""
 
 import csv
 import json
@@ -18,12 +18,12 @@ from caprmil.slides.patches import Patches
 from caprmil.slides.slide import Thumbnail
 
 OUTLINE, GRID, PEN = (0, 158, 115), (0, 114, 178), (213, 94, 0)
-_LEAST, _LONGEST = 800, 1600  # side of a picture, in pixels
+_MIN_SIDE, _MAX_SIDE = 800, 1600  # longer side of an image, in pixels
 
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """What became of a slide: a row of qc.csv."""
+    """The result of encoding a slide: a row of qc.csv."""
 
     slide: str
     state: Literal["done", "no tissue", "failed"]
@@ -38,15 +38,16 @@ class Record:
     reader: str = ""
     seconds: float = 0.0
     path: str = ""
-    digest: str = ""  # of all settings that shaped it
+    digest: str = ""  # of the settings that it was made with
 
     def write(self, folder: Path) -> None:
+        """Write the record to FOLDER/SLIDE.json."""
         text = json.dumps(asdict(self), indent=2, ensure_ascii=False) + "\n"
         write_text(folder / f"{self.slide}.json", text, replace=True)
 
     @classmethod
     def read(cls, folder: Path, slide: str) -> "Record | None":
-        """Return what was noted of a slide, if anything was that can be understood."""
+        """Return the record of a slide, or None if there is none that can be parsed."""
         try:
             return cls(**json.loads((folder / f"{slide}.json").read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError):
@@ -54,19 +55,19 @@ class Record:
 
 
 def write_table(folder: Path, path: Path) -> None:
-    """Write qc.csv from the records in a folder, suspicious slides first."""
-    found = (Record.read(folder, file.stem) for file in sorted(folder.glob("*.json")))
+    """Write qc.csv from the records in a folder, failed and flagged slides first."""
+    records = (Record.read(folder, file.stem) for file in sorted(folder.glob("*.json")))
     text = StringIO()
     table = csv.DictWriter(text, [field.name for field in fields(Record)], lineterminator="\n")
     table.writeheader()
-    for record in worst_first(record for record in found if record is not None):
+    for record in worst_first(record for record in records if record is not None):
         row = asdict(record)
         table.writerow({k: f"{v:.6g}" if isinstance(v, float) else v for k, v in row.items()})
     write_text(path, text.getvalue(), replace=True)
 
 
 def worst_first(records: Iterable[Record]) -> list[Record]:
-    """Return failed slides first, then empty ones, then flagged ones, each by name."""
+    """Return records sorted: failed, no tissue, flagged, others; each group by name."""
 
     def rank(record: Record) -> int:
         return 2 + (not record.flags) if record.state == "done" else record.state == "no tissue"
@@ -77,10 +78,10 @@ def worst_first(records: Iterable[Record]) -> list[Record]:
 def overlay(
     thumbnail: Thumbnail, mask: NDArray[np.bool_], pen: NDArray[np.bool_], patches: Patches
 ) -> Image.Image:
-    """Return the slide with the outline of its tissue, what was taken for pen, and the grid."""
+    """Return the thumbnail with the tissue outline, the detected pen marks and the patch grid."""
     height, width = mask.shape
     longest = max(height, width)
-    zoom = min(_LONGEST / longest, max(1.0, min(3.0, _LEAST / longest)))
+    zoom = min(_MAX_SIDE / longest, max(1.0, min(3.0, _MIN_SIDE / longest)))
     size = (max(1, round(width * zoom)), max(1, round(height * zoom)))
     canvas = Image.fromarray(thumbnail.image).resize(size, Image.Resampling.BICUBIC)
     draw = ImageDraw.Draw(canvas)
@@ -94,22 +95,24 @@ def overlay(
 
 
 def _edge(mask: NDArray[np.bool_], size: tuple[int, int]) -> NDArray[np.bool_]:
-    drawn = np.asarray(Image.fromarray(mask).resize(size, Image.Resampling.NEAREST))
-    edge: NDArray[np.bool_] = drawn & ~ndimage.binary_erosion(drawn, iterations=2, border_value=1)
+    resized = np.asarray(Image.fromarray(mask).resize(size, Image.Resampling.NEAREST))
+    edge: NDArray[np.bool_] = resized & ~ndimage.binary_erosion(
+        resized, iterations=2, border_value=1
+    )
     return edge
 
 
 def add_caption(image: Image.Image, text: str) -> Image.Image:
-    """Return the picture with a line of text under it."""
+    """Return the image with a line of text below it."""
     font = ImageFont.load_default(size=16)
-    wide = max(image.width, int(font.getlength(text)) + 16)
-    whole = Image.new("RGB", (wide, image.height + 28), "white")
-    whole.paste(image, (0, 0))
-    ImageDraw.Draw(whole).text((8, image.height + 4), text, fill="black", font=font)
-    return whole
+    width = max(image.width, int(font.getlength(text)) + 16)
+    canvas = Image.new("RGB", (width, image.height + 28), "white")
+    canvas.paste(image, (0, 0))
+    ImageDraw.Draw(canvas).text((8, image.height + 4), text, fill="black", font=font)
+    return canvas
 
 
 def save_image(image: Image.Image, path: Path) -> None:
-    """Write a picture whole or not at all, over an older one of the same slide."""
-    with atomic_write(path, replace=True) as passing:
-        image.save(passing)
+    """Write an image atomically. An existing file is replaced."""
+    with atomic_write(path, replace=True) as temporary:
+        image.save(temporary)

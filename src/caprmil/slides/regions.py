@@ -1,4 +1,4 @@
-"""Regions as pathologists draw them: GeoJSON of QuPath to masks, and masks to such GeoJSON.
+"""Annotated regions: QuPath's GeoJSON to masks, and masks to GeoJSON.
 
 Coordinates in files are level-0 pixels, x then y, from the top left corner of the slide.
 """
@@ -17,23 +17,23 @@ from numpy.typing import NDArray
 from caprmil.errors import SlideError, suggest
 from caprmil.io.paths import as_path
 
-Ring: TypeAlias = NDArray[np.float64]  # corners, x and y; the last is the first again
+Ring: TypeAlias = NDArray[np.float64]  # closed: corners (x, y), the last equals the first
 Polygon: TypeAlias = tuple[Ring, ...]  # the outline, then the holes
 Mask: TypeAlias = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Regions:
-    """Areas of a slide in level-0 pixels, each with the name of its class ('' without one)."""
+    """Polygons of a slide in level-0 pixels, each with its class name ('' if it has none)."""
 
     polygons: tuple[Polygon, ...]
     classes: tuple[str, ...]
-    ignored: int = 0  # points, lines and empty things that were in the file as well
+    ignored: int = 0  # number of points, lines and empty geometries in the file
 
-    def draw(self, shape: tuple[int, int], scale: tuple[float, float]) -> Mask:
-        """Draw all areas into a mask; scale is mask pixels per level-0 pixel, in x and in y.
+    def to_mask(self, shape: tuple[int, int], scale: tuple[float, float]) -> Mask:
+        """Return a mask of all polygons; scale is mask pixels per level-0 pixel, in x and y.
 
-        A pixel belongs to an area if its middle does. Areas may overlap, and may leave the mask.
+        A pixel is inside if its centre is. Polygons may overlap, and may extend beyond the mask.
         """
         mask = np.zeros(shape, dtype=bool)
         for polygon in self.polygons:
@@ -44,12 +44,12 @@ class Regions:
 def read_regions(
     path: str | os.PathLike[str], *, classes: Collection[str] | None = None
 ) -> Regions:
-    """Read the areas of a GeoJSON file, all of them or those of some classes."""
+    """Return the polygons of a GeoJSON file: all of them, or those of some classes."""
     path = as_path(path)
     try:
         content = json.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
-        raise SlideError(f"There is no file of regions {path}.") from None
+        raise SlideError(f"There is no region file {path}.") from None
     except OSError as problem:
         raise SlideError(f"{path} cannot be read: {problem.strerror}.") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as problem:
@@ -64,12 +64,12 @@ def read_regions(
             ignored += not polygons
     except (TypeError, ValueError, KeyError, AttributeError, RecursionError):
         raise SlideError(
-            f"{path.name} is not GeoJSON that can be used: features need a geometry, and areas "
-            "rings of at least three corners. Export it again, e.g. from QuPath."
+            f"{path.name} is not valid GeoJSON: features need a geometry, and polygons need rings "
+            "of at least three corners. Export it again, e.g. from QuPath."
         ) from None
     if not found:
         raise SlideError(
-            f"{path.name} holds no area ({ignored} other things). Draw one, and export it again."
+            f"{path.name} has no polygon, but {ignored} other geometries. Draw one and export it."
         )
     known = {name for name, _ in found}
     if classes is not None:
@@ -77,7 +77,7 @@ def read_regions(
     if not found:
         wanted = ", ".join(sorted(classes or ()))
         raise SlideError(
-            f"{path.name} has no area of class '{wanted}'."
+            f"{path.name} has no polygon of class '{wanted}'."
             + suggest(wanted, {name or "(no class)" for name in known})
         )
     return Regions(
@@ -88,19 +88,19 @@ def read_regions(
 
 
 def outlines(mask: Mask) -> list[Polygon]:
-    """Return the outline and the holes of each part of a mask, in its pixels.
+    """Return the outline and the holes of each component of a mask, in mask pixels.
 
-    Lines run between pixels, half way from middle to middle: drawn again, they give the mask.
+    Outlines run half way between pixel centres: `to_mask` returns the same mask.
     """
     padded = np.pad(mask, 1).astype(np.float32)
     generator = contourpy.contour_generator(
         z=padded, fill_type=contourpy.FillType.OuterOffset, name="serial"
     )
-    # contourpy's types cover all fill types at once; this one gives corners and where rings end.
+    # contourpy's types cover all fill types; OuterOffset returns corners and the ends of rings.
     points, offsets = cast(tuple[list[Ring], list[NDArray[Any]]], generator.filled(0.5, 2))
     return [
         tuple(
-            _straightened(corners[first:last] - 0.5)  # one of padding, and half to the middle
+            _drop_collinear(corners[first:last] - 0.5)  # -1 for padding, +0.5 for the pixel centre
             for first, last in pairwise(ends)
         )
         for corners, ends in zip(points, offsets, strict=True)
@@ -110,9 +110,9 @@ def outlines(mask: Mask) -> list[Polygon]:
 def as_geojson(
     mask: Mask, scale_to_level0: tuple[float, float], *, name: str = "Tissue"
 ) -> dict[str, Any]:
-    """Return a mask as annotations for QuPath; scale is level-0 pixels per mask pixel, x and y.
+    """Return a mask as QuPath annotations; scale is level-0 pixels per mask pixel, in x and y.
 
-    No coordinate system is named: QuPath takes pixels, and other programs would take degrees.
+    There is no "crs" entry: QuPath reads coordinates as pixels, other programs as degrees.
     """
     return {
         "type": "FeatureCollection",
@@ -134,7 +134,7 @@ def as_geojson(
 
 
 def _geometries(content: Any) -> Iterator[tuple[str, Any]]:
-    """Yield class and geometry of whatever a file may hold: features, one feature, a geometry."""
+    """Yield class and geometry of a list or collection of features, a feature, or a geometry."""
     if isinstance(content, list):
         for item in content:
             yield from _geometries(item)
@@ -147,7 +147,7 @@ def _geometries(content: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _class(properties: dict[str, Any]) -> str:
-    """Return the name of a class, in any of the ways that QuPath has written it."""
+    """Return the class name, in any of the forms that versions of QuPath write."""
     named = properties.get("classification") or ""
     if isinstance(named, dict):
         named = named.get("name") or ": ".join(named.get("names") or [])
@@ -155,7 +155,7 @@ def _class(properties: dict[str, Any]) -> str:
 
 
 def _polygons(geometry: Any) -> Iterator[Polygon]:
-    """Yield the areas of a geometry; points and lines have none."""
+    """Yield the polygons of a geometry. Points and lines have none."""
     kind = geometry["type"] if geometry else None
     if kind == "GeometryCollection":
         for part in geometry["geometries"]:
@@ -176,8 +176,8 @@ def _ring(corners: Any) -> Ring:
     return ring
 
 
-def _straightened(ring: Ring) -> Ring:
-    """Return a ring without the corners at which it does not turn."""
+def _drop_collinear(ring: Ring) -> Ring:
+    """Return a ring without corners that lie on a straight line."""
     ring = ring[:-1].astype(np.float64)
     into, out = ring - np.roll(ring, 1, axis=0), np.roll(ring, -1, axis=0) - ring
     turns = into[:, 0] * out[:, 1] != into[:, 1] * out[:, 0]
@@ -186,7 +186,7 @@ def _straightened(ring: Ring) -> Ring:
 
 
 def _fill(mask: Mask, rings: list[Ring]) -> None:
-    """Set the pixels whose middle lies within an odd number of rings."""
+    """Set the pixels whose centre lies inside an odd number of rings."""
     corners = np.concatenate(rings)
     left, top = np.floor(corners.min(axis=0)).clip(0, mask.shape[::-1]).astype(int)
     right, bottom = np.ceil(corners.max(axis=0)).clip(0, mask.shape[::-1]).astype(int)
@@ -196,7 +196,7 @@ def _fill(mask: Mask, rings: list[Ring]) -> None:
     for ring in rings:
         x, y = (ring - [left, top]).T
         (x0, x1), (y0, y1) = (x[:-1], x[1:]), (y[:-1], y[1:])
-        # The rows whose middle an edge passes, each once: from its upper end to its lower.
+        # Rows whose centre line is crossed by each edge: [first, last).
         first = np.ceil(np.minimum(y0, y1) - 0.5).clip(0, height).astype(int)
         last = np.ceil(np.maximum(y0, y1) - 0.5).clip(0, height).astype(int)
         count = last - first

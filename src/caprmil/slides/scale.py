@@ -1,4 +1,4 @@
-"""Scales in microns per pixel: two rules to name one, and when two are the same."""
+"""Scales in microns per pixel: the two scale rules, and a comparison."""
 
 from typing import Literal, TypeAlias
 
@@ -7,5 +7,5 @@ ScaleRule: TypeAlias = Literal["exact", "nominal"]
 
 
 def same_scale(one: float, other: float) -> bool:
-    """Tell whether two scales in microns per pixel are one, to within a tenth."""
+    """Return whether two scales in microns per pixel are equal within 10 %."""
     return max(one, other) <= 1.1 * min(one, other)

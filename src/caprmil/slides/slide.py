@@ -1,7 +1,7 @@
-"""Slides: open one, know how large its pixels are, and read squares of it.
+"""Whole-slide images: metadata, scale, and the pixels of any square.
 
-OpenSlide reads what scanners write, libvips plain images. Tiled TIFF (Aperio's too) is read by
-libvips wherever it gives the pixels that OpenSlide gives: several times as many a second.
+OpenSlide reads scanner formats, libvips reads plain images. Tiled TIFF (including Aperio) is read
+by libvips where its pixels match OpenSlide's, because it is several times faster.
 """
 
 import shutil
@@ -34,14 +34,14 @@ from caprmil.slides.readers import (
 )
 
 FINEST_MPP, COARSEST_MPP = 0.05, 20.0
-"""Microns per pixel beyond these are a slip of a unit, not a microscope."""
+"""Plausible microns per pixel of a slide. Values outside are errors of the unit."""
 
-_BLOCK = 1024  # side of what is read at once for a thumbnail, in pixels of its level
+_BLOCK = 1024  # side of the blocks that a thumbnail is read in, in pixels of its level
 
 
 @dataclass(frozen=True, kw_only=True)
 class Level:
-    """One image of a pyramid. `downsample` is how many level-0 pixels one of its pixels is wide."""
+    """One image of a pyramid. `downsample` is the width of its pixels in level-0 pixels."""
 
     size: tuple[int, int]
     downsample: float
@@ -49,7 +49,7 @@ class Level:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Thumbnail:
-    """A whole slide, small. Each pixel is the mean of a square of `scale` level-0 pixels."""
+    """A small image of a whole slide. A pixel is the mean of a square of `scale` level-0 pixels."""
 
     image: Pixels
     scale: float
@@ -57,10 +57,10 @@ class Thumbnail:
 
 
 class Slide:
-    """A slide that is open for reading, from several threads if you like.
+    """An open slide. It may be read from several threads.
 
-    Coordinates are level-0 pixels, top left, x and y. What lies outside the slide is white. One
-    that is elsewhere is fetched to local scratch, until it is closed.
+    Coordinates are level-0 pixels, top left, x and y. Pixels outside the slide are white. A remote
+    slide is copied to a local scratch folder until it is closed.
     """
 
     _scratch: Path | None = None
@@ -72,19 +72,19 @@ class Slide:
         if self.path.is_dir() and not isinstance(self.path, RemotePath):
             self.path = _in_dicom_folder(self.path)
         self.name = slide_name_of(self.path)
-        self._given = None if mpp is None else _sane(mpp, f"The scale given for {self.path}")
+        self._given = None if mpp is None else _check_mpp(mpp, f"The scale given for {self.path}")
         if not isinstance(self.path, RemotePath):
             self._open(self.path, fast=fast)
             return
         self._scratch = scratch_folder()
         try:
-            self._open(_fetched(self.path, self._scratch), fast=fast)
-        except SlideError as problem:  # which says where the copy is, and that is nobody's place
-            told = str(problem).replace(str(self._scratch), str(self.path.parent))
-            raise SlideError(told) from problem
+            self._open(_fetch(self.path, self._scratch), fast=fast)
+        except SlideError as problem:  # name the remote file, not its local copy
+            message = str(problem).replace(str(self._scratch), str(self.path.parent))
+            raise SlideError(message) from problem
         finally:
             if not hasattr(self, "levels"):
-                self._sweep()
+                self._remove_scratch()
 
     def _open(self, file: Path, *, fast: bool) -> None:
         self._slide: openslide.OpenSlide | None = None
@@ -95,12 +95,12 @@ class Slide:
             self._reader = VipsReader([image])
             self.vendor, self.properties = "image", _properties(image)
         else:
-            self._slide = _opened(file)
+            self._slide = _open_openslide(file)
             sizes = list(self._slide.level_dimensions)
             self.properties = dict(self._slide.properties)
             self.vendor = self.properties.get("openslide.vendor", "unknown")
-            quick = fast_reader(self._slide, file) if fast else None
-            self._reader = quick or OpenSlideReader(self._slide)
+            reader = fast_reader(self._slide, file) if fast else None
+            self._reader = reader or OpenSlideReader(self._slide)
         self.levels = _levels(sizes)
 
     def __repr__(self) -> str:
@@ -114,15 +114,17 @@ class Slide:
         self.close()
 
     def close(self) -> None:
+        """Close the file, and remove its local copy if there is one."""
         self._reader.close()
-        self._sweep()
+        self._remove_scratch()
 
-    def _sweep(self) -> None:
+    def _remove_scratch(self) -> None:
         if self._scratch is not None:
             shutil.rmtree(self._scratch, ignore_errors=True)
 
     @property
     def size(self) -> tuple[int, int]:
+        """Width and height at level 0."""
         return self.levels[0].size
 
     @property
@@ -132,54 +134,49 @@ class Slide:
 
     @property
     def objective_power(self) -> float | None:
-        """The magnification that the file names, a nickname and no scale."""
+        """The magnification in the file's metadata. It does not define a scale."""
         with suppress(KeyError, ValueError):
             return float(self.properties[openslide.PROPERTY_NAME_OBJECTIVE_POWER])
         return None
 
     @cached_property
     def mpp(self) -> float:
-        """Microns per pixel at level 0: as given, or else as the file says."""
+        """Microns per pixel at level 0: the given value, or else that of the file's metadata."""
         return self._given if self._given is not None else self._read_mpp()
 
     @cached_property
     def reported_mpp(self) -> float | None:
-        """What the file says of its scale, if that can be one."""
+        """Microns per pixel in the file's metadata, or None if missing or implausible."""
         with suppress(SlideError):
             return self._read_mpp()
         return None
 
     def _read_mpp(self) -> float:
         remedy = "Pass --slide-mpp, or add an mpp column to the table."
-        said = [self.properties.get(f"openslide.mpp-{axis}") for axis in "xy"]
+        values = [self.properties.get(f"openslide.mpp-{axis}") for axis in "xy"]
         try:
-            x, y = (float(value) for value in said if value)
+            x, y = (float(value) for value in values if value)
         except ValueError:
-            power = (
-                f" (it names {self.objective_power:g}x, which is no scale)"
-                if self.objective_power
-                else ""
-            )
-            raise SlideError(
-                f"{self.path} does not say how large a pixel is{power}. {remedy}"
-            ) from None
+            power = self.objective_power
+            hint = f" (its magnification of {power:g}x is not a scale)" if power else ""
+            raise SlideError(f"{self.path} has no scale{hint}. {remedy}") from None
         if not max(x, y) <= 1.05 * min(x, y):
             raise SlideError(
-                f"{self.path} says that its pixels are {x:g} um wide and {y:g} um high. Only "
-                f"square ones are read. {remedy}"
+                f"{self.path} has pixels of {x:g} x {y:g} um. Only square pixels are supported. "
+                f"{remedy}"
             )
-        return _sane((x * y) ** 0.5, str(self.path), remedy)
+        return _check_mpp((x * y) ** 0.5, f"The scale of {self.path}", remedy)
 
     def read(self, x: float, y: float, side: float, px: int) -> Pixels:
-        """Return the square of `side` level-0 pixels at (x, y), as px x px pixels.
+        """Return the square of `side` level-0 pixels at (x, y) as px x px pixels.
 
-        Where a level has the wanted scale, to half a pixel over the square, its pixels come as
-        they are. Elsewhere the next finer level (or one two per cent coarser) is resampled, over
-        the square alone.
+        If a level has the requested scale, within half a pixel over the square, its pixels are
+        returned unchanged. Otherwise the square is resampled from the next finer level, or from
+        one that is up to 2 % coarser.
         """
         number = self._level_for(side / px)
-        ratio = self.levels[number].downsample
-        left, top, width = x / ratio, y / ratio, side / ratio
+        downsample = self.levels[number].downsample
+        left, top, width = x / downsample, y / downsample, side / downsample
         if abs(width - px) < 0.5:
             return self.block(number, round(left), round(top), px, px)
         x0, y0 = floor(left), floor(top)
@@ -189,10 +186,10 @@ class Slide:
         return np.array(Image.fromarray(block).resize((px, px), Image.Resampling.BILINEAR, box=box))
 
     def block(self, level: int, x: int, y: int, width: int, height: int) -> Pixels:
-        """Return pixels of a level as they are; x and y in its own pixels."""
+        """Return pixels of a level unchanged; x and y are in pixels of the level."""
         wide, high = self.levels[level].size
         x0, y0, x1, y1 = max(x, 0), max(y, 0), min(x + width, wide), min(y + height, high)
-        whole = (x0, y0, x1 - x0, y1 - y0) == (x, y, width, height)
+        complete = (x0, y0, x1 - x0, y1 - y0) == (x, y, width, height)
         inside = None
         if x1 > x0 and y1 > y0:
             try:
@@ -200,9 +197,9 @@ class Slide:
             except (openslide.OpenSlideError, pyvips.Error) as problem:
                 raise SlideError(
                     f"{self.path} cannot be read at level {level}, ({x0}, {y0}) ("
-                    f"{first_line(problem)}). It is damaged or cut short. Copy it again."
+                    f"{first_line(problem)}). It is damaged or truncated. Copy it again."
                 ) from problem
-        if whole and inside is not None:
+        if complete and inside is not None:
             return inside
         block = np.full((height, width, 3), 255, dtype=np.uint8)
         if inside is not None:
@@ -210,97 +207,102 @@ class Slide:
         return block
 
     def thumbnail(self, mpp: float) -> Thumbnail:
-        """Return the whole slide at that scale, or at its own where that is coarser.
+        """Return the whole slide at `mpp`, or at its own scale if that is coarser.
 
-        It is read in blocks, so that a slide of one level needs no more memory than another.
+        It is read in blocks, so memory is bounded even for a slide with a single level.
         """
         scale = max(mpp / self.mpp, 1.0)
         number = self._level_for(scale)
         shrink = scale / self.levels[number].downsample
         width, height = (ceil(side / scale) for side in self.size)
         image = np.empty((height, width, 3), dtype=np.uint8)
-        each = max(1, int(_BLOCK / shrink))
-        for top in range(0, height, each):
-            for left in range(0, width, each):
-                part = image[top : top + each, left : left + each]
+        step = max(1, int(_BLOCK / shrink))
+        for top in range(0, height, step):
+            for left in range(0, width, step):
+                part = image[top : top + step, left : left + step]
                 part[:] = self._shrunk(number, left, top, part.shape[1], part.shape[0], shrink)
         return Thumbnail(image=image, scale=scale, mpp=scale * self.mpp)
 
     def _shrunk(
         self, level: int, left: int, top: int, width: int, height: int, shrink: float
     ) -> Pixels:
+        """Return a block of a thumbnail, whose pixels are means of `shrink` pixels of a level."""
         across = np.arange(left, left + width + 1) * shrink
         down = np.arange(top, top + height + 1) * shrink
         x, y = floor(across[0]), floor(down[0])
         block = self.block(level, x, y, ceil(across[-1]) - x, ceil(down[-1]) - y)
-        rows = _means(block, down - y).swapaxes(0, 1)
-        return np.rint(_means(rows, across - x).swapaxes(0, 1)).astype(np.uint8)
+        rows = _mean_rows(block, down - y).swapaxes(0, 1)
+        return np.rint(_mean_rows(rows, across - x).swapaxes(0, 1)).astype(np.uint8)
 
-    def _level_for(self, ratio: float) -> int:
-        """Return the coarsest level that is as fine as wanted, to two per cent.
+    def _level_for(self, downsample: float) -> int:
+        """Return the coarsest level that is at least as fine as requested, within 2 %.
 
-        Scanners mean 0.25 um/px and say 0.2527: to read four times the pixels for that is no gain.
+        A slide of nominally 0.25 um/px may report 0.2527. Without the tolerance, four times the
+        pixels would be read.
         """
-        fine = [n for n, level in enumerate(self.levels) if level.downsample <= 1.02 * ratio]
+        fine = [n for n, level in enumerate(self.levels) if level.downsample <= 1.02 * downsample]
         return max(fine, key=lambda n: self.levels[n].downsample, default=0)
 
 
 def find_slides(
     paths: Iterable[str | Path], *, exclude: str | Path | None = None
 ) -> dict[str, Path]:
-    """Return slides by name: the files given, and those in the folders given.
+    """Return slides by name: the given files, and the slides in the given folders.
 
-    A folder of DICOM files is one slide, called as the folder. Pictures that lie in the folder
-    `exclude` are none.
+    A folder of DICOM files is one slide with the name of the folder. Files in the folder `exclude`
+    are skipped.
     """
     found: dict[str, Path] = {}
-    barred = None if exclude is None else as_path(exclude).resolve()
+    excluded = None if exclude is None else as_path(exclude).resolve()
     for path in map(as_path, paths):
         if not path.exists():
             raise SlideError(f"There is no slide or folder {path}. Check its name.")
         if path.suffix.lower() == ".dcm":
             path = path.absolute().parent
-        own = _in_folder(path) if path.is_dir() else [path]
-        own = [file for file in own if barred not in file.resolve().parents]
-        if not own:
-            raise SlideError(f"There are no slides in {path}. Known: {', '.join(SLIDE_SUFFIXES)}.")
-        for file in own:
+        files = _in_folder(path) if path.is_dir() else [path]
+        files = [file for file in files if excluded not in file.resolve().parents]
+        if not files:
+            raise SlideError(
+                f"There are no slides in {path}. Known suffixes: {', '.join(SLIDE_SUFFIXES)}."
+            )
+        for file in files:
             name = slide_name_of(file)
             if found.setdefault(name, file) != file:
                 raise SlideError(
-                    f"{found[name]} and {file} are both called '{name}'. Give one of them another "
-                    "name, or encode them into different folders."
+                    f"{found[name]} and {file} are both called '{name}'. Rename one of them, or "
+                    "encode them into different folders."
                 )
     return found
 
 
 def slide_name_of(path: Path) -> str:
-    """Return the name of the slide in a file; DICOM files are called as their folder."""
+    """Return the name of a slide by its path; DICOM files have the name of their folder."""
     path = path.absolute()
     return path.parent.name if path.suffix.lower() == ".dcm" else slide_name(path.name)
 
 
 def _in_folder(folder: Path) -> list[Path]:
+    """Return the slides in a folder, without hidden files and images that `encode` wrote."""
+
     def is_slide(path: Path) -> bool:
         hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
-        of_ours = path.parent.name == "qc" and any(
+        of_encode = path.parent.name == "qc" and any(
             (path.parent.parent / name).exists() for name in (".locks", "qc.csv")
         )
-        return not (hidden or of_ours) and path.is_file()
+        return not (hidden or of_encode) and path.is_file()
 
-    files = sorted(
-        p for p in folder.rglob("*") if p.suffix.lower() in SLIDE_SUFFIXES and is_slide(p)
-    )
+    images = (path for path in folder.rglob("*") if path.suffix.lower() in SLIDE_SUFFIXES)
+    files = sorted(filter(is_slide, images))
     dicom = sorted({file.parent for file in files if file.suffix.lower() == ".dcm"})
     return [file for file in files if file.suffix.lower() != ".dcm"] + dicom
 
 
-def _fetched(path: RemotePath, scratch: Path) -> Path:
-    """Copy a slide to local scratch with all that belongs to it, and return what to open."""
+def _fetch(path: RemotePath, scratch: Path) -> Path:
+    """Copy all files of a slide to a local folder, and return the file to open."""
     folder = path.parent if path.suffix.lower() == ".dcm" else path
     if folder is path and path.is_file():
-        beside = path.with_suffix("")  # where MIRAX has its pixels
-        files = [path, *(beside.rglob("*") if path.suffix.lower() == ".mrxs" else ())]
+        mirax = path.with_suffix("")  # MIRAX has its pixels in a folder of the same name
+        files = [path, *(mirax.rglob("*") if path.suffix.lower() == ".mrxs" else ())]
         download_all(files, path.parent, scratch)
         return scratch / path.name
     download_all(list(folder.glob("*.dcm")), folder, scratch / folder.name)
@@ -308,28 +310,28 @@ def _fetched(path: RemotePath, scratch: Path) -> Path:
 
 
 def _in_dicom_folder(folder: Path) -> Path:
-    """Return a file of the one slide that a folder of DICOM files holds."""
+    """Return one file of a folder of DICOM files, which must all belong to one slide."""
     files = sorted(folder.glob("*.dcm"))
     if not files:
         raise SlideError(f"{folder} is a folder without DICOM files. Pass a slide.")
     uids = set()
     for file in files:
-        with _opened(file) as slide:
+        with _open_openslide(file) as slide:
             uids.add(slide.properties.get("dicom.SeriesInstanceUID"))
     if len(uids) > 1:
         raise SlideError(
-            f"{folder} holds {len(uids)} DICOM series. Give each slide a folder of its own."
+            f"{folder} holds {len(uids)} DICOM series. Put each slide into a separate folder."
         )
     return files[0]
 
 
-def _opened(path: Path) -> openslide.OpenSlide:
+def _open_openslide(path: Path) -> openslide.OpenSlide:
     try:
         return openslide.OpenSlide(path)
     except openslide.OpenSlideError as problem:
         raise SlideError(
-            f"{path} cannot be opened ({first_line(problem)}). It is damaged, cut short, or a "
-            "part of it is missing. Copy it again."
+            f"{path} cannot be opened ({first_line(problem)}). It is damaged, truncated, or one "
+            "of its files is missing. Copy it again."
         ) from problem
 
 
@@ -338,39 +340,43 @@ def _levels(sizes: Sequence[tuple[int, int]]) -> tuple[Level, ...]:
 
 
 def exact_downsample(full: tuple[int, int], part: tuple[int, int]) -> float:
-    """Return how many level-0 pixels a pixel of a level is wide.
+    """Return the width of a level's pixels in level-0 pixels.
 
-    Sizes are whole, ratios need not look it: 20001 / 10000 and 20001 / 10001 are both 2, rounded
-    down and up. Only where no whole number explains both sides is the quotient the ratio.
+    Level sizes are rounded, so their quotient is not exact: 20001 / 10000 and 20001 / 10001 are
+    both 2, rounded down and up. The quotient is returned only where no integer explains both
+    sides.
     """
-    rough = (full[0] / part[0] * full[1] / part[1]) ** 0.5
-    for whole in (2.0 ** round(np.log2(rough)), float(round(rough))):
-        if all(abs(a / whole - b) < 1 for a, b in zip(full, part, strict=True)):
-            return whole
-    return rough
+    quotient = (full[0] / part[0] * full[1] / part[1]) ** 0.5
+    for integer in (2.0 ** round(np.log2(quotient)), float(round(quotient))):
+        if all(abs(a / integer - b) < 1 for a, b in zip(full, part, strict=True)):
+            return integer
+    return quotient
 
 
 def _properties(image: Any) -> dict[str, str]:
-    """Return the scale of a plain image if its resolution can be one of a microscope."""
-    scales = {"x": 1000 / image.xres, "y": 1000 / image.yres}  # libvips counts in pixels per mm
+    """Return the scale of a plain image, if its resolution is plausible for a slide."""
+    scales = {"x": 1000 / image.xres, "y": 1000 / image.yres}  # libvips: pixels per mm
     if not all(FINEST_MPP <= scale <= COARSEST_MPP for scale in scales.values()):
-        return {}  # 72 dots per inch are for printers
+        return {}  # e.g. 72 dpi, a print resolution
     return {f"openslide.mpp-{axis}": str(scale) for axis, scale in scales.items()}
 
 
-def _means(rows: NDArray[Any], edges: NDArray[np.float64]) -> NDArray[np.float32]:
-    """Return the mean row between edges, which may cut through rows; Pillow's box filter cannot."""
-    place = np.arange(len(rows))
-    inside = np.minimum(edges[1:, None], place + 1) - np.maximum(edges[:-1, None], place)
+def _mean_rows(rows: NDArray[Any], edges: NDArray[np.float64]) -> NDArray[np.float32]:
+    """Return the mean of the rows between neighbouring edges, which may cut through rows.
+
+    Pillow's box filter cannot do this.
+    """
+    index = np.arange(len(rows))
+    inside = np.minimum(edges[1:, None], index + 1) - np.maximum(edges[:-1, None], index)
     weights = csr_array(inside.clip(0, 1) / np.diff(edges)[:, None], dtype=np.float32)
     means = weights @ rows.reshape(len(rows), -1)
     return means.reshape(-1, *rows.shape[1:])
 
 
-def _sane(mpp: float, of: str, remedy: str = "") -> float:
+def _check_mpp(mpp: float, source: str, remedy: str = "") -> float:
     if not FINEST_MPP <= mpp <= COARSEST_MPP:
         raise SlideError(
-            f"{of} says {mpp:g} um/px, which no microscope has; {FINEST_MPP:g} to "
-            f"{COARSEST_MPP:g} can be. {remedy}".rstrip()
+            f"{source} is {mpp:g} um/px, which is implausible; {FINEST_MPP:g} to "
+            f"{COARSEST_MPP:g} um/px are allowed. {remedy}".rstrip()
         )
     return mpp

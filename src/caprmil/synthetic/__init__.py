@@ -1,4 +1,4 @@
-"""Synthetic data with a known secret, for first steps, the demo and tests."""
+"""Synthetic slides and bags with known ground truth, for the demo, tests and benchmarks."""
 
 from caprmil.synthetic.anatomy import KINDS, TRUTH_UM
 from caprmil.synthetic.benchmark_cohorts import BenchmarkCohort

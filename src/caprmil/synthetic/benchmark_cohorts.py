@@ -1,4 +1,4 @@
-"""Stand-ins: small generated cohorts with the names, labels and splits of a benchmark."""
+"""Small synthetic cohorts with the names, labels and splits of public benchmarks."""
 
 import csv
 from collections.abc import Callable
@@ -51,34 +51,34 @@ def _bracs(number: int) -> Row:
 
 
 GROUPS = {"N": 1, "PB": 1, "UDH": 1, "FEA": 0, "ADH": 0, "DCIS": 2, "IC": 2}
-SHAPES: dict[str, tuple[int, Callable[[Row], int], Callable[[int], Row]]] = {
+BENCHMARKS: dict[str, tuple[int, Callable[[Row], int], Callable[[int], Row]]] = {
     "camelyon16": (36, lambda row: int(row["label"] == "tumor"), _camelyon16),
     "tcga-nsclc": (40, lambda row: int(row["subtype"] == "LUAD"), _nsclc),
     "panda": (72, lambda row: int(row["isup_grade"]), _panda),
     "bracs": (56, lambda row: GROUPS[row["WSI label"]], _bracs),
 }
-"""Slides, the class of a row, and the row of a slide, as the benchmark's own table has it."""
+"""Number of slides, class of a row, and row of a slide in the format of the benchmark's table."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BenchmarkCohort:
-    """A cohort of a benchmark's shape whose classes are plain to see. It stands for no result."""
+    """A cohort with the table of a benchmark and easy classes. Its scores have no meaning."""
 
     protocol: str
     width: int = 64
-    patches: tuple[int, int] = (30, 60)  # at least, and less than
-    strength: float = 4.0  # of a class, in a third of the patches, in units of the noise
+    patches: tuple[int, int] = (30, 60)  # minimum, and maximum (exclusive)
+    strength: float = 4.0  # shift of a third of the patches, in standard deviations of the noise
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.protocol not in SHAPES:
-            raise UnknownNameError("protocol", self.protocol, SHAPES)
+        if self.protocol not in BENCHMARKS:
+            raise UnknownNameError("protocol", self.protocol, BENCHMARKS)
 
     def write(self, folder: str | Path) -> Path:
-        """Write bags and the table into a folder, and return the table."""
+        """Write bags and the table into a folder, and return the table's path."""
         folder = Path(folder)
         claim_folder(folder, self)
-        slides, label, row = SHAPES[self.protocol]
+        slides, label, row = BENCHMARKS[self.protocol]
         rows = [row(number) for number in range(slides)]
         text = StringIO()
         table = csv.DictWriter(text, list(rows[0]), lineterminator="\n")

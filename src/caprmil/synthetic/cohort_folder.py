@@ -1,4 +1,4 @@
-"""A folder belongs to one synthetic cohort, which cohort.json in it names."""
+"""The folder of a synthetic cohort, whose settings are stored in cohort.json."""
 
 import json
 from dataclasses import asdict
@@ -10,9 +10,9 @@ from caprmil.io.atomic import write_text
 
 
 def claim_folder(folder: Path, cohort: Any) -> None:
-    """Say which cohort a folder holds; refuse one that holds another."""
+    """Write cohort.json, or raise CohortError if the folder has another cohort."""
     path, text = folder / "cohort.json", json.dumps(asdict(cohort), indent=2) + "\n"
     if not path.exists():
         write_text(path, text)
     elif path.read_text() != text:
-        raise CohortError(f"{folder} holds another cohort. Choose another folder.")
+        raise CohortError(f"{folder} has another cohort. Choose another folder.")

@@ -1,4 +1,4 @@
-"""Synthetic bags with a known secret: a rare signal among slides that differ."""
+"""Synthetic bags with a rare signal, in slides that differ in stain."""
 
 import csv
 from dataclasses import dataclass
@@ -16,28 +16,28 @@ from caprmil.synthetic.cohort_folder import claim_folder
 
 @dataclass(frozen=True, kw_only=True)
 class RareSignal:
-    """Slides of which half hold a few tumour patches, as in CAMELYON16.
+    """Slides of which half have a few tumour patches, as in CAMELYON16.
 
-    A patch is one of several kinds of tissue, plus what its slide does to all of its patches
-    (stain, scanner: a shift in a subspace), plus noise. Tumour patches are shifted along one
-    direction of that subspace: the mean of a slide says more about its stain than about them.
+    A patch is the centre of one of several tissues, plus a shift of its slide in a subspace (stain,
+    scanner), plus noise. Tumour patches are shifted along one direction of that subspace, so the
+    mean of a slide depends more on its stain than on them.
     """
 
     slides: int = 160
     width: int = 256
-    patches: tuple[int, int] = (1000, 1500)  # at least, and less than
+    patches: tuple[int, int] = (1000, 1500)  # minimum, and maximum (exclusive)
     signal: float = 0.05  # share of tumour patches in a positive slide
-    strength: float = 10.0  # how far a tumour patch stands out, in units of the noise
-    stain: float = 1.0  # how far slides differ, likewise, along each of 16 directions
+    strength: float = 10.0  # shift of a tumour patch, in standard deviations of the noise
+    stain: float = 1.0  # standard deviation of slide shifts along each of 16 directions
     tissues: int = 6
     seed: int = 0
 
     def bag(self, number: int) -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.bool_]]:
-        """Return features and coordinates of a slide, and which patches are tumour."""
-        world = np.random.default_rng([self.seed, 0])
-        directions = np.linalg.qr(world.normal(size=(self.width, min(16, self.width))))[0]
-        tissues = 0.3 * world.normal(size=(self.tissues, self.width))
-        tumour_direction = directions @ _unit(world.normal(size=(directions.shape[1],)))
+        """Return features and coordinates of a slide, and a mask of tumour patches."""
+        shared = np.random.default_rng([self.seed, 0])
+        directions = np.linalg.qr(shared.normal(size=(self.width, min(16, self.width))))[0]
+        tissues = 0.3 * shared.normal(size=(self.tissues, self.width))
+        tumour_direction = directions @ _unit(shared.normal(size=(directions.shape[1],)))
 
         rng = np.random.default_rng([self.seed, 1, number])
         n = int(rng.integers(*self.patches))
@@ -48,7 +48,7 @@ class RareSignal:
         side = int(np.ceil(np.sqrt(n)))
         coords = 224 * np.stack([np.arange(n) % side, np.arange(n) // side], axis=1)
         tumour = np.zeros(n, dtype=bool)
-        if number % 2:  # a nest of neighbours, not patches here and there
+        if number % 2:  # one nest of neighbouring patches
             nest = rng.integers(0, side, size=2)
             distance = np.abs(coords / 224 - nest).max(axis=1) + rng.random(n)
             tumour[np.argsort(distance)[: max(1, round(self.signal * n))]] = True
@@ -56,9 +56,9 @@ class RareSignal:
         return features.astype(np.float32), coords, tumour
 
     def write(self, folder: str | Path, *, progress: Any = None) -> Path:
-        """Write the bags and the table of a cohort into a folder, and return the table.
+        """Write the bags and the table of the cohort into a folder, and return the table's path.
 
-        Bags of the same cohort that are there already are left as they are.
+        Existing bags of the same cohort are kept.
         """
         folder = Path(folder)
         claim_folder(folder, self)

@@ -1,4 +1,4 @@
-"""Generated slides: sections that look like H&E from across the room, with the truth about them."""
+"""Synthetic slides: sections that resemble H&E at low magnification, with ground truth."""
 
 import csv
 import os
@@ -32,40 +32,42 @@ TIFF = {
     "pyramid": True,
     "resunit": "cm",
 }
-BLOCK = 256  # pixels on a side that are painted at a time
-PALETTE = bytes.fromhex("ffffff ecaabe fadc96 5a50aa 50a078 aa1e3c")  # of the truth, one per kind
+BLOCK = 256  # side of a rendered block in pixels
+PALETTE = bytes.fromhex(
+    "ffffff ecaabe fadc96 5a50aa 50a078 aa1e3c"
+)  # of the truth image, one colour per kind
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rendered:
-    """A section as pixels, and the kinds of tissue on a grid of TRUTH_UM from the same corner."""
+    """A section as pixels, and the kinds of tissue on a grid of TRUTH_UM."""
 
     image: Pixels  # (height, width, 3)
-    kinds: Pixels  # an index of KINDS
+    kinds: Pixels  # index into KINDS
 
     @property
     def tissue(self) -> NDArray[np.bool_]:
-        """Where there is tissue of any kind, on the grid of the truth."""
+        """Mask of tissue of any kind, on the truth grid."""
         return self.kinds > 0
 
     @property
     def tumour(self) -> NDArray[np.bool_]:
-        """Where there is tumour, on the grid of the truth."""
+        """Mask of tumour, on the truth grid."""
         return self.kinds == KINDS.index("tumour")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """One slide: pieces of stroma with fat, lymphocytes, glands and, if asked for, tumour.
+    """One slide: stroma with fat, lymphocytes, glands and, optionally, tumour.
 
     Tissue is laid out in micrometres: twice the pixels at half the mpp show the same cells.
-    Outline, stain, artefacts and the other tissues are the same whatever the share of tumour is.
+    Outline, stain, artefacts and other tissues do not depend on the share of tumour.
     """
 
     seed: int = 0
-    width: int = 4480  # pixels of level 0
+    width: int = 4480  # level-0 pixels
     height: int = 3584
-    mpp: float = 1.0  # micrometres per pixel of level 0
+    mpp: float = 1.0  # micrometres per level-0 pixel
     tumour: float = 0.0  # share of the tissue
     artefacts: tuple[str, ...] = ()
 
@@ -73,28 +75,28 @@ class Section:
         for name in set(self.artefacts) - set(ARTEFACTS):
             raise UnknownNameError("artefact", name, ARTEFACTS)
         if not 0 <= self.tumour <= 0.5:
-            raise ValueError(f"The share of tumour lies between 0 and 0.5, not at {self.tumour=}.")
+            raise ValueError(f"The share of tumour must be between 0 and 0.5, not {self.tumour=}.")
         if min(self.width, self.height) * self.mpp < 500:
-            raise ValueError(f"A section is at least 500 um wide and high, unlike {self}.")
+            raise ValueError(f"A section must be at least 500 um wide and high, unlike {self}.")
 
     def truth(self) -> Pixels:
-        """Return the kinds of tissue on a grid of TRUTH_UM, without painting them."""
+        """Return the kinds of tissue on a grid of TRUTH_UM, without rendering."""
         return self._anatomy().kinds
 
     def render(self) -> Rendered:
-        """Paint the whole section into memory."""
+        """Return the whole section in memory."""
         anatomy = self._anatomy()
         return Rendered(image=np.concatenate(list(self._bands(anatomy))), kinds=anatomy.kinds)
 
     def write(self, path: str | Path, *, vendor: Literal["generic", "aperio"] = "generic") -> Path:
-        """Write a pyramid of JPEG tiles with its scale. Memory does not grow with the size."""
+        """Write a pyramidal TIFF of JPEG tiles, in bounded memory."""
         import pyvips
 
         if vendor not in VENDORS:
             raise UnknownNameError("vendor", vendor, VENDORS)
         with (
-            atomic_write(path) as passing,
-            NamedTemporaryFile(dir=passing.parent, prefix=".") as raw,
+            atomic_write(path) as temporary,
+            NamedTemporaryFile(dir=temporary.parent, prefix=".") as raw,
         ):
             for band in self._bands(self._anatomy()):
                 raw.write(band.data)
@@ -105,15 +107,17 @@ class Section:
             if vendor == "aperio":
                 image.set_type(pyvips.GValue.gstr_type, "image-description", self._aperio())
             try:
-                image.tiffsave(str(passing), bigtiff=self.width * self.height > 2**30, **TIFF)
+                image.tiffsave(str(temporary), bigtiff=self.width * self.height > 2**30, **TIFF)
             except pyvips.Error as problem:
                 raise SlideError(f"{path} cannot be written: {problem.detail.strip()}") from problem
         return Path(path)
 
     def _aperio(self) -> str:
         size = f"{self.width}x{self.height}"
-        words = f"{size} [0,0 {size}] (256x256) JPEG/RGB Q={TIFF['Q']}|AppMag = {10 / self.mpp:.0f}"
-        return f"Aperio Image Library v12.0.0\r\n{words}|MPP = {self.mpp:.4f}"
+        header = (
+            f"{size} [0,0 {size}] (256x256) JPEG/RGB Q={TIFF['Q']}|AppMag = {10 / self.mpp:.0f}"
+        )
+        return f"Aperio Image Library v12.0.0\r\n{header}|MPP = {self.mpp:.4f}"
 
     def _anatomy(self) -> Anatomy:
         rows, columns = (int(np.ceil(n * self.mpp / TRUTH_UM)) for n in (self.height, self.width))
@@ -131,21 +135,21 @@ class Section:
 
 @dataclass(frozen=True, kw_only=True)
 class SlideCohort:
-    """Slides of one patient each, of which every other one holds nests of tumour.
+    """Slides of one patient each. Every other slide has nests of tumour.
 
-    Lymphocytes, glands, fat, stain, artefacts and the amount of tissue say nothing of the label.
+    The label is independent of lymphocytes, glands, fat, stain, artefacts and tissue area.
     """
 
     slides: int = 60
     width: int = 4480
     height: int = 3584
     mpp: float = 1.0
-    tumour: float = 0.08  # share of the tissue of a positive slide
+    tumour: float = 0.08  # share of tumour in the tissue of a positive slide
     spoilt: float = 0.0  # share of slides with an artefact
     seed: int = 0
 
     def section(self, number: int) -> Section:
-        """Return a slide by its number, from zero."""
+        """Return a slide by its number, from 0."""
         rng = np.random.default_rng([self.seed, number])
         artefact = str(rng.choice(ARTEFACTS))
         return Section(
@@ -160,17 +164,17 @@ class SlideCohort:
     def write(
         self, folder: str | Path, *, progress: Step | None = None, workers: int | None = None
     ) -> Path:
-        """Write slides, truth and the table of a cohort into a folder, and return the table.
+        """Write slides, truth and table of the cohort into a folder; return the table's path.
 
-        Slides of the same cohort that are there already are left as they are.
+        Existing slides of the same cohort are kept.
         """
         folder = Path(folder)
         claim_folder(folder, self)
         labels = folder / "labels.csv"
         table = self._table()
         if labels.exists() and labels.read_text() != table:
-            check_new(labels)  # now, and not after the slides
-        textures(self.mpp)  # once, before there are threads
+            check_new(labels)  # raises before slides are written
+        textures(self.mpp)  # fill the cache before threads start
         with ThreadPoolExecutor(workers or os.cpu_count()) as pool:
             jobs = [pool.submit(self._write_one, folder, n) for n in range(self.slides)]
             try:
@@ -188,10 +192,10 @@ class SlideCohort:
         slide = folder / "slides" / f"slide_{number:03d}.tiff"
         truth = folder / "truth" / f"slide_{number:03d}.png"
         if not truth.exists():
-            picture = Image.fromarray(section.truth())
-            picture.putpalette(PALETTE)
-            with atomic_write(truth) as passing:
-                picture.save(passing)
+            image = Image.fromarray(section.truth())
+            image.putpalette(PALETTE)
+            with atomic_write(truth) as temporary:
+                image.save(temporary)
         if not slide.exists():
             section.write(slide)
 

@@ -1,8 +1,8 @@
-"""Seamless squares of tissue, drawn once for a scale: what sections are painted with.
+"""Periodic textures of tissue, drawn once per scale, from which sections are rendered.
 
-A texture holds how much of two stains lies on every pixel, haematoxylin (nuclei) and eosin (the
-rest), in 255ths of an optical density of one. Everything is laid out in micrometres and drawn
-from fixed seeds, so a texture shows the same cells at every scale.
+A texture gives the amount of two stains at every pixel, haematoxylin (nuclei) and eosin (the
+rest), in 255ths of an optical density of one. Cells are placed in micrometres with fixed seeds, so
+a texture shows the same cells at every scale.
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ FLOATS = NDArray[np.floating[Any]]
 
 @dataclass(frozen=True)
 class Texture:
-    """Stains of every pixel, and the rank of its cell: it shows where its field is above that."""
+    """Stains of every pixel, and the rank of its cell: visible where the field is above it."""
 
     stains: NDArray[np.uint16]  # haematoxylin in the high byte, eosin in the low one
     rank: NDArray[np.uint8]
@@ -29,19 +29,19 @@ class Texture:
 
 @dataclass(frozen=True)
 class Textures:
-    """All that a section is painted with at one scale."""
+    """All textures at one scale."""
 
     stroma: Texture
     fat: Texture
     lymphocytes: Texture
     tumour: Texture
-    glands: tuple[Texture, ...]  # whole glands, to be set down one by one
+    glands: tuple[Texture, ...]  # one complete gland each
 
 
 @lru_cache(maxsize=4)
 def textures(mpp: float) -> Textures:
-    """Draw the textures of a scale; a second call returns the same."""
-    if mpp > 1:  # too coarse to draw cells: look at drawn ones from further away
+    """Return the textures of a scale (cached)."""
+    if mpp > 1:  # too coarse to draw cells: downsample finer textures
         fine = textures(1.0)
         return Textures(
             stroma=_shrunk(fine.stroma, mpp),
@@ -72,7 +72,7 @@ def _shrunk(texture: Texture, times: float) -> Texture:
 def _nearest(
     spacing_um: float, jitter: float, neighbours: int
 ) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
-    """Scatter cells and find the nearest to every micrometre: slow, but once for all scales."""
+    """Return cell centres, and the nearest cells of every square micrometre (slow, cached)."""
     from scipy.spatial import cKDTree
 
     rows, columns = 2 * round(PERIOD_UM / spacing_um / 1.73), round(PERIOD_UM / spacing_um)
@@ -87,7 +87,7 @@ def _nearest(
 
 
 class _Cells:
-    """Cells of a tissue: for every pixel the nearest one, and where in it one is."""
+    """Cells of a tissue: for every pixel its nearest cell, and the offset from its centre."""
 
     def __init__(
         self, n: int, spacing_um: float, rng: Generator, *, jitter: float, neighbours: int = 1
@@ -100,34 +100,34 @@ class _Cells:
         self.id = nearest[..., 0]
         offsets = [_offset(self.centres[nearest[..., k]]) for k in range(neighbours)]
         self.dx, self.dy = offsets[0]
-        # How much further the next cell is (nothing, at a wall), and the next but one (corners).
+        # Extra distance to the second cell (0 at a wall) and the third cell (0 at a corner).
         distances = [np.hypot(*offset) for offset in offsets]
-        self.beyond = [distance - distances[0] for distance in distances[1:]]
+        self.margins = [distance - distances[0] for distance in distances[1:]]
 
     def draw(self, mean: float, spread: float) -> FLOATS:
-        """Draw one number for each cell, and return that of every pixel's cell."""
+        """Return one random number per cell, at every pixel of the cell."""
         return self.rng.normal(mean, spread, len(self.centres)).astype(np.float32)[self.id]
 
     def rank(self, low: float, high: float) -> FLOATS:
-        """Rank the cells: those of low rank are there first where a tissue begins."""
+        """Return a random rank per cell. Cells of low rank appear first at the edge of a tissue."""
         return self.rng.uniform(low, high, len(self.centres)).astype(np.float32)[self.id]
 
-    def nucleus(self, long_um: float, short_um: float, turn: float, wobble: float) -> FLOATS:
-        """Return one inside the nuclei and zero outside, with an edge of a micrometre."""
+    def nucleus(self, long_um: float, short_um: float, turn: float, irregularity: float) -> FLOATS:
+        """Return 1 inside nuclei and 0 outside, with an edge of one micrometre."""
         angle = self.draw(0.0, turn)
         size = np.clip(self.draw(1.0, 0.12), 0.7, 1.4)
         u = (self.dx * np.cos(angle) + self.dy * np.sin(angle)) / (long_um * size)
         v = (self.dy * np.cos(angle) - self.dx * np.sin(angle)) / (short_um * size)
-        if wobble:
+        if irregularity:
             around = np.arctan2(v, u)
-            size = 1 + wobble * np.cos(2 * around + self.draw(0, 3))
-            size += wobble * np.cos(3 * around + self.draw(0, 3))
+            size = 1 + irregularity * np.cos(2 * around + self.draw(0, 3))
+            size += irregularity * np.cos(3 * around + self.draw(0, 3))
             u, v = u / size, v / size
         return np.clip((1 - np.hypot(u, v)) * short_um + 0.5, 0, 1)
 
 
 def _offset(centres: NDArray[np.float32]) -> tuple[FLOATS, FLOATS]:
-    """Return how far every pixel is from its point, the short way round."""
+    """Return the offset of every pixel from its point, with periodic boundaries."""
     period = np.float32(PERIOD_UM)
     um = (np.arange(len(centres), dtype=np.float32) + 0.5) * (period / len(centres))
     dx, dy = um - centres[..., 0], um[:, None] - centres[..., 1]
@@ -135,7 +135,7 @@ def _offset(centres: NDArray[np.float32]) -> tuple[FLOATS, FLOATS]:
 
 
 def _noise(n: int, rng: Generator, tall_um: float, wide_um: float | None = None) -> FLOATS:
-    """Return seamless noise of mean zero and spread one, as coarse as asked for."""
+    """Return periodic noise with mean 0, standard deviation 1 and the given feature size."""
     base = int(PERIOD_UM)
     frequency = np.fft.fftfreq(base)
     filtered = np.exp(-((2 * frequency[:, None] * tall_um) ** 2))
@@ -149,11 +149,11 @@ def _noise(n: int, rng: Generator, tall_um: float, wide_um: float | None = None)
     return np.asarray(larger.resize((n, n), Image.Resampling.BICUBIC, box=box))
 
 
-def _bent(um: float, bump_um: float, rng: Generator, *parts: FLOATS) -> Iterator[FLOATS]:
-    """Bend pictures by about so much, in bumps of that size."""
+def _warp(um: float, size_um: float, rng: Generator, *parts: FLOATS) -> Iterator[FLOATS]:
+    """Return images warped by about `um` micrometres, with features of `size_um`."""
     n = len(parts[0])
     index = np.arange(n)
-    dy, dx = (np.rint(um * n / PERIOD_UM * _noise(n, rng, bump_um)).astype(int) for _ in "yx")
+    dy, dx = (np.rint(um * n / PERIOD_UM * _noise(n, rng, size_um)).astype(int) for _ in "yx")
     y, x = (index[:, None] + dy) % n, (index + dx) % n
     return (part[y, x] for part in parts)
 
@@ -164,7 +164,7 @@ def _texture(h: FLOATS, e: FLOATS, rank: FLOATS) -> Texture:
 
 
 def _stroma(n: int) -> Texture:
-    """Draw wavy collagen with clefts, and thin nuclei along it."""
+    """Return wavy collagen with clefts, and thin nuclei along it."""
     rng = np.random.default_rng(1)
     bundles, fibres = _noise(n, rng, 9, 160), _noise(n, rng, 2.5, 60)
     clefts = np.clip(_noise(n, rng, 4, 90) - 1.25, 0, 1)
@@ -172,28 +172,28 @@ def _stroma(n: int) -> Texture:
     cells = _Cells(n, 21, rng, jitter=0.3)
     nuclei = cells.nucleus(6.5, 1.7, 0.15, 0.0) * (cells.rank(0, 1) < 0.8)
     h = 0.03 + 0.01 * bundles + nuclei * cells.draw(0.5, 0.08)
-    bent_h, bent_e = _bent(17, 170, rng, h, e)  # drawn lying flat, it flows now
+    warped_h, warped_e = _warp(17, 170, rng, h, e)
     fray = 0.5 + 0.05 * _noise(n, rng, 10) + 0.03 * _noise(n, rng, 3)
-    return _texture(bent_h, np.maximum(bent_e, 0.03), fray)
+    return _texture(warped_h, np.maximum(warped_e, 0.03), fray)
 
 
 def _fat(n: int) -> Texture:
-    """Draw round empty cells with thin walls, and a flat nucleus here and there."""
+    """Return round empty cells with thin walls and a few flat nuclei."""
     rng = np.random.default_rng(2)
     cells = _Cells(n, 62, rng, jitter=0.14, neighbours=3)
-    to_wall, to_corner = cells.beyond
+    to_wall, to_corner = cells.margins
     ripple = 1.0 * _noise(n, rng, 14)
     inside = np.minimum(to_wall - 2.6, 0.6 * to_corner - 4.5) + ripple
     wall = np.clip(0.5 - inside / 2, 0, 1)
     corner = np.clip(1.5 - to_corner / 12, 0, 1)
     dots = np.clip(1.5 * (_noise(n, rng, 5) - 1.7), 0, 1) * corner * wall
     e = 0.01 + wall * (0.22 + 0.04 * _noise(n, rng, 4))
-    h, e, rank = _bent(5, 30, rng, 0.5 * dots + 0.03 * wall, e, cells.rank(0.3, 0.7))
+    h, e, rank = _warp(5, 30, rng, 0.5 * dots + 0.03 * wall, e, cells.rank(0.3, 0.7))
     return _texture(h, e, rank)
 
 
 def _lymphocytes(n: int) -> Texture:
-    """Draw small round dark nuclei; between them the stroma shows."""
+    """Return small round dark nuclei. The stroma is visible between them."""
     rng = np.random.default_rng(3)
     cells = _Cells(n, 8.6, rng, jitter=0.2)
     nuclei = cells.nucleus(3.5, 3.2, 1.5, 0.03)
@@ -203,10 +203,10 @@ def _lymphocytes(n: int) -> Texture:
 
 
 def _tumour(n: int) -> Texture:
-    """Draw crowded cells with large, irregular, dark nuclei of many sizes."""
+    """Return crowded cells with large, irregular, dark nuclei of various sizes."""
     rng = np.random.default_rng(4)
     cells = _Cells(n, 13.2, rng, jitter=0.24, neighbours=2)
-    (to_wall,) = cells.beyond
+    (to_wall,) = cells.margins
     nuclei = cells.nucleus(6.3, 4.6, 1.5, 0.11) * np.clip(to_wall + 0.2, 0, 1)
     chromatin = 0.09 * _noise(n, rng, 1.6) + 0.12 * (_noise(n, rng, 1.4) > 2.2)
     h = 0.14 + 0.03 * _noise(n, rng, 6) + nuclei * (cells.draw(0.52, 0.13) + chromatin)
@@ -223,7 +223,7 @@ def gland_radius_um(variant: int | NDArray[np.int64]) -> NDArray[np.float64]:
 
 
 def _gland(variant: int, mpp: float) -> Texture:
-    """Draw a ring of columnar cells, nuclei at the base, round a lumen."""
+    """Return a ring of columnar cells around a lumen, with nuclei at the base."""
     rng = np.random.default_rng([5, variant])
     radius = float(gland_radius_um(variant))
     half = round(1.4 * radius / mpp)
@@ -232,7 +232,7 @@ def _gland(variant: int, mpp: float) -> Texture:
     outline = np.full_like(around, radius)
     for wave in (2, 3, 4, 5):
         outline += radius * rng.normal(0, 0.22 / wave) * np.cos(wave * around + rng.uniform(0, 6.3))
-    depth = outline - np.hypot(um, um[:, None])  # um inwards from the base
+    depth = outline - np.hypot(um, um[:, None])  # in um, from the base to the lumen
     thick = 20 + rng.uniform(-2, 3)
 
     count = round(2 * np.pi * radius / 6.2)
@@ -243,7 +243,7 @@ def _gland(variant: int, mpp: float) -> Texture:
     nuclei = np.hypot((depth - base) / rng.normal(4.4, 0.4, count)[each], aside / 2.5)
     nuclei = np.clip((1 - nuclei) * 2.5 + 0.5, 0, 1)
 
-    apical = thick + 0.7 * np.cos(2 * np.pi * cell) - depth  # every cell ends in a dome
+    apical = thick + 0.7 * np.cos(2 * np.pi * cell) - depth  # domed cell apices
     epithelium = np.clip(depth + 0.5, 0, 1) * np.clip(apical, 0, 1)
     border = np.exp(-((depth + 1.0) ** 2) / 2)
     secretion = np.clip((depth - thick) / 8, 0, 1) * rng.choice([0.0, 0.02, 0.08])

@@ -1,8 +1,8 @@
-"""Thumbnails of slides that never were, with the mask that a tissue finder should return.
+"""Synthetic thumbnails with the mask that tissue detection should return.
 
-A picture is made as light makes it: glass of some colour, lit unevenly, multiplied by what tissue,
-ink and dirt absorb (Beer and Lambert), then a sensor's noise and a JPEG. Nothing here knows how
-tissue is looked for.
+An image is unevenly lit, tinted glass, times the absorption of tissue, ink and dirt
+(Beer-Lambert), plus sensor noise and JPEG compression. The generator is independent of the
+detector.
 """
 
 import io
@@ -25,7 +25,7 @@ Mask = NDArray[np.bool_]
 # Optical density in red, green and blue of one unit of dye.
 HAEMATOXYLIN = (0.60, 0.72, 0.33)
 EOSIN = (0.08, 0.80, 0.34)
-COUNTERSTAIN = (0.62, 0.60, 0.36)  # haematoxylin as it looks beside DAB: bluer
+COUNTERSTAIN = (0.62, 0.60, 0.36)  # haematoxylin in IHC, bluer than in H&E
 DAB = (0.30, 0.58, 0.78)
 INKS = {
     "blue pen": (1.10, 0.75, 0.22),
@@ -36,33 +36,34 @@ INKS = {
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Thumbnail:
-    """A picture, and what is to be found in it."""
+class SyntheticThumbnail:
+    """An image with its ground truth."""
 
     image: NDArray[np.uint8]
-    truth: Mask  # tissue that no pen covers
+    truth: Mask  # tissue that is not covered by pen
     pen: Mask
     mpp: float = MPP
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scene:
-    """What goes into a picture. A case is a scene with a name."""
+    """The settings of an image. A case is a scene with a name."""
 
-    tissue: str = "pieces"  # pieces, cores, scraps, fat, everywhere, none
-    stain: float = 1.0  # how much dye the tissue took
+    tissue: str = "blobs"  # blobs, cores, scraps, fat, everywhere, none
+    stain: float = 1.0  # strength of the stain
     ihc: bool = False
-    tint: bool = False  # of the glass
-    light: str = "even"  # even, vignette, slope
+    tint: bool = False  # tinted glass
+    light: str = "even"  # even, vignette, slope (linear gradient)
     ink: str = ""
     strokes: int = 2
-    across: bool = False  # strokes run over the tissue, not only beside it
-    frame: str = ""  # black, white: what lies around the scan
-    dirt: int = 4  # specks of dust
-    lines: int = 0  # edges of the coverslip
+    across: bool = False  # strokes may cross the tissue
+    frame: str = ""  # black, white: the colour of the area that was not scanned
+    dirt: int = 4  # number of dust specks
+    lines: int = 0  # number of coverslip edges
     bubbles: int = 0
 
 
+# The name of a case seeds its random numbers: renaming a case changes its images.
 CASES = {
     "normal": Scene(),
     "tinted glass": Scene(tint=True),
@@ -100,16 +101,18 @@ CASES = {
 }
 
 
-def thumbnail(case: str, seed: int = 0, *, shape: tuple[int, int] = (700, 900)) -> Thumbnail:
-    """Return a picture of a case: the same seed, the same picture."""
+def thumbnail(
+    case: str, seed: int = 0, *, shape: tuple[int, int] = (700, 900)
+) -> SyntheticThumbnail:
+    """Return an image of a case. The same seed gives the same image."""
     if case not in CASES:
         raise UnknownNameError("case", case, CASES)
     rng = np.random.default_rng([seed, zlib.crc32(case.encode())])
     return draw(CASES[case], rng, shape)
 
 
-def draw(scene: Scene, rng: np.random.Generator, shape: tuple[int, int]) -> Thumbnail:
-    """Return a picture of a scene."""
+def draw(scene: Scene, rng: np.random.Generator, shape: tuple[int, int]) -> SyntheticThumbnail:
+    """Return an image of a scene."""
     truth, presence = _tissue(scene.tissue, rng, shape)
     density = scene.stain * presence[..., None] * _dyes(rng, shape, ihc=scene.ihc)
     strokes = np.zeros(shape)
@@ -119,21 +122,21 @@ def draw(scene: Scene, rng: np.random.Generator, shape: tuple[int, int]) -> Thum
     density = density + _specks(rng, shape, scene.dirt)
     density = density + _lines(rng, shape, scene.lines)[..., None]
     density = density + _bubbles(rng, shape, scene.bubbles)[..., None]
-    picture = _glass(rng, shape, tint=scene.tint, light=scene.light) * 10**-density
+    image = _glass(rng, shape, tint=scene.tint, light=scene.light) * 10**-density
     outside = np.zeros(shape, dtype=bool)
     if scene.frame:
         outside = _outside(rng, shape)
-        picture[outside] = 0 if scene.frame == "black" else 255
-    picture = (
-        picture
+        image[outside] = 0 if scene.frame == "black" else 255
+    image = (
+        image
         + ndimage.gaussian_filter(
-            rng.normal(scale=rng.uniform(1, 3), size=picture.shape), (0.6, 0.6, 0)
+            rng.normal(scale=rng.uniform(1, 3), size=image.shape), (0.6, 0.6, 0)
         )
         * ~outside[..., None]
     )
     pen = strokes > 0.08
-    return Thumbnail(
-        image=_through_jpeg(picture, quality=int(rng.integers(75, 93))),
+    return SyntheticThumbnail(
+        image=_through_jpeg(image, quality=int(rng.integers(75, 93))),
         truth=truth & ~pen & ~outside,
         pen=pen & ~outside,
     )
@@ -142,11 +145,11 @@ def draw(scene: Scene, rng: np.random.Generator, shape: tuple[int, int]) -> Thum
 def _noise(
     rng: np.random.Generator, shape: tuple[int, int], size: float, octaves: int = 1
 ) -> Field:
-    """Return smooth noise of unit spread whose features are about `size` pixels wide."""
+    """Return smooth noise with standard deviation 1 and features of about `size` pixels."""
     total = np.zeros(shape)
     for octave in range(octaves):
         sigma = size / 2**octave
-        step = max(1, int(sigma / 2))  # smooth noise needs few points, however wide it is
+        step = max(1, int(sigma / 2))  # smooth noise is sampled coarsely and interpolated
         small = [-(-side // step) + 8 for side in shape]
         grain = ndimage.gaussian_filter(rng.normal(size=small), sigma / step, mode="wrap")
         grain = ndimage.zoom(grain / grain.std(), step, order=1)
@@ -159,7 +162,7 @@ def _varied(rng: np.random.Generator, colour: tuple[float, float, float], spread
 
 
 def _tissue(kind: str, rng: np.random.Generator, shape: tuple[int, int]) -> tuple[Mask, Field]:
-    """Return where tissue is, and how much of it: lumina and fat cells are empty, yet tissue."""
+    """Return the tissue mask, and the amount of tissue: lumina and fat cells are empty tissue."""
     if kind == "none":
         return np.zeros(shape, dtype=bool), np.zeros(shape)
     if kind == "everywhere":
@@ -167,15 +170,15 @@ def _tissue(kind: str, rng: np.random.Generator, shape: tuple[int, int]) -> tupl
     elif kind == "cores":
         truth = _cores(rng, shape)
     else:
-        truth = _pieces(rng, shape, scraps=kind == "scraps")
+        truth = _blobs(rng, shape, scraps=kind == "scraps")
     presence = truth.astype(float)
     if kind == "fat":
         fat = _noise(rng, shape, 60) > -0.2
-        presence = np.where(truth & fat, _lacework(rng, shape), presence)
-    elif kind == "pieces":
+        presence = np.where(truth & fat, _fat_cells(rng, shape), presence)
+    elif kind == "blobs":
         lumen = (_noise(rng, shape, 60, 2) > 2.1) & ndimage.binary_erosion(truth, iterations=20)
         truth, presence = truth & ~_large(lumen, 2000), presence * ~lumen
-    if kind in ("pieces", "everywhere"):
+    if kind in ("blobs", "everywhere"):
         gaps = _noise(rng, shape, 4) > 2.4  # small lumina and cracks
         presence = presence * ~gaps
     return truth, ndimage.gaussian_filter(presence, 0.7)
@@ -188,8 +191,8 @@ def _large(mask: Mask, pixels: int) -> Mask:
     return (sizes >= pixels)[labels]
 
 
-def _pieces(rng: np.random.Generator, shape: tuple[int, int], *, scraps: bool) -> Mask:
-    """Return blobs with ragged edges: a few large ones, or many small ones."""
+def _blobs(rng: np.random.Generator, shape: tuple[int, int], *, scraps: bool) -> Mask:
+    """Return a mask of blobs with ragged edges: a few large ones, or many small ones."""
     rows, columns = np.indices(shape)
     blobs = np.zeros(shape, dtype=bool)
     for _ in range(int(rng.integers(10, 18)) if scraps else int(rng.integers(1, 4))):
@@ -203,14 +206,14 @@ def _pieces(rng: np.random.Generator, shape: tuple[int, int], *, scraps: bool) -
 
 
 def _cores(rng: np.random.Generator, shape: tuple[int, int]) -> Mask:
-    """Return needle biopsies: thin, bent, of a width that varies, sometimes broken."""
+    """Return a mask of needle biopsies: thin, curved, of varying width, sometimes broken."""
     mask = np.zeros(shape, dtype=bool)
     rows, columns = np.indices(shape)
     for number in range(count := int(rng.integers(1, 4))):
-        middle = shape[0] * (number + 1) / (count + 1)
+        centre = shape[0] * (number + 1) / (count + 1)
         along = np.linspace(0.08, 0.92, 200) * shape[1]
         bend = rng.normal(scale=shape[0] * 0.04, size=5)
-        across = middle + np.interp(along, np.linspace(0, shape[1], 5), bend)
+        across = centre + np.interp(along, np.linspace(0, shape[1], 5), bend)
         path = ndimage.gaussian_filter1d(across, 10)
         width = rng.uniform(9, 22) * (1 + 0.25 * _noise(rng, shape, 25, 3))
         distance = np.abs(rows - np.interp(columns, along, path))
@@ -220,20 +223,20 @@ def _cores(rng: np.random.Generator, shape: tuple[int, int]) -> Mask:
     return _large(mask, 250)
 
 
-def _lacework(rng: np.random.Generator, shape: tuple[int, int]) -> Field:
-    """Return the walls between fat cells of some 80 micrometres."""
+def _fat_cells(rng: np.random.Generator, shape: tuple[int, int]) -> Field:
+    """Return the walls between fat cells of about 80 micrometres."""
     spacing = 10
     rows, columns = np.meshgrid(*(np.arange(0, side, spacing) for side in shape), indexing="ij")
     centres = np.stack([rows.ravel(), columns.ravel()], axis=1).astype(float)
     centres = centres + rng.uniform(-0.4 * spacing, 0.4 * spacing, size=centres.shape)
-    places = np.indices(shape).reshape(2, -1).T
-    near, _ = cKDTree(centres).query(places, k=2)
+    pixels = np.indices(shape).reshape(2, -1).T
+    near, _ = cKDTree(centres).query(pixels, k=2)
     wall: Field = np.exp(-(((near[:, 1] - near[:, 0]) / 1.2) ** 2)).reshape(shape)
     return 0.55 * wall + 0.02
 
 
 def _dyes(rng: np.random.Generator, shape: tuple[int, int], *, ihc: bool) -> Field:
-    """Return the optical density of tissue that fills the picture: matrix, nuclei, chromogen."""
+    """Return the optical density of tissue over the whole image: matrix, nuclei, chromogen."""
     matrix = (0.28 + 0.06 * _noise(rng, shape, 30, 3) + 0.05 * _noise(rng, shape, 1.5)).clip(0.08)
     cells = 1 / (1 + np.exp(-2 * _noise(rng, shape, 25, 2)))
     nuclei = cells * np.clip(_noise(rng, shape, 1.0) - 0.2, 0, None) * 0.45
@@ -251,7 +254,7 @@ def _dyes(rng: np.random.Generator, shape: tuple[int, int], *, ihc: bool) -> Fie
 def _strokes(
     rng: np.random.Generator, shape: tuple[int, int], count: int, *, over: Mask | None
 ) -> Field:
-    """Return how much ink lies where: bent strokes of a few tenths of a millimetre."""
+    """Return the amount of ink: curved strokes, a few tenths of a millimetre wide."""
     ink = np.zeros(shape)
     free = np.ones(shape) if over is None else ndimage.distance_transform_edt(~over)
     for _ in range(count):
@@ -272,7 +275,7 @@ def _strokes(
 
 
 def _specks(rng: np.random.Generator, shape: tuple[int, int], count: int) -> Field:
-    """Return dust: grey, brown or blue, a few pixels wide, much of it faint."""
+    """Return the density of dust: grey, brown or blue specks of a few pixels, many faint."""
     density = np.zeros((*shape, 3))
     for _ in range(count):
         row, column = (int(rng.integers(6, side - 6)) for side in shape)
@@ -286,7 +289,7 @@ def _specks(rng: np.random.Generator, shape: tuple[int, int], count: int) -> Fie
 
 
 def _lines(rng: np.random.Generator, shape: tuple[int, int], count: int) -> Field:
-    """Return straight grey edges across the slide, as a coverslip has them."""
+    """Return the density of coverslip edges: straight grey lines."""
     rows, columns = np.indices(shape)
     density = np.zeros(shape)
     for _ in range(count):
@@ -298,7 +301,7 @@ def _lines(rng: np.random.Generator, shape: tuple[int, int], count: int) -> Fiel
 
 
 def _bubbles(rng: np.random.Generator, shape: tuple[int, int], count: int) -> Field:
-    """Return the dark rims of air under the coverslip."""
+    """Return the density of air bubbles: dark rims."""
     rows, columns = np.indices(shape)
     density = np.zeros(shape)
     for _ in range(count):
@@ -309,7 +312,7 @@ def _bubbles(rng: np.random.Generator, shape: tuple[int, int], count: int) -> Fi
 
 
 def _glass(rng: np.random.Generator, shape: tuple[int, int], *, tint: bool, light: str) -> Field:
-    """Return what the camera sees without anything on the slide, 0 to 255."""
+    """Return the colour of empty glass, 0 to 255."""
     colour = rng.uniform(232, 248) + rng.normal(scale=1.5, size=3)
     if tint:
         colour = colour * rng.uniform(0.86, 0.97, size=3)
@@ -320,13 +323,13 @@ def _glass(rng: np.random.Generator, shape: tuple[int, int], *, tint: bool, ligh
         fall = rng.uniform(0.10, 0.22) * (across**2 + down**2) / 2
     elif light == "slope":
         angle = rng.uniform(0, 2 * np.pi)
-        steep = across * np.cos(angle) + down * np.sin(angle)
-        fall = rng.uniform(0.12, 0.25) * (steep / 1.42 + 1) / 2
+        gradient = across * np.cos(angle) + down * np.sin(angle)
+        fall = rng.uniform(0.12, 0.25) * (gradient / 1.42 + 1) / 2
     return ((1 - fall)[..., None] * colour).clip(0, 255)
 
 
 def _outside(rng: np.random.Generator, shape: tuple[int, int]) -> Mask:
-    """Return what was not scanned: a staircase of fields along the sides."""
+    """Return a mask of the area that was not scanned: steps along the sides."""
     outside = np.zeros(shape, dtype=bool)
     for edge in range(4):
         side = np.rot90(outside, edge)
@@ -335,9 +338,7 @@ def _outside(rng: np.random.Generator, shape: tuple[int, int]) -> Mask:
     return outside
 
 
-def _through_jpeg(picture: Field, *, quality: int) -> NDArray[np.uint8]:
+def _through_jpeg(image: Field, *, quality: int) -> NDArray[np.uint8]:
     data = io.BytesIO()
-    Image.fromarray(picture.round().clip(0, 255).astype(np.uint8)).save(
-        data, "JPEG", quality=quality
-    )
+    Image.fromarray(image.round().clip(0, 255).astype(np.uint8)).save(data, "JPEG", quality=quality)
     return np.asarray(Image.open(data))
