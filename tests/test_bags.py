@@ -16,8 +16,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from caprmil.encoders import Card, load
 from caprmil.errors import BagError, CaprmilError
 from caprmil.features import bags
+from caprmil.features.extract import Extraction
+from caprmil.features.settings import configure
+from caprmil.synthetic import Section
 
 N, E = 5, 8
 FEATURES = np.random.default_rng(0).normal(size=(N, E)).astype(np.float32)
@@ -645,3 +649,23 @@ def test_a_file_open_for_writing_in_another_process_is_refused(path: Path) -> No
         with pytest.raises(BagError, match="still being written"):
             bags.inspect(path)
         other.communicate()
+
+
+# The path of the slide
+
+
+def mean_colour(x: torch.Tensor) -> torch.Tensor:
+    return x.mean(dim=(2, 3))
+
+
+def test_encode_stores_the_path_of_the_slide_and_does_not_depend_on_it(tmp_path: Path) -> None:
+    encoder = load(mean_colour, card=Card(name="mean", input_px=64, mpp=2.0))
+    job = Extraction(out=tmp_path / "out", encoder=encoder, config=configure(encoder.card))
+    slide = Section(width=600, height=600).write(tmp_path / "slide.tiff")
+    job.run({"slide": slide})
+    before = (tmp_path / "out" / "slide.h5").stat().st_mtime_ns
+    assert bags.inspect(tmp_path / "out" / "slide.h5").slide_path == str(slide)
+
+    moved = slide.rename(tmp_path / "moved.tiff")
+    job.run({"slide": moved})
+    assert (tmp_path / "out" / "slide.h5").stat().st_mtime_ns == before

@@ -150,7 +150,7 @@ def test_another_width_is_refused(fitted: MILClassifier) -> None:
 @pytest.mark.parametrize(
     ("bag", "message"),
     [
-        (np.zeros((0, WIDTH)), "Bag 1 cannot be used.*holds no patches"),
+        (np.zeros((0, WIDTH)), "Bag 1 cannot be used.*has no patches"),
         (np.zeros(WIDTH), r"Bag 1 cannot be used. It has shape \(6,\)"),
         (np.full((2, WIDTH), np.nan), "Bag 1 cannot be used.*NaN"),
     ],

@@ -474,9 +474,9 @@ def test_the_scale_is_the_encoders_own_unless_told() -> None:
     assert (nominal.mpp, nominal.scale_rule) == (1.0, "nominal")
     changed = configure(encoder, changes=["patches.px=32", "tissue.min_density=0.05"])
     assert (changed.patches.px, changed.tissue.min_density) == (32, 0.05)
-    with pytest.raises(RecipeError, match="same thing"):
+    with pytest.raises(RecipeError, match="both set the scale"):
         configure(encoder, mpp=1.0, magnification=10)
-    with pytest.raises(RecipeError, match="0 um/px are none"):
+    with pytest.raises(RecipeError, match="mpp is 0 um/px"):
         configure(encoder, mpp=0.0)
 
 

@@ -83,7 +83,7 @@ def test_inspecting_a_large_bag_downloads_a_small_part_of_it(
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(b"", "has 0 bytes"), (b"not a bag" * 99, "HDF5|cannot be read"), (None, "There is no file")],
+    [(b"", "is empty"), (b"not a bag" * 99, "HDF5|cannot be read"), (None, "There is no file")],
 )
 def test_the_error_of_a_broken_remote_bag_has_its_url(
     content: bytes | None, message: str, memory: RemotePath
