@@ -29,13 +29,12 @@ from caprmil.models import create
 from caprmil.training.module import Row, TrainConfig, fit
 from record import Page
 
-WIDTH = 1024
-
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
     """Sizes of the measurement."""
 
+    width: int = 1024  # features per patch
     large: tuple[int, int] = (16, 10_000)  # bags, and patches in each
     small: tuple[int, int] = (64, 450)  # bags, and the median number of patches
     models: tuple[str, ...] = ("caprmil", "abmil")
@@ -43,7 +42,7 @@ class Sizes:
     rounds: int = 5
 
 
-QUICK = Sizes(large=(2, 300), small=(6, 20), models=("caprmil",), packed=(2, 3), rounds=1)
+QUICK = Sizes(width=8, large=(2, 300), small=(6, 20), models=("mean",), packed=(2, 3), rounds=1)
 
 
 class Epoch(NamedTuple):
@@ -64,7 +63,11 @@ class WaitingTime(DummyLogger):
 
 
 def train(
-    samples: Sequence[Sample], model: str, before: Callable[[], None], **settings: Any
+    samples: Sequence[Sample],
+    model: str,
+    width: int,
+    before: Callable[[], None],
+    **settings: Any,
 ) -> Epoch:
     """Train for two epochs and return the second. `before` is called before it, not measured."""
     torch.manual_seed(0)
@@ -79,7 +82,7 @@ def train(
 
     with tempfile.TemporaryDirectory() as folder:
         fit(
-            create(model, WIDTH, 2),
+            create(model, width, 2),
             samples,
             folder=Path(folder),
             settings=TrainConfig(epochs=2, warmup_epochs=0, **settings),
@@ -140,7 +143,7 @@ def waiting_table(folder: Path, sizes: Sizes) -> str:
     paths = [
         bags.write(
             folder / f"{number}.h5",
-            rng.standard_normal((n, WIDTH), dtype=np.float32),
+            rng.standard_normal((n, sizes.width), dtype=np.float32),
             coords,
             step=448.0,
         )
@@ -154,7 +157,7 @@ def waiting_table(folder: Path, sizes: Sizes) -> str:
             threads(1),
             patch.object(Loader, "_prefetch", Loader._prefetch if prefetch else read_on_demand),
         ):
-            return train(samples, "caprmil", before, cache_gb=0.0)
+            return train(samples, sizes.models[0], sizes.width, before, cache_gb=0.0)
 
     variants = {
         f"{source}, {mode}": partial(run, prefetch=prefetch, cold=cold)
@@ -178,7 +181,9 @@ def small_bags(sizes: Sizes) -> list[Sample]:
     )
     return [
         Sample(
-            f"{number}", bags.from_arrays(rng.standard_normal((n, WIDTH)).astype("f2")), number % 2
+            f"{number}",
+            bags.from_arrays(rng.standard_normal((n, sizes.width)).astype("f2")),
+            number % 2,
         )
         for number, n in enumerate(lengths)
     ]
@@ -192,7 +197,7 @@ def pad(items: Any, **_: Any) -> Batch:
 def packing_table(samples: Sequence[Sample], model: str, sizes: Sizes) -> str:
     def run(batch_size: int, *, padded: bool) -> Epoch:
         with patch.object(batches, "collate", pad if padded else collate):
-            return train(samples, model, lambda: None, batch_size=batch_size)
+            return train(samples, model, sizes.width, lambda: None, batch_size=batch_size)
 
     variants = {"one bag per step": (1, partial(run, 1, padded=False))}
     variants |= {f"{b} packed": (b, partial(run, b, padded=False)) for b in sizes.packed}
@@ -235,8 +240,8 @@ round(s); each is the second epoch of a training with Lightning.
 
 ### From disk
 
-CAPRMIL on {sizes.large[0]} bags of {sizes.large[1]:,} patches of {WIDTH:,} features in float16, one
-bag per step, one thread, no cache.
+{sizes.models[0]} on {sizes.large[0]} bags of {sizes.large[1]:,} patches of {sizes.width:,} features
+in float16, one bag per step, one thread, no cache.
 """
     yield waiting_table(folder, sizes)
     samples = small_bags(sizes)

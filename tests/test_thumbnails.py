@@ -6,7 +6,7 @@ import pytest
 from caprmil.errors import UnknownNameError
 from caprmil.synthetic.thumbnails import CASES, thumbnail
 
-SMALL = (240, 300)
+SMALL = (160, 200)
 
 
 @pytest.mark.parametrize("case", CASES)
