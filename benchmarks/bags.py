@@ -22,9 +22,9 @@ from sklearn.metrics import roc_auc_score
 from caprmil import figures
 from caprmil.errors import CaprmilError, UnknownNameError
 from caprmil.estimator import MILClassifier
-from caprmil.evaluation import metrics
 from caprmil.figures.style import COLOURS, GREY, new_figure, tidy
 from caprmil.synthetic.tasks import TASKS
+from caprmil.targets import classification_metrics as metrics
 from record import Page, Record
 
 if TYPE_CHECKING:

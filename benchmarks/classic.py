@@ -22,8 +22,9 @@ from sklearn.model_selection import StratifiedKFold
 from caprmil.config import digest
 from caprmil.errors import BagError, CaprmilError, UnknownNameError
 from caprmil.estimator import MILClassifier
-from caprmil.evaluation import metrics
 from caprmil.models import list_models
+from caprmil.targets import classification_metrics as metrics
+from caprmil.targets.metric import mean_and_spread
 from record import Page, Record
 
 FOLDS = 5
@@ -206,7 +207,7 @@ def run_all(
 
 def spread(results: Sequence[Result], metric: str) -> str:
     """Return mean and sample standard deviation over all folds of all repeats."""
-    mean, std, _ = metrics.mean_and_spread([getattr(result, metric) for result in results])
+    mean, std, _ = mean_and_spread([getattr(result, metric) for result in results])
     return f"{mean:.3f} ± {std:.3f}"
 
 

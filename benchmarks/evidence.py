@@ -137,8 +137,8 @@ def judge(
     model: MILModel, bag: Bag, share: NDArray[np.float64], trained: Run, slide: str
 ) -> dict[str, dict[str, float]]:
     """Return by map: how well it finds tumour, all patches and clear ones, and its area."""
-    of = trained.classes.index(CLASS)
-    told = explain.explain(model, bag, classes=trained.classes, slide=slide)
+    of = trained.target.names.index(CLASS)
+    told = explain.explain(model, bag, classes=trained.target.names, slide=slide)
     maps = every_map(model, bag, told, of)
     flipped = explain.faithfulness(model, bag, told, of=of, maps=maps).curves
     if told.assignments is not None:

@@ -26,7 +26,9 @@ from lightning.pytorch.loggers.logger import DummyLogger
 from caprmil.features import bags, batches
 from caprmil.features.batches import Batch, Cache, Loader, Sample, collate
 from caprmil.models import create
-from caprmil.training.module import Row, TrainConfig, fit
+from caprmil.runs.history import Row
+from caprmil.targets import Classification
+from caprmil.training.module import TrainConfig, fit
 from record import Page
 
 
@@ -89,7 +91,8 @@ def train(
             cache=Cache(settings.get("cache_gb", 4.0)),
             device="cpu",
             loggers=[logger],
-            listen=end_epoch,
+            on_epoch=end_epoch,
+            target=Classification(classes=("a", "b")),
         )
     return epochs[-1]
 

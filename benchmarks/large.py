@@ -26,7 +26,8 @@ from caprmil.explain.explanation import explain
 from caprmil.features import bags
 from caprmil.features.bags import BagInfo
 from caprmil.models import create
-from caprmil.runs.inference import predict_file
+from caprmil.runs.inference import TrainedModel, predict_file
+from caprmil.targets import Classification
 from record import Page
 
 WIDTH = 1024
@@ -53,7 +54,8 @@ def ask(path: Path, name: str, work: str) -> dict[str, float]:
     model = create(name, WIDTH, 2).eval()
     before, start = resident(), perf_counter()
     if work == "predict":
-        predict_file([model], path, torch.device("cpu"))
+        target = Classification(classes=("no", "yes"))
+        predict_file([TrainedModel(model, target)], path, torch.device("cpu"))
     else:
         with bags.streaming(path) as stream:
             explain(model, stream, classes=("no", "yes"))

@@ -11,7 +11,6 @@ from scipy.stats import binomtest
 from sklearn.metrics import log_loss as sklearn_log_loss
 
 from caprmil.errors import CohortError
-from caprmil.evaluation import metrics
 from caprmil.evaluation.calibration import (
     calibrate,
     log_loss,
@@ -22,6 +21,8 @@ from caprmil.evaluation.calibration import (
 from caprmil.evaluation.predictions import Predictions
 from caprmil.io.json_files import as_json
 from caprmil.runs.run import Run
+from caprmil.targets import Classification
+from caprmil.targets.classification_metrics import ace_floor
 
 
 def honest(n: int, *, classes: int = 2, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -38,8 +39,8 @@ def answers(
     labels, logits = honest(n, classes=classes, seed=seed)
     return Predictions(
         slides=tuple(f"s{seed}-{k}" for k in range(n)),
-        classes=("normal", "tumour", "other")[:classes],
-        probabilities=softmax(sharper * logits, axis=1),
+        target=Classification(classes=("normal", "tumour", "other")[:classes]),
+        answers=softmax(sharper * logits, axis=1),
         labels=labels,
         folds=(fold,) * n,
     )
@@ -64,7 +65,7 @@ def study(
 @pytest.mark.parametrize("sharper", [0.3, 1.0, 4.0])
 def test_no_temperature_of_a_fine_grid_is_better(classes: int, sharper: float) -> None:
     table = answers(80, sharper=sharper, classes=classes)
-    labels, p = np.asarray(table.labels), table.probabilities
+    labels, p = np.asarray(table.labels), table.answers
     grid = np.geomspace(0.05, 20, 2001)
     losses = [-np.log(softmax(np.log(p) / t, axis=1)[range(80), labels]).mean() for t in grid]
     assert temperature(labels, p) == pytest.approx(grid[np.argmin(losses)], rel=4e-3)
@@ -123,10 +124,10 @@ def test_each_fold_has_the_temperature_of_its_own_validation_part(classes: int) 
     test, validation = study(classes=classes)
     found = calibrate(test, validation)
     for fold, part in validation.items():
-        own = temperature(np.asarray(part.labels), part.probabilities)
+        own = temperature(np.asarray(part.labels), part.answers)
         assert found.temperatures[fold] == own
-        p = test.by_fold()[fold].probabilities
-        np.testing.assert_allclose(found.after.by_fold()[fold].probabilities, soften(p, own or 1))
+        p = test.by_fold()[fold].answers
+        np.testing.assert_allclose(found.after.by_fold()[fold].answers, soften(p, own or 1))
 
 
 def test_the_labels_of_the_test_part_do_not_touch_the_temperature() -> None:
@@ -134,7 +135,7 @@ def test_the_labels_of_the_test_part_do_not_touch_the_temperature() -> None:
     shuffled = np.random.default_rng(0).permutation(np.asarray(test.labels))
     expected, found = (calibrate(t, validation) for t in (test, replace(test, labels=shuffled)))
     assert found.temperatures == expected.temperatures
-    np.testing.assert_array_equal(found.after.probabilities, expected.after.probabilities)
+    np.testing.assert_array_equal(found.after.answers, expected.after.answers)
     assert found.scores["before"] != expected.scores["before"]
 
 
@@ -151,7 +152,7 @@ def test_scores_are_means_over_folds() -> None:
     for name in ("ace", "ece", "brier"):
         folds = [scores[name] for scores in test.fold_scores().values()]
         assert found.scores["before"][name] == pytest.approx(np.mean(folds))
-    floors = [metrics.ace_floor(part.probabilities)[0] for part in test.by_fold().values()]
+    floors = [ace_floor(part.answers)[0] for part in test.by_fold().values()]
     assert found.scores["before"]["ace_floor"] == pytest.approx(np.mean(floors))
 
 
@@ -174,17 +175,17 @@ def test_a_fold_without_a_temperature_keeps_its_answers_and_it_is_said() -> None
         found = calibrate(test, {"fold-0": validation["fold-0"], **parts})
         assert found.temperatures["fold-1"] == 1
         assert f"- {reason}\n" in found.as_markdown()
-        own = found.after.by_fold()["fold-1"].probabilities
-        np.testing.assert_array_equal(own, test.by_fold()["fold-1"].probabilities)
+        own = found.after.by_fold()["fold-1"].answers
+        np.testing.assert_array_equal(own, test.by_fold()["fold-1"].answers)
 
 
 def test_a_validation_part_that_is_all_right_gives_no_temperature() -> None:
     test, validation = study()
     perfect = validation["fold-0"]
     right = 0.1 + 0.8 * np.eye(2)[np.asarray(perfect.labels)]
-    found = calibrate(test, {"fold-0": replace(perfect, probabilities=right)})
+    found = calibrate(test, {"fold-0": replace(perfect, answers=right)})
     assert found.temperatures["fold-0"] == 1
-    assert "answered too well, or too badly" in found.notes[0]
+    assert "predicted too well, or too badly" in found.notes[0]
 
 
 def test_answers_without_folds_are_refused() -> None:
@@ -207,7 +208,7 @@ def test_a_run_keeps_what_a_second_look_finds(tiny_run: Run) -> None:
 @pytest.mark.parametrize("n", [7, 60, 333])
 def test_bins_are_those_of_a_plain_loop(n: int, classes: int) -> None:
     table = answers(n, classes=classes)
-    p, labels = table.probabilities, np.asarray(table.labels)
+    p, labels = table.answers, np.asarray(table.labels)
     said = np.ones(n, int) if classes == 2 else p.argmax(axis=1)
     rows = sorted((p[k, said[k]], labels[k] == said[k]) for k in range(n))
     number = min(max(n // 10, 1), 10)
@@ -229,8 +230,8 @@ def test_intervals_are_wilsons() -> None:
 
 def test_equal_answers_stay_in_one_bin() -> None:
     table = answers(200)
-    coarse = np.rint(3 * table.probabilities) / 3
-    bins = reliability(replace(table, probabilities=coarse), ace=0.0).bins
+    coarse = np.rint(3 * table.answers) / 3
+    bins = reliability(replace(table, answers=coarse), ace=0.0).bins
     np.testing.assert_allclose([b.forecast for b in bins], [0, 1 / 3, 2 / 3, 1], atol=1e-12)
     assert sum(b.slides for b in bins) == 200
 

@@ -8,7 +8,15 @@ from torch import Tensor
 
 from caprmil.features import bags
 from caprmil.models import ABMIL, CAPRMIL, MODELS, MILModel, Output
-from caprmil.runs.check import check
+from caprmil.runs.check import Finding
+from caprmil.runs.check import check as check_trained
+from caprmil.runs.inference import TrainedModel
+from caprmil.targets import Classification
+
+
+def check(model: MILModel, paths: list[Path]) -> list[Finding]:
+    target = Classification(classes=tuple("abc"[: model.n_outputs]))
+    return check_trained(TrainedModel(model, target), paths)
 
 
 @pytest.fixture
@@ -65,7 +73,7 @@ def test_what_a_model_does_not_offer_is_said_so(
 
     monkeypatch.setitem(MODELS, "mine", Whole)
     missing = {f.promise for f in check(Whole(24, 2), paths) if f.deviation is None}
-    assert missing == {"order of patches", "bag in pieces"}
+    assert missing == {"order of patches", "bag in chunks"}
 
 
 def test_a_model_that_answers_nan_is_caught(

@@ -12,6 +12,7 @@ from caprmil.cohort.cohort import Cohort, CohortConfig, find_bags, load_cohort
 from caprmil.cohort.folds import Fold, SplitConfig
 from caprmil.errors import CohortError, RecipeError
 from caprmil.features import bags
+from caprmil.targets import Classification
 
 TWO_FOLDS = SplitConfig(folds=2, validation=0.5)
 
@@ -39,9 +40,10 @@ def write_study(folder: Path, header: str = "case_id,slide_id,label", *, size: i
 
 
 def read(
-    table: Path, splits: SplitConfig | None = None, **settings: Any
+    table: Path, splits: SplitConfig | None = None, classes: tuple[str, ...] = (), **settings: Any
 ) -> tuple[Cohort, list[Fold]]:
-    return load_cohort(table, table.parent / "bags", CohortConfig(**settings), splits)
+    config, target = CohortConfig(**settings), Classification(classes=classes)
+    return load_cohort(table, table.parent / "bags", config, splits, target=target)
 
 
 def problems(table: Path, splits: SplitConfig | None = TWO_FOLDS, **settings: Any) -> str:
@@ -66,7 +68,7 @@ HALVES = ["train"] * 4 + ["test"] * 4
 
 def test_a_cohort_knows_slides_patients_labels_and_bags(tmp_path: Path) -> None:
     cohort, folds = read(write_study(tmp_path), TWO_FOLDS)
-    assert cohort.classes == ("a", "b")
+    assert cohort.target.classes == ("a", "b")
     assert cohort["s3"].patient == cohort.patients["s3"] == "p3"
     assert cohort["s3"].label == cohort.labels["s3"] == 1
     assert cohort["s3"].path == tmp_path / "bags" / "s3.npy"
@@ -111,7 +113,7 @@ def test_tabs_semicolons_bom_blank_lines_and_quotes_are_read(tmp_path: Path) -> 
         table = write_table(tmp_path, *(row.format(mark) for row in rows), name=name)
         table.write_bytes(b"\xef\xbb\xbf" + table.read_bytes().replace(b"\n", b"\r\n"))
         cohort, _ = read(table)
-        assert (cohort.classes, cohort["s0"].row) == (("a", "b, or c"), {"site": "x"})
+        assert (cohort.target.classes, cohort["s0"].row) == (("a", "b, or c"), {"site": "x"})
 
 
 def test_leading_zeros_are_kept(tmp_path: Path) -> None:
@@ -123,7 +125,7 @@ def test_leading_zeros_are_kept(tmp_path: Path) -> None:
 def test_classes_are_sorted_as_numbers_or_as_told(tmp_path: Path) -> None:
     write_study(tmp_path)
     table = write_table(tmp_path, "slide,label", "s0,10", "s1,9", "s2,0")
-    assert read(table)[0].classes == ("0", "9", "10")
+    assert read(table)[0].target.classes == ("0", "9", "10")
     assert read(table, classes=("9", "10", "0"))[0].labels == {"s0": 1, "s1": 0, "s2": 2}
 
 
@@ -288,7 +290,7 @@ def test_bags_of_one_origin_tell_it(tmp_path: Path) -> None:
         write_bag(tmp_path / "bags" / f"{name}.h5", encoder="uni", mpp=mpp)
     write_bag(tmp_path / "bags" / "s3.npy")
     cohort, _ = read(write_table(tmp_path, "slide,label", "s0,a", "s1,a", "s2,b", "s3,b"))
-    assert (cohort.said("encoder"), cohort.mpp) == ("uni", 0.5)
+    assert (cohort.first_known("encoder"), cohort.mpp) == ("uni", 0.5)
     assert "do not name their encoder (1): s3. They are taken to be of uni" in cohort.notes[-1]
 
 
@@ -352,9 +354,9 @@ def test_patients_may_have_two_labels_where_labels_belong_to_slides(tmp_path: Pa
 @pytest.mark.parametrize(
     ("labels", "settings", "told"),
     [
-        ("aabx", {"classes": ("a", "b")}, "no class (1): s3 (x). [data] classes are a, b."),
+        ("aabx", {"classes": ("a", "b")}, "not a class (1): s3 (x). [target] classes are a, b."),
         ("aaaa", {}, "fewer than two classes: a."),
-        ("AAaa", {}, "differ in spelling alone (1): A and a."),
+        ("AAaa", {}, "differ only in spelling (1): A and a."),
         ("aaaab", {}, "too few patients (1): b: 1. folds = 2 with validation = 0.5 needs 4"),
     ],
 )
@@ -368,7 +370,7 @@ def test_labels_that_cannot_be_learnt_are_refused(
 
 def test_settings_that_contradict_themselves_are_refused() -> None:
     with pytest.raises(RecipeError, match="twice"):
-        CohortConfig(classes=("a", "a"))
+        Classification(classes=("a", "a"))
     with pytest.raises(RecipeError, match="error or skip"):
         CohortConfig(missing="ignore")  # type: ignore[arg-type]
 
@@ -451,10 +453,10 @@ def test_a_patient_in_train_and_validation_is_noted(tmp_path: Path) -> None:
         (["train"] * 8, "Empty parts (1): test (split)."),
         (
             ["train", "hold-out"] + ["test"] * 6,
-            "none of train, val and test (1): hold-out (split).",
+            "other than train, val and test (1): hold-out (split).",
         ),
         (["train", "", "train"] + ["test"] * 5, "Classes missing from train (1): b (split)."),
-        (["train"] * 3 + ["test"] * 5, "none to spare for validation (1): b (split)."),
+        (["train"] * 3 + ["test"] * 5, "none left for validation (1): b (split)."),
     ],
 )
 def test_gaps_in_a_split_are_found(tmp_path: Path, parts: list[str], told: str) -> None:
@@ -489,4 +491,4 @@ def test_h5_bags_of_trident_bring_their_encoder_and_scale(tmp_path: Path) -> Non
         file["features"].attrs.update(encoder="uni_v1", savetodir="x")
         file["coords"].attrs.update(patch_size=256, patch_size_level0=512, target_magnification=20)
     cohort, _ = read(write_table(tmp_path, "slide,label", "s0,a"))
-    assert (cohort.said("encoder"), cohort.mpp, cohort.in_dim) == ("uni_v1", 0.5, 4)
+    assert (cohort.first_known("encoder"), cohort.mpp, cohort.in_dim) == ("uni_v1", 0.5, 4)

@@ -12,13 +12,15 @@ from typer.testing import CliRunner
 
 from caprmil.cli import app
 from caprmil.errors import CaprmilError, CohortError, UnknownNameError
-from caprmil.evaluation import comparison as compare
-from caprmil.evaluation import metrics
-from caprmil.evaluation.bootstrap import SAMPLERS
-from caprmil.evaluation.comparison import compare_with_baselines
+from caprmil.evaluation.comparison import compare, compare_with_baselines
 from caprmil.evaluation.differences import Comparison, Difference
 from caprmil.evaluation.predictions import Predictions
 from caprmil.runs.run import Run
+from caprmil.targets import Classification
+from caprmil.targets.classification_metrics import ace_floor
+from caprmil.targets.metric import METRICS, mean_and_spread
+
+SCORES = METRICS["classification"]
 
 
 def answers(
@@ -49,8 +51,8 @@ def answers(
         odds = np.exp(scores - scores.max(axis=1, keepdims=True))
         tables[name] = Predictions(
             slides=tuple(f"s{k}" for k in range(n)),
-            classes=("a", "b", "c")[:classes],
-            probabilities=odds / odds.sum(axis=1, keepdims=True),
+            target=Classification(classes=("a", "b", "c")[:classes]),
+            answers=odds / odds.sum(axis=1, keepdims=True),
             labels=labels,
             patients=tuple(f"p{p}" for p in patients),
             folds=tuple(f"fold-{p % folds}" for p in patients // classes),
@@ -84,8 +86,8 @@ def plain_delong(labels: np.ndarray, one: np.ndarray, other: np.ndarray) -> tupl
 def test_one_fold_of_single_slides_is_delongs_test(steps: int | None) -> None:
     tables = answers((1.0, 0.6), folds=1)
     if steps:  # ties
-        tables = {n: replace(t, probabilities=coarse(t, steps)) for n, t in tables.items()}
-    one, other = (table.probabilities[:, 1] for table in tables.values())
+        tables = {n: replace(t, answers=coarse(t, steps)) for n, t in tables.items()}
+    one, other = (table.answers[:, 1] for table in tables.values())
     difference, variance = plain_delong(np.asarray(tables["A"].labels), one, other)
     (found,) = compare(tables, names=["auc"]).differences
     reach = norm.ppf(0.975) * np.sqrt(variance)
@@ -97,7 +99,7 @@ def test_one_fold_of_single_slides_is_delongs_test(steps: int | None) -> None:
 def test_slides_of_a_patient_vary_as_obuchowski_has_it() -> None:
     tables = answers((1.0, 0.6), folds=1, slides=4)  # a patient has slides of one class only
     labels, patients = np.asarray(tables["A"].labels), np.asarray(tables["A"].patients)
-    variance, scores = 0.0, [table.probabilities[:, 1] for table in tables.values()]
+    variance, scores = 0.0, [table.answers[:, 1] for table in tables.values()]
     for code in (0, 1):
         own, others = labels == code, labels != code
         above = [(s[own][:, None] > s[others]).mean(axis=1) * (2 * code - 1) for s in scores]
@@ -110,7 +112,7 @@ def test_slides_of_a_patient_vary_as_obuchowski_has_it() -> None:
 
 
 def coarse(table: Predictions, steps: int) -> np.ndarray:
-    second = np.rint(table.probabilities[:, 1] * steps) / steps
+    second = np.rint(table.answers[:, 1] * steps) / steps
     return np.stack([1 - second, second], axis=1)
 
 
@@ -119,7 +121,7 @@ def test_folds_of_other_patients_add_their_variances() -> None:
     apart = []
     for fold in tables["A"].by_fold():
         parts = [table.by_fold()[fold] for table in tables.values()]
-        scores = [part.probabilities[:, 1] for part in parts]
+        scores = [part.answers[:, 1] for part in parts]
         apart.append(plain_delong(np.asarray(parts[0].labels), *scores))
     (found,) = compare(tables, names=["auc"]).differences
     differences, variances = np.array(apart).T
@@ -131,10 +133,10 @@ def test_folds_of_other_patients_add_their_variances() -> None:
 def test_values_are_the_mean_over_folds_of_the_metrics() -> None:
     tables = answers(classes=3)
     found = compare(tables, draws=5)
-    assert {d.metric for d in found.differences} == set(metrics.METRICS) - {"ece_positive"}
+    assert {d.metric for d in found.differences} == set(SCORES) - {"ece_positive"}
     for d in found.differences:
         folds = [scores[d.metric] for scores in tables["B"].fold_scores().values()]
-        assert d.of_second == pytest.approx(metrics.mean_and_spread(folds))
+        assert d.of_second == pytest.approx(mean_and_spread(folds))
 
 
 @pytest.mark.parametrize("classes", [2, 3])
@@ -185,7 +187,7 @@ def sure(labels: np.ndarray) -> np.ndarray:
 def test_without_any_spread_p_is_that_of_a_sign_test(n: int, verdict: str) -> None:
     table = answers(n=n, folds=1)["A"]
     labels = np.asarray(table.labels)
-    right, blank = (replace(table, probabilities=p) for p in (sure(labels), np.full((n, 2), 0.5)))
+    right, blank = (replace(table, answers=p) for p in (sure(labels), np.full((n, 2), 0.5)))
     (found,) = compare({"right": right, "blank": blank}, names=["auc"]).differences
     assert (found.difference, found.p, found.verdict) == (0.5, 2.0 ** (1 - n), verdict)
     assert np.isnan(found.interval).all()
@@ -224,11 +226,12 @@ def test_a_fold_of_one_class_is_left_out_of_the_area() -> None:
 
 
 def test_every_metric_but_the_area_is_drawn() -> None:
-    assert set(SAMPLERS) == set(metrics.METRICS) - {"auc"}
+    weighted = {name for name, metric in SCORES.items() if metric.weighted}
+    assert weighted == set(SCORES) - {"auc"}
 
 
 @pytest.mark.parametrize("classes", [2, 3])
-@pytest.mark.parametrize("metric", sorted(SAMPLERS))
+@pytest.mark.parametrize("metric", sorted(set(SCORES) - {"auc"}))
 @pytest.mark.parametrize("steps", [6, 1000])
 def test_a_draw_is_the_metric_on_slides_repeated(metric: str, classes: int, steps: int) -> None:
     if metric == "ece_positive" and classes > 2:
@@ -241,8 +244,8 @@ def test_a_draw_is_the_metric_on_slides_repeated(metric: str, classes: int, step
     expected = [np.nan]
     for row in weights[1:].astype(int):
         again = np.repeat(np.arange(37), row)
-        expected.append(metrics.METRICS[metric](labels[again], probabilities[again]))
-    found = SAMPLERS[metric](labels, probabilities, weights)
+        expected.append(SCORES[metric].function(labels[again], probabilities[again]))
+    found = SCORES[metric].draws(labels, probabilities, weights)
     np.testing.assert_allclose(found, expected, atol=1e-12)
 
 
@@ -299,9 +302,9 @@ def flip(table: Predictions) -> Predictions:
     turned = table.take(range(len(table) - 1, -1, -1))
     return replace(
         turned,
-        classes=turned.classes[::-1],
-        probabilities=turned.probabilities[:, ::-1],
-        labels=len(turned.classes) - 1 - np.asarray(turned.labels),
+        target=Classification(classes=turned.target.classes[::-1]),
+        answers=turned.answers[:, ::-1],
+        labels=len(turned.target.classes) - 1 - np.asarray(turned.labels),
         folds=tuple(f"{name}b" for name in turned.folds or ()),
     )
 
@@ -331,8 +334,8 @@ def test_other_slides_and_other_classes_are_refused() -> None:
     tables = answers()
     with pytest.raises(CohortError, match=r"not tested on the same slides.*these 2: s118, s119"):
         compare({**tables, "B": tables["B"].take(range(118))})
-    with pytest.raises(CohortError, match="the classes a, b, and B has x, y"):
-        compare({**tables, "B": replace(tables["B"], classes=("x", "y"))})
+    with pytest.raises(CohortError, match="the answers prob_a, prob_b, and B has prob_x, prob_y"):
+        compare({**tables, "B": replace(tables["B"], target=Classification(classes=("x", "y")))})
 
 
 def test_other_folds_of_the_same_slides_are_pooled_and_it_is_said() -> None:
@@ -359,7 +362,7 @@ def test_a_calibration_error_stands_beside_its_floor() -> None:
     tables = answers()
     found = compare(tables, names=["ace"], draws=20)
     parts = tables["A"].by_fold().values()
-    floor = np.mean([metrics.ace_floor(part.probabilities)[0] for part in parts])
+    floor = np.mean([ace_floor(part.answers)[0] for part in parts])
     assert f"(floor {floor:.3f})" in found.as_rows()[0]["first's"]
     assert "read too high" in found.as_markdown()
 
@@ -371,8 +374,8 @@ def test_the_interval_of_a_calibration_error_lies_around_the_difference() -> Non
     tables = {
         name: Predictions(
             slides=tuple(f"s{k}" for k in range(60)),
-            classes=("a", "b"),
-            probabilities=np.stack([1 - p, p], axis=1),
+            target=Classification(classes=("a", "b")),
+            answers=np.stack([1 - p, p], axis=1),
             labels=labels,
         )
         for name, p in second.items()
@@ -397,7 +400,7 @@ def test_the_better_one_is_named_first_and_lower_errors_are_better() -> None:
         assert sentence.startswith("B is better than A in ")
 
 
-def test_a_shortcut_that_is_not_beaten_is_named() -> None:
+def test_a_baseline_that_is_not_beaten_is_named() -> None:
     tables = answers((1.0, 1.0, 0.0), n=300)
     beside = compare_with_baselines(
         "model", tables["A"], {"count": tables["B"], "site": tables["C"]}
@@ -415,25 +418,25 @@ def command(*words: object) -> str:
     return result.output
 
 
-def test_a_run_alone_is_compared_with_its_shortcuts(tiny_run: Run) -> None:
-    assert set(tiny_run.shortcuts) == {"patch count", "mean feature"}
+def test_a_run_alone_is_compared_with_its_baselines(tiny_run: Run) -> None:
+    assert set(tiny_run.baselines) == {"patch count", "mean feature"}
     said = command(tiny_run.folder)
-    assert "beats every shortcut" in said or "does not beat" in said
+    assert "beats every baseline" in said or "does not beat" in said
 
 
 def test_runs_and_tables_are_compared_and_written(tiny_run: Run, tmp_path: Path) -> None:
-    table = tiny_run.shortcuts["patch count"].write(tmp_path / "other.csv")
+    table = tiny_run.baselines["patch count"].write(tmp_path / "other.csv")
     said = command(tiny_run.folder, table, "--against", table, "--out", tmp_path / "out")
     assert "24 slides of 24 patients, mean over 3 folds." in said
     assert (tmp_path / "out" / "comparison.csv").read_text().count("\nrun,other.csv,") == 9
-    assert "# run beside shortcuts" in (tmp_path / "out" / "comparison.md").read_text()
+    assert "# run beside baselines" in (tmp_path / "out" / "comparison.md").read_text()
     with pytest.raises(CaprmilError, match="already exists"):
         command(tiny_run.folder, table, "--out", tmp_path / "out")
 
 
 def test_a_table_alone_and_a_table_twice_are_refused(tiny_run: Run) -> None:
     table = tiny_run.folder / "predictions.csv"
-    with pytest.raises(CohortError, match="stands alone and has no shortcuts"):
+    with pytest.raises(CohortError, match="is alone and has no baselines"):
         command(table)
     with pytest.raises(CohortError, match="named twice"):
         command(table, table)

@@ -21,8 +21,10 @@ from caprmil.errors import RunError
 from caprmil.features import bags
 from caprmil.features.batches import Sample
 from caprmil.models import MILModel, create, list_models
+from caprmil.runs.history import Row
 from caprmil.runs.run import Run
 from caprmil.synthetic import RareSignal
+from caprmil.targets import Classification
 from caprmil.training import distributed as devices
 from caprmil.training.cross_validation import (
     adjust_batch_size,
@@ -31,9 +33,10 @@ from caprmil.training.cross_validation import (
 )
 from caprmil.training.data import EpochSampler, Steps
 from caprmil.training.distributed import ProcessGroup
-from caprmil.training.module import Learner, Row, TrainConfig, fit
+from caprmil.training.module import MILModule, TrainConfig, fit
 from caprmil.training.recipe import ModelConfig, Recipe
 
+TARGET = Classification(classes=("normal", "tumour"))
 STUDY = RareSignal(slides=20, width=16, patches=(10, 30), signal=0.3, stain=0.5)
 SLIDES = [Sample(f"s{n}", bags.from_arrays(STUDY.bag(n)[0]), n % 2) for n in range(20)]
 QUICK: dict[str, Any] = {"epochs": 3, "warmup_epochs": 1, "lr": 3e-3, "patience": 100}
@@ -62,7 +65,8 @@ def learn(
     n: int = 9,
     n_validation: int = 7,
     model: str = "caprmil",
-    listen: Any = None,
+    on_epoch: Any = None,
+    target: Classification = TARGET,
     **settings: Any,
 ) -> tuple[MILModel, list[Row]]:
     """Learn without dropout, which each device draws for itself."""
@@ -79,7 +83,8 @@ def learn(
         settings=TrainConfig(**QUICK | {"batch_size": 2} | settings),
         device="cpu",
         group=group,
-        listen=listen,
+        on_epoch=on_epoch,
+        target=target,
     )
     return made, history
 
@@ -102,7 +107,7 @@ def weights(model: MILModel) -> Tensor:
 def test_the_error_of_a_worker_process_is_raised_by_the_main_process(
     tmp_path: Path, monkeypatch_module: pytest.MonkeyPatch
 ) -> None:
-    order = list(EpochSampler(SLIDES[:8], seed=0, balanced=False))
+    order = list(EpochSampler(8, seed=0))
     slides = list(SLIDES[:8])
     lost = slides[order[1]]  # the second of a step belongs to the worker process
     slides[order[1]] = Sample(lost.slide, tmp_path / "lost.h5", lost.label)
@@ -126,8 +131,8 @@ def test_the_error_of_a_worker_process_is_raised_by_the_main_process(
 def test_every_bag_falls_to_one_device_and_weighs_as_much_as_any(
     n: int, batch_size: int, world: int
 ) -> None:
-    sampler = EpochSampler(SLIDES[:n], seed=0, balanced=False)
-    shares = [Steps(sampler, batch_size, rank=rank, world=world) for rank in range(world)]
+    sampler = EpochSampler(n, seed=0)
+    shares = [Steps(sampler, batch_size, rank=rank, world_size=world) for rank in range(world)]
     weight = np.zeros(n)
     for rank, steps in enumerate(shares):
         assert len(list(steps)) == len(steps)
@@ -143,7 +148,7 @@ def test_every_bag_falls_to_one_device_and_weighs_as_much_as_any(
 
 
 def test_one_device_takes_the_batches_as_they_come() -> None:
-    sampler = EpochSampler(SLIDES[:5], seed=1, balanced=False)
+    sampler = EpochSampler(5, seed=1)
     order = list(sampler)
     assert list(Steps(sampler, 2)) == [order[:2], order[2:4], order[4:]]
     assert [Steps(sampler, 2).weight(step) for step in range(3)] == [1, 1, 1]
@@ -163,7 +168,8 @@ def test_two_processes_with_a_bag_each_learn_what_one_learns_with_two(
 
 
 def test_bags_that_cannot_be_shared_evenly_count_alike(tmp_path: Path, two: ProcessGroup) -> None:
-    options: dict[str, Any] = {"batch_size": 3, "class_weights": "balanced", "clip": 0.1}
+    options: dict[str, Any] = {"batch_size": 3, "clip": 0.1}
+    options["target"] = replace(TARGET, class_weights="balanced")
     _, alone = learn(tmp_path / "one", n=11, **options)  # six of one class, five of the other
     _, together = learn(tmp_path / "two", two, n=11, **options)
     assert same(alone, together)
@@ -186,10 +192,10 @@ def test_a_bag_that_a_device_has_only_to_take_part_is_not_scored() -> None:
     )
     group = SimpleNamespace(rank=0, gather=lambda _: [[one], [two], [extra]])
     model = create("mean", 16, 2)
-    learner = Learner(model, TrainConfig(), 0, n_validation=2, group=group)  # type: ignore[arg-type]
-    learner.log = lambda *_, **__: None  # type: ignore[method-assign]
-    learner.on_validation_epoch_end()
-    assert learner.validated["val_loss"] == 2.0
+    module = MILModule(model, TARGET, TrainConfig(), 0, n_validation=2, group=group)  # type: ignore[arg-type]
+    module.log = lambda *_, **__: None  # type: ignore[method-assign]
+    module.on_validation_epoch_end()
+    assert module.validation_row["val_loss"] == 2.0
 
 
 def test_both_stop_early_and_keep_the_same_epoch(tmp_path: Path, two: ProcessGroup) -> None:
@@ -207,7 +213,7 @@ def test_two_go_on_from_where_one_was_stopped(tmp_path: Path, two: ProcessGroup)
 
     _, whole = learn(tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
-        learn(tmp_path / "part", listen=stop)
+        learn(tmp_path / "part", on_epoch=stop)
     _, resumed = learn(tmp_path / "part", two)
     assert same(whole, resumed)
 
@@ -308,7 +314,7 @@ def still(recipe: Recipe, **train: Any) -> Recipe:
 
 
 def scores(run: Run) -> Any:
-    return pytest.approx(run.predictions.probabilities, **CLOSE)
+    return pytest.approx(run.predictions.answers, **CLOSE)
 
 
 def test_a_run_on_two_devices_is_that_of_one(
@@ -320,7 +326,7 @@ def test_a_run_on_two_devices_is_that_of_one(
     shared = adjust_batch_size(still(tiny_recipe), two)
     out = tmp_path / "two"
     other = cross_validate_all({out: shared}, device="cpu", progress=False, group=two)[out]
-    assert other.predictions.probabilities == scores(one)
+    assert other.predictions.answers == scores(one)
     assert other.facts.digest == one.facts.digest
 
 
@@ -370,7 +376,7 @@ def test_torchrun_starts_the_processes_itself(tmp_path: Path, tiny_recipe: Recip
     one = cross_validate(
         still(tiny_recipe, batch_size=2), tmp_path / "one", device="cpu", progress=False
     )
-    assert Run(tmp_path / "run").predictions.probabilities == scores(one)
+    assert Run(tmp_path / "run").predictions.answers == scores(one)
 
 
 def as_slurm(rank: int, *, nodes: int, devices: int, port: int) -> dict[str, str]:

@@ -261,7 +261,7 @@ def test_a_slide_of_the_cohort_is_predicted_by_models_that_have_not_seen_it(tiny
     name = tiny_run.splits[1].test[0]
     reference = locate_slide(tiny_run, name)
     answer = predict_slide(tiny_run, reference, bags.read(reference.bag))
-    expected = tiny_run.predict({name: reference.bag}, device="cpu").probabilities[0]
+    expected = tiny_run.predict({name: reference.bag}, device="cpu").answers[0]
     assert (list(answer.by_fold), answer.unseen) == ([tiny_run.splits[1].name], True)
     np.testing.assert_array_equal(answer.probabilities, expected)
 
@@ -272,7 +272,7 @@ def test_a_new_bag_is_predicted_by_all_models_and_explained_by_the_nearest(
     old = bags.read(locate_slide(tiny_run, tiny_run.splits[0].test[0]).bag)
     path = bags.write(tmp_path / "new.h5", old.features, old.coords, step=old.info.step)
     explained = explain_slide(tiny_run, locate_slide(tiny_run, path), device="cpu")
-    expected = tiny_run.predict({"new": path}, device="cpu").probabilities[0]
+    expected = tiny_run.predict({"new": path}, device="cpu").answers[0]
     np.testing.assert_allclose(explained.answer.probabilities, expected)
     distances = {f: abs(p - expected).max() for f, p in explained.answer.by_fold.items()}
     assert explained.explanation.fold == min(distances, key=lambda fold: distances[fold])
@@ -282,7 +282,7 @@ def test_a_new_bag_is_predicted_by_all_models_and_explained_by_the_nearest(
 def test_a_test_slide_has_its_label(tiny_run: Run) -> None:
     name = tiny_run.predictions.slides[0]
     assert tiny_run.predictions.labels is not None
-    expected = tiny_run.classes[int(tiny_run.predictions.labels[0])]
+    expected = tiny_run.target.names[int(tiny_run.predictions.labels[0])]
     assert explain_slide(tiny_run, locate_slide(tiny_run, name), device="cpu").label == expected
 
 

@@ -135,7 +135,7 @@ def exported(tiny_run: Run, tmp_path_factory: pytest.TempPathFactory) -> Exporte
 
 def test_a_file_holds_its_metadata(tiny_run: Run, exported: ExportedModel) -> None:
     metadata = export.read_metadata(exported.path)
-    assert metadata["classes"] == list(tiny_run.classes)
+    assert metadata["classes"] == list(tiny_run.target.names)
     assert metadata["fold"] == tiny_run.done[0].name
     assert metadata["outputs"] == ["probabilities", "logits", "attention", "assignments_1"]
     assert {"encoder", "fingerprint", "mpp", "patch_px", "caprmil", "model"} <= metadata.keys()
@@ -152,7 +152,8 @@ features = numpy.load({str(tmp_path / "bag.npy")!r})
 {exported.usage}
 facts = json.loads(session.get_modelmeta().custom_metadata_map["caprmil.json"])
 assert "torch" not in sys.modules
-print(json.dumps([facts["classes"], probabilities.tolist(), attention.shape, features.shape]))
+classes = facts["target"]["classes"]
+print(json.dumps([classes, probabilities.tolist(), attention.shape, features.shape]))
 """
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
@@ -160,7 +161,7 @@ print(json.dumps([facts["classes"], probabilities.tolist(), attention.shape, fea
     classes, probabilities, shares, shape = json.loads(result.stdout)
     expected = tiny_run.predict({"bag": bag}, fold=exported.metadata["fold"], device="cpu")
     assert (classes, shares) == (list(expected.classes), shape[:1])
-    np.testing.assert_allclose(probabilities, expected.probabilities[0], atol=1e-5)
+    np.testing.assert_allclose(probabilities, expected.answers[0], atol=1e-5)
 
 
 @pytest.mark.parametrize("to", ["pt2", "torchscript"])

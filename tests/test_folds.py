@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from caprmil.cohort import folds
-from caprmil.cohort.folds import Findings, Fold, Split, SplitConfig
+from caprmil.cohort.folds import Fold, Split, SplitConfig, Strata
 from caprmil.errors import RecipeError
+from caprmil.io.findings import Findings
 
 Study = tuple[dict[str, str], dict[str, int]]  # the patient and the label of each slide
 
@@ -34,9 +35,9 @@ def study(*sizes: int, slides: int = 2) -> Study:
 
 def make(cohort: Study, *fixed: Split, **settings: Any) -> list[Fold]:
     found = Findings()
-    made = folds.make(
-        *cohort, "abc"[: 1 + max(cohort[1].values())], SplitConfig(**settings), found, fixed
-    )
+    patients, labels = cohort
+    strata = Strata(labels, tuple("abc"[: 1 + max(labels.values())]))
+    made = folds.make(patients, strata, SplitConfig(**settings), found, fixed)
     assert found.problems == []
     return made
 
@@ -185,7 +186,8 @@ def test_a_patient_of_two_classes_counts_as_the_more_frequent_then_the_rarer() -
 def test_small_classes_are_refused_with_the_number_needed(kind: dict[str, Any], need: int) -> None:
     make(study(9, need), **kind)
     found = Findings()
-    assert folds.make(*study(9, need - 1), "ab", SplitConfig(**kind), found) == []
+    patients, labels = study(9, need - 1)
+    assert folds.make(patients, Strata(labels, ("a", "b")), SplitConfig(**kind), found) == []
     assert f"b: {need - 1}." in found.problems[0]
     assert f"needs {need} patients" in found.problems[0]
 

@@ -156,7 +156,7 @@ def test_a_missing_bucket_is_a_one_line_error(s3: str) -> None:
     with pytest.raises(StorageError, match="s3://nobody does not exist"):
         check_new("s3://nobody/out.csv")
     with pytest.raises(CohortError, match=r"There is no file s3://nobody/labels\.csv"):
-        tables.read("s3://nobody/labels.csv")
+        tables.read_table("s3://nobody/labels.csv")
 
 
 def test_creating_a_remote_folder_creates_no_bucket(s3: str) -> None:

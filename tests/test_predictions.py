@@ -10,8 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from caprmil.errors import CaprmilError, CohortError
-from caprmil.evaluation import metrics
 from caprmil.evaluation.predictions import Predictions, summary
+from caprmil.targets import Classification
+from caprmil.targets.classification_metrics import ace_floor
+from caprmil.targets.metric import bootstrap
 
 
 def cohort(folds: int = 3, per_fold: int = 20, classes: int = 2, seed: int = 0) -> Predictions:
@@ -22,8 +24,8 @@ def cohort(folds: int = 3, per_fold: int = 20, classes: int = 2, seed: int = 0) 
     ladder = probabilities.cumsum(axis=1)[:, :-1]
     return Predictions(
         slides=tuple(f"{k:03}" for k in range(n)),
-        classes=("normal", "tumour", "other")[:classes],
-        probabilities=probabilities,
+        target=Classification(classes=("normal", "tumour", "other")[:classes]),
+        answers=probabilities,
         labels=(rng.random((n, 1)) >= ladder).sum(axis=1),
         patients=tuple(f"p{k // 2}" for k in range(n)),
         folds=tuple(str(k // per_fold) for k in range(n)),
@@ -39,11 +41,11 @@ def table(tmp_path: Path, text: str) -> Path:
 
 def fields(predictions: Predictions) -> dict[str, Any]:
     """All there is in a table, in a form that can be compared."""
-    labels, probabilities = predictions.labels, predictions.probabilities
+    labels, probabilities = predictions.labels, predictions.answers
     return {
         **vars(predictions),
         "labels": None if labels is None else labels.tolist(),
-        "probabilities": probabilities.tolist(),
+        "answers": probabilities.tolist(),
         "order of extras": list(predictions.extra),
     }
 
@@ -77,8 +79,8 @@ def test_any_names_and_numbers_survive_the_disk(
     probabilities[:, 1] = 1 - probabilities[:, 0]
     before = Predictions(
         slides=tuple(slides),
-        classes=tuple(classes),
-        probabilities=probabilities,
+        target=Classification(classes=tuple(classes)),
+        answers=probabilities,
         labels=np.array([1, -1, 0, 1])[: len(slides)] if known else None,
         patients=tuple(reversed(slides)) if known else None,
     )
@@ -88,10 +90,12 @@ def test_any_names_and_numbers_survive_the_disk(
 
 def test_marks_in_names_do_not_break_the_columns(tmp_path: Path) -> None:
     before = Predictions(
-        slides=('a,"b"\n;',), classes=(";;;;;;;;", "\t,"), probabilities=np.array([[0.1, 0.9]])
+        slides=('a,"b"\n;',),
+        target=Classification(classes=(";;;;;;;;", "\t,")),
+        answers=np.array([[0.1, 0.9]]),
     )
     after = Predictions.read(before.write(tmp_path / "a.csv"))
-    assert (after.slides, after.classes) == (('a,"b"\n;',), (";;;;;;;;", "\t,"))
+    assert (after.slides, after.target.classes) == (('a,"b"\n;',), (";;;;;;;;", "\t,"))
 
 
 def test_our_columns_come_in_our_order(tmp_path: Path) -> None:
@@ -102,7 +106,9 @@ def test_our_columns_come_in_our_order(tmp_path: Path) -> None:
 
 
 def test_a_table_without_labels_patients_or_folds_survives(tmp_path: Path) -> None:
-    before = Predictions(slides=("a",), classes=("n", "y"), probabilities=np.array([[0.1, 0.9]]))
+    before = Predictions(
+        slides=("a",), target=Classification(classes=("n", "y")), answers=np.array([[0.1, 0.9]])
+    )
     after = Predictions.read(before.write(tmp_path / "deep" / "a.csv"))
     assert (after.labels, after.patients, after.folds) == (None, None, None)
 
@@ -117,8 +123,8 @@ def test_writing_never_overwrites(tmp_path: Path) -> None:
 def test_a_failed_write_leaves_nothing_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Predictions, "_rows", lambda self: iter([1]))
-    with pytest.raises(Exception, match="iterable"):
+    monkeypatch.setattr(Predictions, "to_frame", lambda self: None)
+    with pytest.raises(AttributeError, match="to_csv"):
         cohort().write(tmp_path / "a.csv")
     assert list(tmp_path.iterdir()) == []
 
@@ -136,10 +142,10 @@ def test_a_failed_write_leaves_nothing_behind(
 )
 def test_tables_of_other_programs_are_understood(tmp_path: Path, text: str) -> None:
     read = Predictions.read(table(tmp_path, text))
-    assert (read.slides, read.classes, read.extra) == (("007",), ("0", "1"), {})
+    assert (read.slides, read.target.classes, read.extra) == (("007",), ("0", "1"), {})
     assert read.labels is not None
     assert read.labels.tolist() == [1]
-    assert read.probabilities.tolist() == [[0.25, 0.75]]
+    assert read.answers.tolist() == [[0.25, 0.75]]
 
 
 STAMP = "PATIENT,isMSIH,pred,isMSIH_MSIH,isMSIH_nonMSIH,loss\n01,MSIH,MSIH,0.7,0.3,0.36\n"
@@ -148,7 +154,7 @@ STAMP = "PATIENT,isMSIH,pred,isMSIH_MSIH,isMSIH_nonMSIH,loss\n01,MSIH,MSIH,0.7,0
 @pytest.mark.parametrize("label", [None, "isMSIH"])
 def test_stamps_predictions_are_understood(tmp_path: Path, label: str | None) -> None:
     read = Predictions.read(table(tmp_path, STAMP), label=label)
-    assert read.classes == ("MSIH", "nonMSIH")
+    assert read.target.classes == ("MSIH", "nonMSIH")
     assert read.slides == read.patients == ("01",)
     assert read.labels is not None
     assert read.labels.tolist() == [0]
@@ -201,7 +207,7 @@ def test_a_missing_file_and_one_that_is_no_text_are_named(tmp_path: Path) -> Non
     with pytest.raises(CohortError, match="no file"):
         Predictions.read(tmp_path / "a.csv")
     (tmp_path / "b.csv").write_bytes(b"slide,label\n\xff\xfe")
-    with pytest.raises(CohortError, match=r"b\.csv is no table in UTF-8"):
+    with pytest.raises(CohortError, match=r"b\.csv is not a table in UTF-8"):
         Predictions.read(tmp_path / "b.csv")
 
 
@@ -213,21 +219,20 @@ def test_a_label_column_that_is_not_there_is_said(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"probabilities": np.full((1, 3), 1 / 3)},
+        {"answers": np.full((1, 3), 1 / 3)},
         {"patients": ("p", "q")},
         {"labels": np.array([2])},
         {"labels": np.array([0, 1])},
         {"extra": {"fold": ("1",)}},
         {"extra": {"prob_max": ("1",)}},
         {"extra": {"note": ()}},
-        {"classes": ("a", "a")},
     ],
 )
 def test_a_table_holds_together_or_is_refused(change: dict[str, Any]) -> None:
     sound: dict[str, Any] = {
         "slides": ("s",),
-        "classes": ("a", "b"),
-        "probabilities": np.array([[0.5, 0.5]]),
+        "target": Classification(classes=("a", "b")),
+        "answers": np.array([[0.5, 0.5]]),
     }
     Predictions(**sound)
     with pytest.raises(ValueError, match="="):
@@ -256,9 +261,9 @@ def test_tables_of_other_classes_are_not_joined() -> None:
 def test_scores_are_those_of_the_metrics() -> None:
     whole = cohort()
     assert whole.labels is not None
-    assert whole.scores() == metrics.score(whole.labels, whole.probabilities)
+    assert whole.scores() == whole.target.score(whole.labels, whole.answers)
     fold = slice(20, 40)
-    expected = metrics.score(whole.labels[fold], whole.probabilities[fold])
+    expected = whole.target.score(whole.labels[fold], whole.answers[fold])
     assert whole.fold_scores()["1"] == expected
 
 
@@ -283,7 +288,9 @@ def test_intervals_go_by_patient_or_else_by_slide() -> None:
     alone = Predictions(**{**vars(whole), "patients": None})
     for part, units in ((whole, whole.patients), (alone, whole.slides)):
         assert units is not None
-        expected = metrics.bootstrap(whole.labels, whole.probabilities, units, draws=50)
+        expected = bootstrap(
+            whole.labels, whole.answers, units, whole.target.metrics.values(), draws=50
+        )
         assert part.intervals(draws=50) == expected
 
 
@@ -292,8 +299,8 @@ def test_a_summary_keeps_folds_and_pool_apart() -> None:
     positive = np.array([0.1, 0.2, 0.6, 0.7])
     whole = Predictions(
         slides=tuple("abcd"),
-        classes=("n", "y"),
-        probabilities=np.stack([1 - positive, positive], axis=1),
+        target=Classification(classes=("n", "y")),
+        answers=np.stack([1 - positive, positive], axis=1),
         labels=np.array([0, 1, 0, 1]),
         folds=("1", "1", "2", "2"),
     )
@@ -322,17 +329,17 @@ def test_a_summary_counts_slides_patients_and_folds() -> None:
 def test_a_summary_without_folds_has_no_columns_for_them() -> None:
     found = summary(Predictions(**{**vars(cohort()), "folds": None}), draws=20)
     assert not any("over folds" in column for column in found.as_rows()[0])
-    assert found.ace_floor_on_a_fold is None
+    assert found.more["ace_floor_on_a_fold"] is None
 
 
 def test_calibration_is_given_with_its_floor_and_without_an_interval() -> None:
     whole = cohort()
     found = summary(whole, draws=20)
     assert found.metrics["ace"].interval is None
-    assert found.ace_floor_pooled == metrics.ace_floor(whole.probabilities)
+    assert found.more["ace_floor_pooled"] == ace_floor(whole.answers)
     # A fold is smaller than the whole, so chance weighs more in it.
-    assert found.ace_floor_on_a_fold is not None
-    assert found.ace_floor_on_a_fold[0] > found.ace_floor_pooled[0]
+    assert found.more["ace_floor_on_a_fold"] is not None
+    assert found.more["ace_floor_on_a_fold"][0] > found.more["ace_floor_pooled"][0]
     assert found.as_markdown().count("perfectly calibrated") == 2
 
 
@@ -341,7 +348,7 @@ def test_a_slide_in_several_folds_counts_once_as_a_slide() -> None:
     again = Predictions(**{**vars(first), "folds": ("again",) * len(first)})
     found = summary(Predictions.concatenate([first, again]), draws=20)
     assert found.slides == len(first)
-    assert found.ace_floor_pooled is None
+    assert found.more["ace_floor_pooled"] is None
     assert any("over 40 answers" in note for note in found.notes)
 
 

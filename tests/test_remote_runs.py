@@ -94,7 +94,7 @@ def interrupt(*_: Any, **__: Any) -> None:
 def partial_run(memory: RemotePath, recipe: Recipe) -> RemotePath:
     """A remote run that was just started, with a partially uploaded fold."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("caprmil.training.study._train_fold", interrupt)
+        patch.setattr("caprmil.training.cross_validation.train_fold", interrupt)
         with pytest.raises(KeyboardInterrupt):
             train(recipe, memory / "run")
     (memory / "run/folds/fold-0/model/model.safetensors").write_bytes(b"half")
@@ -130,7 +130,7 @@ def test_a_remote_run_has_the_scores_of_a_local_one(
     bag = {"slide_000": remote_cohort / "features" / "slide_000.h5"}
     found = Run(f"{remote_cohort}/runs/a").predict(bag, device="cpu")
     same = local.predict({"slide_000": tiny_cohort.parent / "features/slide_000.h5"}, device="cpu")
-    np.testing.assert_array_equal(found.probabilities, same.probabilities)
+    np.testing.assert_array_equal(found.answers, same.probabilities)
     assert len(run.bag_paths()) == 24
     assert run.predictions.slides == local.predictions.slides
     assert set(run.shortcuts) == set(local.shortcuts)
@@ -159,7 +159,7 @@ def test_another_machine_resumes_a_killed_run_after_its_finished_folds(
     before = (out / "folds/fold-0/fold.json").read_bytes()
     shutil.rmtree(folders[0])  # another machine does not have it
     fitted = []
-    monkeypatch.setattr("caprmil.training.study.fit", counting(fitted))
+    monkeypatch.setattr("caprmil.training.cross_validation.fit", counting(fitted))
     run = train(recipe, out)
     assert len(fitted) == 1
     assert run.scores == local.scores
@@ -195,7 +195,7 @@ def test_repeating_the_command_uploads_missing_scores(
             train(recipe, memory / "run")
     assert not Run(memory / "run").finished
     fitted: list[int] = []
-    monkeypatch.setattr("caprmil.training.study.fit", counting(fitted))
+    monkeypatch.setattr("caprmil.training.cross_validation.fit", counting(fitted))
     assert train(recipe, memory / "run").finished
     assert fitted == []
 
@@ -211,7 +211,7 @@ def test_folds_that_could_not_be_uploaded_are_not_trained_again(
         with pytest.raises(StorageError):
             train(recipe, memory / "run")
     fitted: list[int] = []
-    monkeypatch.setattr("caprmil.training.study.fit", counting(fitted))
+    monkeypatch.setattr("caprmil.training.cross_validation.fit", counting(fitted))
     assert train(recipe, memory / "run").finished
     assert fitted == []
 

@@ -35,6 +35,7 @@ from caprmil.report.report_inputs import RunInputs, SlideInputs
 from caprmil.runs.run import Run
 from caprmil.slides.qc import Record
 from caprmil.synthetic import RareSignal, Section
+from caprmil.targets import Classification
 
 NASTY = "</script><img src=x onerror=alert(1)>"
 KINDS = {"encoder": "synthetic", "mpp": 1.0}
@@ -267,7 +268,7 @@ def test_the_probability_is_that_of_the_run(
 ) -> None:
     (shown,) = (float(str(b["data-value"])) for b in page.all("b") if b.get("id"))
     calibrated = with_pixels.answer.calibrated
-    expected = tiny_run.predict({"new": with_pixels.reference.bag}, device="cpu").probabilities[0]
+    expected = tiny_run.predict({"new": with_pixels.reference.bag}, device="cpu").answers[0]
     assert shown == pytest.approx((expected if calibrated is None else calibrated).max(), rel=1e-6)
 
 
@@ -515,7 +516,7 @@ def test_a_run_report_lists_every_slide_and_score(tiny_run: Run, run_html: str) 
 
 def test_the_confusion_matrix_is_that_of_sklearn(tiny_run: Run, run_html: str) -> None:
     table = tiny_run.predictions
-    expected = confusion_matrix(np.asarray(table.labels), table.probabilities.argmax(axis=1))
+    expected = confusion_matrix(np.asarray(table.labels), table.answers.argmax(axis=1))
     np.testing.assert_array_equal(confusion(table), expected)
     cells = [c for c in Reader(run_html).all("td") if "data-count" in c]
     assert [int(str(c["data-count"])) for c in cells] == expected.ravel().tolist()
@@ -528,15 +529,15 @@ def test_a_run_of_many_classes_has_a_curve_for_each(
     rng = np.random.default_rng(0)
     table = Predictions(
         slides=tuple(f"s{n}" for n in range(60)),
-        classes=("a", NASTY, "c"),
-        probabilities=rng.dirichlet(np.ones(3), size=60),
+        target=Classification(classes=("a", NASTY, "c")),
+        answers=rng.dirichlet(np.ones(3), size=60),
         labels=rng.integers(3, size=60),
         folds=folds,
     )
     labels = np.asarray(table.labels)
-    areas = [roc_auc_score(labels == n, table.probabilities[:, n]) for n in range(3)]
+    areas = [roc_auc_score(labels == n, table.answers[:, n]) for n in range(3)]
     drawn = Reader(roc(table))
-    for name, area in zip(table.classes, areas, strict=True):
+    for name, area in zip(table.target.names, areas, strict=True):
         assert f"{name} ({area:.3f})" in drawn.text
     bins = re.findall(r"(\d+) slides, mean probability", Reader(reliability(table)).text)
     assert [int(n) for n in bins] == [10] * 6
@@ -546,7 +547,7 @@ def test_a_run_of_many_classes_has_a_curve_for_each(
 
 def test_the_worst_mistakes_come_first(tiny_run: Run) -> None:
     parts, table = ClassParts(tiny_run), tiny_run.predictions
-    labels, p = np.asarray(table.labels), table.probabilities
+    labels, p = np.asarray(table.labels), table.answers
     rows = parts.worst(replace(table, labels=1 - labels), 100)
     assert set(rows) == set(np.flatnonzero(p.argmax(axis=1) != 1 - labels))
     assert sorted(rows, key=lambda n: p[n, 1 - labels[n]]) == rows

@@ -3,6 +3,7 @@
 import json
 import shutil
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -45,7 +46,7 @@ def own_paths(run: Run) -> dict[str, Path]:
 def test_a_run_knows_what_it_was_made_of(tiny_run: Run) -> None:
     facts = tiny_run.facts
     assert (facts.model, facts.in_dim, facts.encoder, facts.mpp) == ("caprmil", 64, "synthetic", 1)
-    assert facts.classes == ("normal", "tumour")
+    assert facts.target["classes"] == ["normal", "tumour"]
     assert facts.versions["torch"] == torch.__version__
     assert tiny_run.finished
     assert "3 folds" in repr(tiny_run)
@@ -60,10 +61,20 @@ def test_what_is_no_run_is_refused(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [FACTS, SPLITS])
-@pytest.mark.parametrize("text", ["{", "[]", "3", "{}", '{"classes": 3}', "\udcff"])
+@pytest.mark.parametrize("text", ["{", "[]", "3", "{}", '{"target": 3}', "\udcff"])
 def test_a_damaged_run_says_so(copy: Path, name: str, text: str) -> None:
     (copy / name).write_text(text, encoding="utf-8", errors="surrogateescape")
     with pytest.raises(RunError, match="damaged"):
+        Run(copy)
+
+
+def test_a_run_of_another_format_is_refused_with_both_versions(copy: Path) -> None:
+    facts = read_json(copy / FACTS) | {"version": "0.1.0"}
+    del facts["format"]
+    (copy / FACTS).write_text(as_json(facts), encoding="utf-8")
+    with pytest.raises(
+        RunError, match=rf"caprmil 0\.1\.0 in run format 1; .* {version('caprmil')}, .* 2"
+    ):
         Run(copy)
 
 
@@ -90,10 +101,11 @@ def test_a_fold_that_is_not_there_is_named_with_those_that_are(tiny_run: Run) ->
 
 
 def test_names_in_any_script_survive(copy: Path) -> None:
-    facts = read_json(copy / FACTS) | {"classes": ["gesund", "Krebs-Geschwür"]}
+    facts = read_json(copy / FACTS)
+    facts["target"]["classes"] = ["gesund", "Krebs-Geschwür"]
     (copy / FACTS).write_text(as_json(facts), encoding="utf-8")
     assert "ü" in (copy / FACTS).read_text(encoding="utf-8")
-    assert Run(copy).classes == ("gesund", "Krebs-Geschwür")
+    assert Run(copy).target.classes == ("gesund", "Krebs-Geschwür")
 
 
 # Bags of another kind
@@ -137,25 +149,25 @@ def test_predict_refuses_before_it_answers(tiny_run: Run, tmp_path: Path, strang
 def test_a_new_slide_is_answered_by_the_mean_of_the_folds(tiny_run: Run, stranger: Path) -> None:
     told = tiny_run.predict({"new": stranger}, device="cpu")
     sample = [Sample("new", stranger)]
-    each = [predict_samples(tiny_run.model(fold.name), sample)[0] for fold in tiny_run.splits]
-    np.testing.assert_allclose(told.probabilities[0], np.mean(each, axis=0), rtol=1e-12)
+    each = [predict_samples(tiny_run.trained(fold.name), sample)[0] for fold in tiny_run.splits]
+    np.testing.assert_allclose(told.answers[0], np.mean(each, axis=0), rtol=1e-12)
     assert told.extra["models"] == ("3",)
-    spread = np.std([row[told.probabilities[0].argmax()] for row in each], ddof=1)
+    spread = np.std([row[told.answers[0].argmax()] for row in each], ddof=1)
     assert float(told.extra["spread"][0]) == pytest.approx(spread, abs=1e-4)
 
 
 def test_one_fold_can_be_asked_alone(tiny_run: Run, stranger: Path) -> None:
     told = tiny_run.predict({"new": stranger}, fold="fold-1", device="cpu")
-    alone = predict_samples(tiny_run.model("fold-1"), [Sample("new", stranger)])
-    np.testing.assert_array_equal(told.probabilities, alone)
+    alone = predict_samples(tiny_run.trained("fold-1"), [Sample("new", stranger)])
+    np.testing.assert_array_equal(told.answers, alone)
     assert told.extra["models"] == ("1",)
 
 
 def test_a_slide_of_the_cohort_is_answered_as_in_cross_validation(tiny_run: Run) -> None:
     told = tiny_run.predict(own_paths(tiny_run), device="cpu")
     out_of_fold = tiny_run.predictions
-    honest = dict(zip(out_of_fold.slides, out_of_fold.probabilities, strict=True))
-    for slide, probabilities in zip(told.slides, told.probabilities, strict=True):
+    honest = dict(zip(out_of_fold.slides, out_of_fold.answers, strict=True))
+    for slide, probabilities in zip(told.slides, told.answers, strict=True):
         np.testing.assert_allclose(probabilities, honest[slide], rtol=1e-6)
     assert set(told.extra["models"]) == {"1"}
 
@@ -171,9 +183,9 @@ def test_an_answer_of_models_that_know_the_slide_is_marked(tiny_run: Run) -> Non
 
 def test_slides_and_patients_that_were_trained_on_are_not_scored(tiny_run: Run) -> None:
     tiny_run.check_unseen({"other": "somebody"})
-    with pytest.raises(RunError, match=r"know 1 of these slides.*slide_003"):
+    with pytest.raises(RunError, match=r"trained on 1 of these slides.*slide_003"):
         tiny_run.check_unseen({"other": "somebody", "slide_003": "somebody else"})
-    with pytest.raises(RunError, match=r"know 1 of these slides.*other"):
+    with pytest.raises(RunError, match=r"trained on 1 of these slides.*other"):
         tiny_run.check_unseen({"other": "patient_003"})
 
 

@@ -298,7 +298,7 @@ def spoil(path: Path, skill: float) -> None:
     table = Predictions.read(path)
     path.unlink()
     truth = np.eye(2)[np.asarray(table.labels)]
-    replace(table, probabilities=skill * truth + (1 - skill) / 2).write(path)
+    replace(table, answers=skill * truth + (1 - skill) / 2).write(path)
 
 
 @pytest.fixture
@@ -465,7 +465,7 @@ def test_the_csv_holds_every_fold_as_it_was_scored(tokens: tuple[Plan, Path]) ->
         for part in ("validation", "test"):
             path = folder / "points" / row["point"] / "folds" / row["fold"] / f"{part}.csv"
             table = Predictions.read(path)
-            area = roc_auc_score(np.asarray(table.labels), table.probabilities[:, 1])
+            area = roc_auc_score(np.asarray(table.labels), table.answers[:, 1])
             assert float(row[f"{part}_auc"]) == pytest.approx(area)
 
 

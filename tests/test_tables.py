@@ -2,17 +2,22 @@
 
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from caprmil.errors import CohortError
 from caprmil.io import tables
-from caprmil.io.tables import COLUMNS, Table, called
+from caprmil.io.tables import COLUMNS, matching_columns
 
 
-def read(folder: Path, content: str | bytes, **options: bool) -> Table:
+def read(folder: Path, content: str | bytes, **options: bool) -> pd.DataFrame:
     path = folder / "table.csv"
     path.write_bytes(content.encode() if isinstance(content, str) else content)
-    return tables.read(path, **options)
+    return tables.read_table(path, **options)
+
+
+def cells(table: pd.DataFrame) -> dict[str, list[str]]:
+    return {str(name): column.tolist() for name, column in table.items()}
 
 
 @pytest.mark.parametrize("mark", [",", ";", "\t"])
@@ -23,7 +28,7 @@ def test_marks_line_ends_and_bom_make_no_difference(
 ) -> None:
     lines = ["slide{0} age", "007{0}050", "{0}", "", '"a{0}b"{0}']
     table = read(tmp_path, start + end.join(lines).format(mark) + end)
-    assert table.columns == {"slide": ("007", f"a{mark}b"), "age": ("050", "")}
+    assert cells(table) == {"slide": ["007", f"a{mark}b"], "age": ["050", ""]}
 
 
 @pytest.mark.parametrize(
@@ -42,8 +47,11 @@ def test_the_separator_is_the_one_that_makes_sense(tmp_path: Path, header: str, 
 
 def test_rows_are_given_by_column_and_with_their_place(tmp_path: Path) -> None:
     table = read(tmp_path, 'slide,note\n\n\na,"two\nlines"\nb,\n')
-    assert table.rows() == [{"slide": "a", "note": "two\nlines"}, {"slide": "b", "note": ""}]
-    assert [place.rpartition("/")[2] for place in table.places] == [
+    assert table.to_dict("records") == [
+        {"slide": "a", "note": "two\nlines"},
+        {"slide": "b", "note": ""},
+    ]
+    assert [place.rpartition("/")[2] for place in table.index] == [
         "table.csv, line 5",  # where the row ends
         "table.csv, line 6",
     ]
@@ -51,17 +59,17 @@ def test_rows_are_given_by_column_and_with_their_place(tmp_path: Path) -> None:
 
 def test_columns_without_a_name_are_left_out(tmp_path: Path) -> None:
     table = read(tmp_path, ",slide,,Unnamed: 3\n0,a,x,y\n")
-    assert table.columns == {"slide": ("a",)}
+    assert cells(table) == {"slide": ["a"]}
 
 
 def test_cells_missing_at_the_end_are_empty_only_when_told(tmp_path: Path) -> None:
-    assert read(tmp_path, "slide,site\na\n", pad=True).columns == {"slide": ("a",), "site": ("",)}
+    assert cells(read(tmp_path, "slide,site\na\n", pad=True)) == {"slide": ["a"], "site": [""]}
     with pytest.raises(CohortError, match="line 2: 1 cells, but 2 columns"):
         read(tmp_path, "slide,site\na\n")
 
 
 def test_empty_cells_too_many_are_forgiven(tmp_path: Path) -> None:
-    assert read(tmp_path, "slide,site\na,x,,\n").columns == {"slide": ("a",), "site": ("x",)}
+    assert cells(read(tmp_path, "slide,site\na,x,,\n")) == {"slide": ["a"], "site": ["x"]}
 
 
 @pytest.mark.parametrize(
@@ -71,8 +79,8 @@ def test_empty_cells_too_many_are_forgiven(tmp_path: Path) -> None:
         (b"slide,label\n,\n", "no rows"),
         (b"slide,label\na,x,y\n", "line 2: 3 cells, but 2 columns"),
         (b"slide,slide\na,b\n", "2 columns called 'slide'"),
-        (b"slide\n\xe9\n", "no table in UTF-8"),
-        ("slide\na\n".encode("utf-16"), "no table in UTF-8"),
+        (b"slide\n\xe9\n", "not a table in UTF-8"),
+        ("slide\na\n".encode("utf-16"), "not a table in UTF-8"),
     ],
 )
 def test_what_is_no_table_is_refused_by_name(tmp_path: Path, content: bytes, told: str) -> None:
@@ -83,15 +91,15 @@ def test_what_is_no_table_is_refused_by_name(tmp_path: Path, content: bytes, tol
 def test_a_cell_that_is_missing_or_no_number_is_placed(tmp_path: Path) -> None:
     table = read(tmp_path, "slide,age\na,1e3\n,old\n")
     with pytest.raises(CohortError, match="line 3: the slide is missing"):
-        table.names("slide")
+        tables.names(table, "slide")
     with pytest.raises(CohortError, match="line 3: age is 'old', not a number"):
-        table.numbers("age")
-    assert read(tmp_path, "slide,age\na,1e3\n").numbers("age") == [1000.0]
+        tables.numbers(table, "age")
+    assert tables.numbers(read(tmp_path, "slide,age\na,1e3\n"), "age") == [1000.0]
 
 
 def test_columns_are_recognised_in_any_case_and_the_first_word_wins() -> None:
-    assert called(["WSI", "Slide ID", "age"], COLUMNS["slide"]) == ["Slide ID", "WSI"]
-    assert called(["Slide", "slide"], COLUMNS["slide"]) == ["Slide", "slide"]
+    assert matching_columns(["WSI", "Slide ID", "age"], COLUMNS["slide"]) == ["Slide ID", "WSI"]
+    assert matching_columns(["Slide", "slide"], COLUMNS["slide"]) == ["Slide", "slide"]
 
 
 def test_no_name_belongs_to_two_columns() -> None:
@@ -100,5 +108,24 @@ def test_no_name_belongs_to_two_columns() -> None:
 
 
 def test_a_table_in_markdown_has_a_rule_and_its_remarks_below() -> None:
-    text = tables.markdown(["a", "b"], [["1", "2"]], ["so it is"])
+    text = tables.markdown_table(["a", "b"], [["1", "2"]], ["so it is"])
     assert text == "| a | b |\n| --- | --- |\n| 1 | 2 |\n\n- so it is\n"
+
+
+def test_a_dataframe_a_workbook_and_parquet_are_the_same_table(tmp_path: Path) -> None:
+    frame = pd.DataFrame(
+        {"slide": ["a", "b"], "label": [1.0, None], "age": [61, 58], "x": [0.5, 1]}
+    )
+    frame.to_excel(tmp_path / "t.xlsx", index=False)
+    frame.to_parquet(tmp_path / "t.parquet")
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    expected = {"slide": ["a", "b"], "label": ["1", ""], "age": ["61", "58"], "x": ["0.5", "1"]}
+    for source in (frame, tmp_path / "t.xlsx", tmp_path / "t.parquet"):
+        assert cells(tables.read_table(source)) == expected
+    assert cells(tables.read_table(tmp_path / "t.csv"))["label"] == ["1.0", ""]
+
+
+def test_a_damaged_workbook_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "t.xlsx").write_bytes(b"PK no workbook")
+    with pytest.raises(CohortError, match=r"t\.xlsx cannot be read"):
+        tables.read_table(tmp_path / "t.xlsx")

@@ -88,12 +88,12 @@ def test_each_fold_is_answered_by_its_own_model(tiny_run: Run) -> None:
     for fold in tiny_run.splits:
         told = Predictions.read(tiny_run.fold_folder(fold.name) / "test.csv")
         samples = [Sample(slide, Path(tiny_run.paths[slide])) for slide in fold.test]
-        own = predict_samples(tiny_run.model(fold.name), samples)
+        own = predict_samples(tiny_run.trained(fold.name), samples)
         assert told.slides == fold.test
-        np.testing.assert_array_equal(told.probabilities, own)
+        np.testing.assert_array_equal(told.answers, own)
         others = [f.name for f in tiny_run.splits if f != fold]
         assert not any(
-            np.allclose(predict_samples(tiny_run.model(o), samples), own) for o in others
+            np.allclose(predict_samples(tiny_run.trained(o), samples), own) for o in others
         )
 
 
@@ -165,8 +165,8 @@ def test_without_validation_all_epochs_are_run_and_the_last_is_kept(
 def test_three_classes_are_told_apart(tiny_recipe: Recipe, tmp_path: Path) -> None:
     table = relabel(Path(tiny_recipe.cohort), tmp_path, lambda n: "abc"[n % 3], "label")
     run = run_recipe(quick(tiny_recipe, cohort=str(table)), tmp_path / "run")
-    assert run.classes == ("a", "b", "c")
-    assert run.predictions.probabilities.shape == (24, 3)
+    assert run.target.classes == ("a", "b", "c")
+    assert run.predictions.answers.shape == (24, 3)
     assert run.model("fold-0").n_outputs == 3
 
 
@@ -299,16 +299,16 @@ def at_call(number: int, monkeypatch: pytest.MonkeyPatch, target: str) -> None:
 @pytest.mark.parametrize(
     ("target", "number"),
     [
-        ("training._open", 1),
-        ("runs.as_json", 2),  # recipe and splits are written, run.json is not
-        ("learner.History.as_csv", 4),  # in the middle of the second fold
+        ("training.cross_validation.open_run", 1),
+        ("training.run_folder.as_json", 2),  # recipe and splits are written, run.json is not
+        ("training.checkpoints.write_history", 4),  # in the middle of the second fold
         ("models.MILModel.save_pretrained", 2),  # trained, and nothing saved
-        ("study._table", 4),  # validation is answered, test is not
-        ("study.Path.rename", 2),  # all of the fold is there but its name
-        ("study._train_fold", 2),  # between folds
-        ("predictions.Predictions.concatenate", 1),
+        ("training.cross_validation.predict_samples", 4),  # validation is predicted, test is not
+        ("training.cross_validation.Path.rename", 2),  # all of the fold is there but its name
+        ("training.cross_validation.train_fold", 2),  # between folds
+        ("evaluation.predictions.Predictions.concatenate", 1),
         ("figures.roc_curves", 1),
-        ("predictions.summary", 1),
+        ("evaluation.predictions.summary", 1),
     ],
 )
 def test_a_broken_run_goes_on_and_ends_with_the_same_numbers(
@@ -329,7 +329,7 @@ def test_a_broken_run_goes_on_and_ends_with_the_same_numbers(
 @pytest.fixture
 def broken(tiny_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A run that was interrupted between its folds."""
-    at_call(2, monkeypatch, "study._train_fold")
+    at_call(2, monkeypatch, "training.cross_validation.train_fold")
     with pytest.raises(KeyboardInterrupt):
         run_recipe(quick(tiny_recipe), tmp_path / "broken")
     monkeypatch.undo()
@@ -376,7 +376,7 @@ def test_a_cohort_that_has_changed_meanwhile_is_refused(
     write()
     fixed = SplitConfig(kind="fixed")
     recipe = quick(tiny_recipe, cohort=str(table), splits=fixed)
-    at_call(1, monkeypatch, "study._train_fold")
+    at_call(1, monkeypatch, "training.cross_validation.train_fold")
     with pytest.raises(KeyboardInterrupt):
         run_recipe(recipe, tmp_path / "run")
     if change == "bag":

@@ -85,11 +85,11 @@ def test_the_list_says_what_the_run_said(app: Guard, tiny_run: Run) -> None:
     table = tiny_run.predictions
     assert list(rows) == list(tiny_run.paths)
     assert table.labels is not None
-    for slide, label, mean in zip(table.slides, table.labels, table.probabilities, strict=True):
+    for slide, label, mean in zip(table.slides, table.labels, table.answers, strict=True):
         row = rows[slide]
         assert row["id"] == identify(slide)
         assert row["probabilities"] == mean.tolist()
-        assert row["label"] == tiny_run.classes[label]
+        assert row["label"] == tiny_run.target.names[label]
         assert row["right"] == (mean.argmax() == label)
         assert row["pixels"] == (slide in ("slide_000", "slide_001"))
 
@@ -148,11 +148,11 @@ def test_asking_without_a_region_is_predicting_a_bag_without_it(
         tmp_path / f"{name}.h5", bag.features[left], bag.coords[left], encoder="synthetic", mpp=1.0
     )
     said = ask(app, key, {"without": [[1, 5], [20, 31]]}).json
-    expected = tiny_run.predict({name: path}, device="cpu").probabilities[0]
+    expected = tiny_run.predict({name: path}, device="cpu").answers[0]
     np.testing.assert_allclose(said["answer"], expected, atol=1e-6)
     assert (said["left"], said["out"]) == (len(left), 15)
     fold = call(app, f"/api/slides/{key}").json["model"]["fold"]
-    own = tiny_run.predict({name: path}, fold=fold, device="cpu").probabilities[0]
+    own = tiny_run.predict({name: path}, fold=fold, device="cpu").answers[0]
     np.testing.assert_allclose(said["probabilities"], own, atol=1e-6)
     shares = np.exp(said["logits"]) / np.exp(said["logits"]).sum()
     np.testing.assert_allclose(shares, own, atol=1e-6)

@@ -318,7 +318,7 @@ def test_the_list_is_searched_filtered_and_sorted(open_tab: Open, tiny_run: Run)
     tab = open_tab().go()
     table = tiny_run.predictions
     assert table.labels is not None
-    wrong = int((table.probabilities.argmax(axis=1) != table.labels).sum())
+    wrong = int((table.answers.argmax(axis=1) != table.labels).sum())
     tab.page.select_option("#filter", "mistakes")
     assert tab.page.locator("#list li").count() == wrong
     assert tab.page.locator("#list .verdict.right").count() == 0
@@ -327,7 +327,7 @@ def test_the_list_is_searched_filtered_and_sorted(open_tab: Open, tiny_run: Run)
     tab.page.select_option("#filter", "all")
     tab.page.select_option("#sort", "unsure")
     first = tab.page.locator("#list b").first.text_content()
-    assert first == table.slides[int(table.probabilities.max(axis=1).argmin())]
+    assert first == table.slides[int(table.answers.max(axis=1).argmin())]
     tab.page.fill("#search", "slide_01")
     assert tab.page.locator("#list li").count() == 10
     tab.page.fill("#search", "nobody")

@@ -67,18 +67,18 @@ def parse(
 
 def dump(settings: Any) -> str:
     """Return all settings as TOML. `load` turns it into equal settings."""
-    return tomli_w.dumps(_plain(settings))
+    return tomli_w.dumps(as_table(settings))
 
 
 def digest(settings: Any) -> str:
     """Return a short hash. Equal settings have equal digests."""
-    text = json.dumps(_plain(settings), sort_keys=True)
+    text = json.dumps(as_table(settings), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def differences(old: Any, new: Any) -> list[str]:
     """Return one line for each setting that differs, e.g. `train.epochs: 30 -> 5`."""
-    before, after = _flat(_plain(old)), _flat(_plain(new))
+    before, after = _flat(as_table(old)), _flat(as_table(new))
     return [
         f"{key}: {before.get(key, 'not set')} -> {after.get(key, 'not set')}"
         for key in sorted(before | after)
@@ -184,7 +184,7 @@ def _name(into: Any) -> str:
     return known.get(into, "a table")
 
 
-def _plain(settings: Any) -> dict[str, Any]:
+def as_table(settings: Any) -> dict[str, Any]:
     """Return settings as nested tables, without those that are None."""
     table: dict[str, Any] = {}
     for field in fields(settings):
@@ -193,7 +193,7 @@ def _plain(settings: Any) -> dict[str, Any]:
             table |= value
         elif is_dataclass(value):
             kind = {KIND: value.kind} if "registry" in field.metadata else {}  # type: ignore[union-attr]
-            table[field.name] = kind | _plain(value)
+            table[field.name] = kind | as_table(value)
         else:
             table[field.name] = list(value) if isinstance(value, tuple) else value
     return {key: value for key, value in table.items() if value is not None}

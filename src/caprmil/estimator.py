@@ -1,4 +1,4 @@
-"""Estimator: a model behind scikit-learn's interface, for bags that are already in memory."""
+"""Estimators: models with scikit-learn's interface, for bags in memory or in files."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.model_selection import train_test_split
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted
@@ -23,26 +23,130 @@ from caprmil.features.bags import Bag
 from caprmil.features.batches import Sample
 from caprmil.models import MILModel, create
 from caprmil.models.device import pick_device
-from caprmil.runs.inference import predict_samples
-from caprmil.training import module as learner
-from caprmil.training.module import TrainConfig
+from caprmil.runs.inference import TrainedModel, predict_samples
+from caprmil.targets import Classification, Regression, Target
+from caprmil.training.module import TrainConfig, fit
 
 BagLike: TypeAlias = NDArray[Any] | Tensor | Bag | str | PathLike[str]
 """An array (patches, features), a tensor of that shape, a bag, or the path of a bag's file."""
 
 
-class MILClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
-    """Learn classes of bags, as scikit-learn's classifiers learn classes of rows.
+class MILEstimator(BaseEstimator):  # type: ignore[misc]
+    """What the estimators share: a model by name, and the settings of its training."""
+
+    model: str | MILModel
+    settings: dict[str, Any] | None
+    epochs: int
+    lr: float
+    weight_decay: float
+    warmup_epochs: int
+    batch_size: int
+    clip: float
+    validation: float
+    patience: int
+    seed: int
+    device: str
+
+    def _fit(self, samples: Sequence[Sample], labels: NDArray[Any], target: Target) -> None:
+        """Train a new model on bags with labels."""
+        if len(samples) != len(labels):
+            raise CohortError(
+                f"There are {len(samples)} bags but {len(labels)} labels. Give one label per bag."
+            )
+        settings = self._train_settings()
+        width = common_width(samples)
+        labelled = [
+            sample._replace(label=label)
+            for sample, label in zip(samples, labels.tolist(), strict=True)
+        ]
+        train, held_out = self._split(labelled, target)
+        target = target.fit([sample.label for sample in train])
+        with own_randomness(self.device), TemporaryDirectory(prefix="caprmil-") as folder:
+            torch.manual_seed(self.seed)
+            model = self._new_model(width, target.n_outputs)
+            history = fit(
+                model,
+                train,
+                held_out,
+                target=target,
+                folder=Path(folder),
+                settings=settings,
+                seed=self.seed,
+                device=self.device,
+            )
+        self.n_features_in_, self.target_ = width, target
+        self.model_, self.history_ = model, history
+
+    def _answers(self, bags: Sequence[BagLike]) -> NDArray[np.float64]:
+        """Return the answers of the fitted model, one row per bag."""
+        check_is_fitted(self, "model_")
+        samples = as_samples(bags)
+        common_width(samples, self.n_features_in_)
+        with own_randomness(self.device) as device:  # a DataLoader draws a seed in any case
+            trained = TrainedModel(self.model_, self.target_)
+            answers = predict_samples(trained, samples, device=device)
+        self.model_.cpu()
+        return answers
+
+    def _train_settings(self) -> TrainConfig:
+        return TrainConfig(
+            epochs=self.epochs,
+            lr=self.lr,
+            weight_decay=self.weight_decay,
+            warmup_epochs=min(self.warmup_epochs, self.epochs // 2),
+            batch_size=self.batch_size,
+            clip=self.clip,
+            patience=self.patience,
+        )
+
+    def _new_model(self, width: int, n_outputs: int) -> MILModel:
+        if isinstance(self.model, str):
+            return create(self.model, width, n_outputs, **deepcopy(self.settings or {}))
+        if self.settings:
+            raise RecipeError("settings are for a model by name; this one is already built.")
+        if (self.model.in_dim, self.model.n_outputs) != (width, n_outputs):
+            raise BagError(
+                f"The model was made for {self.model.in_dim} features and {self.model.n_outputs} "
+                f"outputs; these bags have {width} and {n_outputs}."
+            )
+        return deepcopy(self.model)
+
+    def _split(self, samples: list[Sample], target: Target) -> tuple[list[Sample], list[Sample]]:
+        """Return the bags to train on and those held out, each with its share of every stratum."""
+        if not 0 <= self.validation < 1:
+            raise RecipeError(
+                f"validation is a share of the bags, from 0 to below 1, not {self.validation}."
+            )
+        if not self.validation:
+            return samples, []
+        strata, _ = target.strata({sample.slide: sample.label for sample in samples})
+        try:
+            train, held_out = train_test_split(
+                samples,
+                test_size=self.validation,
+                stratify=list(strata.values()),
+                random_state=self.seed,
+            )
+        except ValueError as problem:
+            raise CohortError(
+                f"A share of {self.validation} of {len(samples)} bags cannot be held out with "
+                f"every class on both sides ({problem}) Change validation, or set it to 0."
+            ) from problem
+        return train, held_out
+
+
+class MILClassifier(ClassifierMixin, MILEstimator):  # type: ignore[misc]
+    """Classifies bags, as scikit-learn's classifiers classify rows.
 
     >>> classifier = MILClassifier("caprmil", epochs=10).fit(bags, labels)
     >>> cross_val_score(MILClassifier("abmil"), bags, labels, cv=5)
 
     `model` is a name that `caprmil.models.create` takes, with its `settings`; or a model, of
     which a copy is trained on from the weights it has. The other words are those of TrainConfig.
-    The warm-up lasts half of the epochs at most. `validation` is the share of the bags that is
+    The warm-up takes at most half of the epochs. `validation` is the share of the bags that is
     held out, by class, to stop early and to keep the best epoch; 0 trains on all of them.
 
-    Fitted: `classes_`, `n_features_in_`, `model_`, and `history_`, a row of numbers an epoch.
+    Fitted: `classes_`, `n_features_in_`, `model_`, and `history_`, one row of numbers per epoch.
     """
 
     def __init__(
@@ -77,45 +181,19 @@ class MILClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.device = device
 
     def fit(self, bags: Sequence[BagLike], labels: Iterable[Any]) -> "MILClassifier":
-        """Train a new model on these bags, one label each."""
+        """Train a new model on these bags, with one label per bag."""
         samples = as_samples(bags)
         classes, numbers = as_classes(labels)
-        if len(samples) != len(numbers):
-            raise CohortError(
-                f"There are {len(samples)} bags but {len(numbers)} labels. Give one label a bag."
-            )
-        settings = self._train_settings()
-        width = common_width(samples)
-        labelled = [
-            sample._replace(label=int(number))
-            for sample, number in zip(samples, numbers, strict=True)
-        ]
-        train, held_out = self._split(labelled)
-        with own_randomness(self.device), TemporaryDirectory(prefix="caprmil-") as folder:
-            torch.manual_seed(self.seed)
-            model = self._new_model(width, len(classes))
-            history = learner.fit(
-                model,
-                train,
-                held_out,
-                folder=Path(folder),
-                settings=settings,
-                seed=self.seed,
-                device=self.device,
-            )
-        self.classes_, self.n_features_in_ = classes, width
-        self.model_, self.history_ = model, history
+        target = Classification(
+            classes=tuple(map(str, range(len(classes)))), class_weights=self.class_weights
+        )
+        self._fit(samples, numbers, target)
+        self.classes_ = classes
         return self
 
     def predict_proba(self, bags: Sequence[BagLike]) -> NDArray[np.float64]:
-        """Return the probability of each class of `classes_`, a row a bag."""
-        check_is_fitted(self, "model_")
-        samples = as_samples(bags)
-        common_width(samples, self.n_features_in_)
-        with own_randomness(self.device) as place:  # a DataLoader draws a seed, needed or not
-            probabilities = predict_samples(self.model_, samples, device=place)
-        self.model_.cpu()
-        return probabilities
+        """Return the probability of each class of `classes_`, one row per bag."""
+        return self._answers(bags)
 
     def predict(self, bags: Sequence[BagLike]) -> NDArray[Any]:
         """Return the likeliest class of each bag, by the name it had in `fit`."""
@@ -123,57 +201,65 @@ class MILClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         predicted: NDArray[Any] = self.classes_[chosen]
         return predicted
 
-    def _train_settings(self) -> TrainConfig:
-        if self.class_weights not in ("none", "balanced"):
-            raise RecipeError(
-                f"class_weights cannot be {self.class_weights!r}. Known: balanced, none."
-            )
-        return TrainConfig(
-            epochs=self.epochs,
-            lr=self.lr,
-            weight_decay=self.weight_decay,
-            warmup_epochs=min(self.warmup_epochs, self.epochs // 2),
-            batch_size=self.batch_size,
-            class_weights=self.class_weights,
-            clip=self.clip,
-            patience=self.patience,
-        )
 
-    def _new_model(self, width: int, n_outputs: int) -> MILModel:
-        if isinstance(self.model, str):
-            return create(self.model, width, n_outputs, **deepcopy(self.settings or {}))
-        if self.settings:
-            raise RecipeError("settings are for a model by name; this one is built already.")
-        if (self.model.in_dim, self.model.n_outputs) != (width, n_outputs):
-            raise BagError(
-                f"The model was made for {self.model.in_dim} features and {self.model.n_outputs} "
-                f"classes; these bags have {width} and {n_outputs}."
-            )
-        return deepcopy(self.model)
+class MILRegressor(RegressorMixin, MILEstimator):  # type: ignore[misc]
+    """Predicts a number per bag, as scikit-learn's regressors do for rows.
 
-    def _split(self, samples: list[Sample]) -> tuple[list[Sample], list[Sample]]:
-        """Return the bags to train on and those held out, each with its share of every class."""
-        if not 0 <= self.validation < 1:
-            raise RecipeError(
-                f"validation is a share of the bags, from 0 to below 1, not {self.validation}."
-            )
-        if not self.validation:
-            return samples, []
-        labels = [sample.label for sample in samples]
+    >>> regressor = MILRegressor("caprmil", epochs=10).fit(bags, values)
+
+    The settings are those of `MILClassifier`; `loss` is that of the regression target.
+    """
+
+    def __init__(
+        self,
+        model: str | MILModel = "caprmil",
+        *,
+        settings: dict[str, Any] | None = None,
+        epochs: int = 30,
+        lr: float = 2e-4,
+        weight_decay: float = 1e-5,
+        warmup_epochs: int = 6,
+        batch_size: int = 1,
+        loss: Literal["l1", "l2", "huber"] = "huber",
+        clip: float = 0.0,
+        validation: float = 0.0,
+        patience: int = 20,
+        seed: int = 0,
+        device: str = "auto",
+    ) -> None:
+        self.model = model
+        self.settings = settings
+        self.epochs = epochs
+        self.lr = lr
+        self.weight_decay = weight_decay
+        self.warmup_epochs = warmup_epochs
+        self.batch_size = batch_size
+        self.loss = loss
+        self.clip = clip
+        self.validation = validation
+        self.patience = patience
+        self.seed = seed
+        self.device = device
+
+    def fit(self, bags: Sequence[BagLike], labels: Iterable[Any]) -> "MILRegressor":
+        """Train a new model on these bags, with one number per bag."""
+        samples = as_samples(bags)
         try:
-            train, held_out = train_test_split(
-                samples, test_size=self.validation, stratify=labels, random_state=self.seed
-            )
-        except ValueError as problem:
-            raise CohortError(
-                f"A share of {self.validation} of {len(samples)} bags cannot be held out with "
-                f"every class on both sides ({problem}) Change validation, or set it to 0."
-            ) from problem
-        return train, held_out
+            numbers = np.asarray(list(labels), dtype=np.float64)
+        except (TypeError, ValueError) as problem:
+            raise CohortError(f"Labels must be numbers ({problem}).") from problem
+        if numbers.ndim != 1 or not np.isfinite(numbers).all():
+            raise CohortError("Labels must be one finite number per bag.")
+        self._fit(samples, numbers, Regression(loss=self.loss))
+        return self
+
+    def predict(self, bags: Sequence[BagLike]) -> NDArray[np.float64]:
+        """Return the predicted number of each bag."""
+        return self._answers(bags)[:, 0]
 
 
 def as_samples(bags: Sequence[BagLike]) -> list[Sample]:
-    """Check bags of any kind and name them by their place. Files are only looked at here."""
+    """Check bags of any kind and name them by their number. Files are read later."""
     if isinstance(bags, str | PathLike | Bag):
         raise BagError("This is one bag. Pass a list of them, even if it is a list of one.")
     if getattr(bags, "ndim", None) == 2:
@@ -205,7 +291,7 @@ def as_bag(bag: BagLike, number: int) -> Path | Bag:
 
 
 def common_width(samples: Sequence[Sample], fitted: int | None = None) -> int:
-    """Return how many features a patch has: the same in all bags, and as it was in `fit`."""
+    """Return the number of features per patch: the same in all bags, and as in `fit`."""
     widths = [
         sample.bag.info.width
         if isinstance(sample.bag, Bag)
@@ -215,7 +301,7 @@ def common_width(samples: Sequence[Sample], fitted: int | None = None) -> int:
     expected = fitted or widths[0]
     for sample, width in zip(samples, widths, strict=True):
         if width != expected:
-            others = "the classifier was fitted on" if fitted else "the bags before it have"
+            others = "the model was fitted on" if fitted else "the bags before it have"
             raise BagError(
                 f"{sample.slide.capitalize()} has patches of {width} features; {others} "
                 f"{expected}. Use the features of one encoder for all bags."
@@ -227,12 +313,12 @@ def as_classes(labels: Iterable[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
     """Return the classes, sorted, and the number of each label's class among them."""
     column = np.asarray(labels if hasattr(labels, "__array__") else list(labels))
     if column.ndim != 1:
-        raise CohortError(f"Labels are one a bag, not of shape {column.shape}.")
+        raise CohortError(f"Labels are one per bag, not of shape {column.shape}.")
     try:
         classes, numbers = np.unique(column, return_inverse=True)
     except TypeError as problem:
         raise CohortError(
-            f"Labels must be of one kind that can be sorted ({problem}). Pass text or numbers."
+            f"Labels must be of one type that can be sorted ({problem}). Pass text or numbers."
         ) from problem
     if len(classes) < 2:
         raise CohortError(
@@ -244,9 +330,9 @@ def as_classes(labels: Iterable[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
 
 @contextmanager
 def own_randomness(device: str) -> Iterator[torch.device]:
-    """Yield the device, and leave torch's random state in the end as it was."""
-    place = pick_device(device)
+    """Yield the device, and restore torch's random state at the end."""
+    chosen = pick_device(device)
     # A seed is set on every GPU, whichever is used, as soon as CUDA is up.
     gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
     with torch.random.fork_rng(devices=list(gpus)):
-        yield place
+        yield chosen

@@ -74,7 +74,7 @@ def demo(
 ) -> None:
     """Generate slides, encode them, cross-validate three models, answer new slides from pixels."""
     from caprmil import demo as show
-    from caprmil.evaluation.metrics import mean_and_spread
+    from caprmil.targets.metric import mean_and_spread
 
     plan = show.QUICK if quick else show.WHOLE
     cohort = plan.cohort

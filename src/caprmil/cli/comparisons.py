@@ -26,19 +26,16 @@ def compare(
         Path | None, typer.Option(help="Folder for comparison.csv and .md, with all metrics.")
     ] = None,
 ) -> None:
-    """Tell which differences between runs are real, and whether they beat their shortcuts."""
+    """Test which differences between runs are real, and whether runs beat their baselines."""
     from caprmil.errors import CohortError
     from caprmil.evaluation import comparison
     from caprmil.io.atomic import check_new, write_text
 
     names = name_runs([*runs, *([against] if against and against not in runs else [])])
-    tables, shortcuts = _read(names)
+    tables, baselines = _read(names)
     reference = [names[against]] if against else []
-    if len(tables) == 1 and not any(shortcuts.values()):
-        raise CohortError(
-            f"{runs[0]} stands alone and has no shortcuts beside it. Name a second run or CSV, or "
-            "train again with this version, which answers by shortcuts as well."
-        )
+    if len(tables) == 1 and not any(baselines.values()):
+        raise CohortError(f"{runs[0]} is alone and has no baselines. Name a second run or CSV.")
     for name in ("comparison.csv", "comparison.md") if out else ():
         check_new(Path(str(out)) / name)
     text = ""
@@ -48,12 +45,12 @@ def compare(
         text += f"# Comparison\n\n{found.as_markdown()}"
         if out is not None:
             found.write(out / "comparison.csv")
-    for name, own in shortcuts.items():
+    for name, own in baselines.items():
         if own:
             beside = comparison.compare_with_baselines(name, tables[name], own)
-            told = list(beside.warnings()) or [f"{name} beats every shortcut."]
+            told = list(beside.warnings()) or [f"{name} beats every baseline."]
             _show(beside, told, apart=("first", "metric"))
-            text += "\n\n".join([f"\n# {name} beside shortcuts", *told, beside.as_markdown()])
+            text += "\n\n".join([f"\n# {name} beside baselines", *told, beside.as_markdown()])
     if out is not None:
         write_text(out / "comparison.md", text.lstrip("\n"))
         typer.echo(f"Written to {out}.")
@@ -62,19 +59,19 @@ def compare(
 def _read(
     names: dict[Path, str],
 ) -> tuple[dict[str, "Predictions"], dict[str, dict[str, "Predictions"]]]:
-    """Return the answers of each run or CSV, and the shortcuts beside it, if there are any."""
+    """Return the answers of each run or CSV, and the baselines beside it, if there are any."""
     from caprmil.evaluation.predictions import Predictions
 
-    tables, shortcuts = {}, {}
+    tables, baselines = {}, {}
     for path, name in names.items():
         if path.is_dir():
             from caprmil.runs.run import Run  # torch loads here, and CSVs have no need of it
 
             run = Run(path)
-            tables[name], shortcuts[name] = run.predictions, run.shortcuts
+            tables[name], baselines[name] = run.predictions, run.baselines
         else:
             tables[name] = Predictions.read(path)
-    return tables, shortcuts
+    return tables, baselines
 
 
 def _show(

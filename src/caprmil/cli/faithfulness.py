@@ -43,8 +43,8 @@ def faithfulness(
 
     trained, folder = Run(run), out or run / "faithfulness"
     check_new(folder)
-    if only is not None and only not in trained.classes:
-        raise UnknownNameError(f"class in {run}", only, trained.classes)
+    if only is not None and only not in trained.target.names:
+        raise UnknownNameError(f"class in {run}", only, trained.target.names)
     unseen = trained.unseen_slides()
     names = list(slides) if slides else _shuffled(unseen)
     if not names:
@@ -58,7 +58,7 @@ def faithfulness(
         following = explain.measure_faithfulness(
             trained,
             subjects,
-            only=None if only is None else trained.classes.index(only),
+            only=None if only is None else trained.target.names.index(only),
             force=force,
             device=pick_device(device),
             progress=lambda done, total: step(len(found) + done / total, wanted, "slides"),

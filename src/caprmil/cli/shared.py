@@ -136,9 +136,9 @@ def name_runs(paths: "Sequence[Path]") -> dict[Path, str]:
 
 
 def answers_table(answers: "Predictions") -> None:
-    shown = zip(answers.slides[:20], answers.probabilities[:20], strict=True)
+    shown = zip(answers.slides[:20], answers.answers[:20], strict=True)
     rows = [[slide, *(f"{value:.4f}" for value in values)] for slide, values in shown]
-    show_table(["slide", *answers.classes], rows)
+    show_table(["slide", *answers.target.names], rows)
 
 
 def slides_text(count: int) -> str:

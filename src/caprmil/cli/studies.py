@@ -179,8 +179,8 @@ def check(
 
     trained = Run(run)
     paths = list(find_bags(bags).values()) if bags else trained.bag_paths()
-    fold = trained.answering()[0].name
-    findings = measure(trained.model(fold), paths[:most])
+    fold = trained.trained_folds()[0].name
+    findings = measure(trained.trained(fold), paths[:most])
     rows = [
         [
             finding.promise,
@@ -189,7 +189,7 @@ def check(
         ]
         for finding in findings
     ]
-    show_table(["promise", "largest deviation of a probability", "holds"], rows)
+    show_table(["promise", "largest deviation of an answer", "holds"], rows)
     typer.echo(f"Measured on {len(paths[:most])} bags with the model of {fold}.")
     if not all(finding.holds for finding in findings):
         raise typer.Exit(1)

@@ -1,4 +1,4 @@
-"""A cohort: the slides, patients and labels of a study, where their bags lie, and its folds."""
+"""A cohort: slides, patients and labels, where their bags are, and its folds."""
 
 import re
 from collections import Counter, defaultdict
@@ -9,20 +9,23 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
+import pandas as pd
+
 from caprmil.cohort import folds
-from caprmil.cohort.folds import Findings, Fold, Listing, Split, SplitConfig
+from caprmil.cohort.folds import Fold, Listing, Split, SplitConfig
 from caprmil.encoders.card import same_encoder
 from caprmil.errors import BagError, CohortError, RecipeError, shorten, suggest
 from caprmil.features import bags
 from caprmil.features.bags import BagInfo
 from caprmil.io import tables
+from caprmil.io.findings import Findings
 from caprmil.io.paths import as_path, join_path
 from caprmil.io.progress import Step
-from caprmil.io.tables import Row, is_known, is_number
+from caprmil.io.tables import Row, TableLike, is_known, table_name
 from caprmil.slides.names import slide_name
 from caprmil.slides.scale import same_scale
-
-__all__ = ["Cohort", "CohortConfig", "Entry", "Fold", "SplitConfig", "find_bags", "load_cohort"]
+from caprmil.targets import Classification, Target
+from caprmil.targets.base import Label
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,20 +36,16 @@ class CohortConfig:
     """Column of the slide, where its name is not recognised; patient and label likewise."""
     patient: str | None = None
     label: str | None = None
-    classes: tuple[str, ...] = ()
-    """Order of the classes. By default sorted, as numbers if all of them are."""
     missing: Literal["error", "skip"] = "error"
     """What to do about slides without a bag."""
     mixed_patients: bool = False
     """Accept patients with two labels, where the label belongs to the slide (BRACS)."""
     scan: bool = True
-    """Read every bag once before training, to find the broken ones before the long night."""
+    """Read every bag once before training, to find broken ones before hours of training."""
 
     def __post_init__(self) -> None:
         if self.missing not in ("error", "skip"):
             raise RecipeError(f"[data] missing is {self.missing!r}, and must be error or skip.")
-        if len(set(self.classes)) < len(self.classes):
-            raise RecipeError(f"[data] classes names one twice: {', '.join(self.classes)}.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +54,7 @@ class Entry:
 
     name: str
     patient: str
-    label: int | None  # None only in a cohort that was loaded without splits
+    label: Label | None  # None only in a cohort that was loaded without splits
     path: Path
     row: Row  # the other columns: site, age, fold_0, ...
 
@@ -64,8 +63,8 @@ class Entry:
 class Cohort:
     """Slides in the order of their table, each with a bag, and what their bags have in common."""
 
-    table: Path
-    classes: tuple[str, ...]
+    target: Target
+    """What is predicted, with what it found in the labels: e.g. the classes."""
     entries: tuple[Entry, ...]
     bags: dict[str, BagInfo]
     notes: tuple[str, ...] = ()
@@ -76,8 +75,8 @@ class Cohort:
         return {entry.name: entry.patient for entry in self.entries}
 
     @property
-    def labels(self) -> dict[str, int]:
-        """The class of each slide that has one, as an index into `classes`."""
+    def labels(self) -> dict[str, Label]:
+        """The label of each slide that has one: for a classification, the number of its class."""
         return {entry.name: entry.label for entry in self.entries if entry.label is not None}
 
     @property
@@ -85,13 +84,13 @@ class Cohort:
         """The width of all bags."""
         return next(iter(self.bags.values())).width
 
-    def said(self, field: str) -> Any:
-        """Return what the first bag says that says anything, e.g. its encoder."""
+    def first_known(self, field: str) -> Any:
+        """Return a field of the first bag that has it, e.g. its encoder."""
         return next((v for bag in self.bags.values() if (v := getattr(bag, field))), None)
 
     @property
     def mpp(self) -> float | None:
-        """The microns per pixel in the middle of all bags that know theirs."""
+        """The median of the microns per pixel of all bags that have them."""
         known = [bag.mpp for bag in self.bags.values() if bag.mpp]
         return median(known) if known else None
 
@@ -111,55 +110,64 @@ class Cohort:
 
 
 def load_cohort(
-    table: str | Path,
+    table: TableLike,
     features: str | Path | None,
     config: CohortConfig | None = None,
     splits: SplitConfig | None = None,
     *,
+    target: Target | None = None,
     progress: Step | None = None,
 ) -> tuple[Cohort, list[Fold]]:
     """Read a table, find and check its bags, and make its folds.
 
-    Everything that is wrong is gathered and raised as one `CohortError`; what is only worth
-    knowing is left in `Cohort.notes`. Without `splits` (prediction, a cohort from elsewhere)
-    there are no folds, slides may lack a label, and one class will do.
+    All problems are collected and raised as one `CohortError`; notes are in `Cohort.notes`.
+    Without `splits` (prediction, an external cohort) there are no folds, slides may lack a label,
+    and one class is enough. `target` is by default a classification.
     """
-    table, config, found = as_path(table), config or CohortConfig(), Findings()
-    read = tables.read(table, pad=True)
-    columns = _find_columns(list(read.columns), config, found, required=splits is not None)
-    listed = _by_slide(read.rows(), columns, found)
-    paths = _locate(listed, columns, table, features, config, found)
+    config, target, found = config or CohortConfig(), target or Classification(), Findings()
+    required, name = splits is not None, table_name(table)
+    folder = Path() if isinstance(table, pd.DataFrame) else as_path(table).parent
+    frame = tables.read_table(table, pad=True)
+    columns = _find_columns(list(frame.columns), config, found, required=required)
+    listed = _by_slide(tables.rows(frame), columns, found)
+    paths = _locate(listed, columns, folder, features, config, found)
     skip = config.missing == "skip" and paths
-    rows = {name: row for name, row in listed.items() if name in paths or not skip}
+    rows = {slide: row for slide, row in listed.items() if slide in paths or not skip}
 
     patients = _read_patients(rows, columns, found)
-    classes, labels = _read_labels(rows, columns, config, found, required=splits is not None)
+    labels: dict[str, Label] = {}
+    if (column := columns.get("label")) is not None:
+        cells = {slide: row[column] for slide, row in rows.items()}
+        target, labels = target.read(cells, column, found, required=required)
+    elif not required:
+        found.notes.append("No label column: there is nothing to score against.")
     if not config.mixed_patients:
-        _check_patients(patients, labels, classes, found)
-    infos = _survey(paths, config, found, progress)
-    _compare(infos, found)
+        _check_patients(patients, labels, target, found)
+    infos = _inspect(paths, config, found, progress)
+    _check_same_kind(infos, found)
     made: list[Fold] = []
     if splits is not None:
-        usable = {name: patients[name] for name in rows if name in patients and name in labels}
-        fixed = _read_fixed(listed, usable, table, splits, found)
-        if len(classes) > 1:
-            made = folds.make(usable, labels, classes, splits, found, fixed)
+        usable = {slide: patients[slide] for slide in rows if slide in patients and slide in labels}
+        fixed = _read_fixed(listed, usable, folder, splits, found)
+        if target.ready:
+            strata, names = target.strata({slide: labels[slide] for slide in usable})
+            groups = folds.Strata(of=strata, names=names, title=target.strata_title)
+            made = folds.make(usable, groups, splits, found, fixed)
     if found.problems:
-        raise CohortError("\n- ".join([f"{table} cannot be used as it stands.", *found.problems]))
+        raise CohortError("\n- ".join([f"{name} cannot be used as it is.", *found.problems]))
 
     roles = set(columns.values())
     entries = tuple(
         Entry(
-            name=name,
-            patient=patients[name],
-            label=labels.get(name),
-            path=paths[name],
+            name=slide,
+            patient=patients[slide],
+            label=labels.get(slide),
+            path=paths[slide],
             row={column: cell for column, cell in row.items() if column not in roles},
         )
-        for name, row in rows.items()
+        for slide, row in rows.items()
     )
-    notes = tuple(found.notes)
-    return Cohort(table=table, classes=classes, entries=entries, bags=infos, notes=notes), made
+    return Cohort(target=target, entries=entries, bags=infos, notes=tuple(found.notes)), made
 
 
 def find_bags(paths: Iterable[str | Path]) -> dict[str, Path]:
@@ -169,29 +177,29 @@ def find_bags(paths: Iterable[str | Path]) -> dict[str, Path]:
         if not path.exists():
             raise CohortError(f"There is no file or folder {path}.")
         if path.is_file() and path.suffix.lower() not in bags.SUFFIXES:
-            raise CohortError(f"{path} is no bag. A bag ends in {', '.join(bags.SUFFIXES)}.")
+            raise CohortError(f"{path} is not a bag. A bag ends in {', '.join(bags.SUFFIXES)}.")
         own = [path] if path.is_file() else path.rglob("*")
         files.update((file.resolve(), file) for file in own)
-    shelf = bags.group_by_slide(files.values())
-    if twins := _twins(shelf):
+    found = bags.group_by_slide(files.values())
+    if twins := _twins(found):
         raise CohortError(f"Slides with more than one bag: {shorten(twins)}. Name one of each.")
-    if not shelf:
+    if not found:
         raise CohortError(f"No bag was found. A bag ends in {', '.join(bags.SUFFIXES)}.")
-    return {name: own[0] for name, own in sorted(shelf.items())}
+    return {name: own[0] for name, own in sorted(found.items())}
 
 
 def _find_columns(
     header: list[str], config: CohortConfig, found: Findings, *, required: bool
 ) -> dict[str, str]:
     """Return the column of each role that has one."""
-    told = {"slide": config.slide, "patient": config.patient, "label": config.label}
-    columns = {role: column for role, column in told.items() if column is not None}
+    given = {"slide": config.slide, "patient": config.patient, "label": config.label}
+    columns = {role: column for role, column in given.items() if column is not None}
     for role, column in columns.items():
         if column not in header:
             raise CohortError(f"[data] {role}: no column is '{column}'.{suggest(column, header)}")
     free = [name for name in header if name not in columns.values()]
     for role in ("slide", "patient", "label", "path"):
-        known = tables.called(free, tables.COLUMNS[role])
+        known = tables.matching_columns(free, tables.COLUMNS[role])
         if known and role not in columns:
             columns[role] = known[0]
             if role == "label":
@@ -199,13 +207,13 @@ def _find_columns(
                 found.note("Other columns that could be the label", known[1:], advice)
     everything = f"Columns: {', '.join(header)}."
     if "slide" not in columns:
-        raise CohortError(f"No column is known to be the slide. {everything} Set [data] slide.")
+        raise CohortError(f"No column is recognised as the slide. {everything} Set [data] slide.")
     if "label" not in columns:
         left = [n for n in header if n not in columns.values() and not folds.is_split(n)]
         if len(left) == 1:
             columns["label"] = left[0]
         elif required:
-            text = f"No column is known to be the label. {everything} Set [data] label."
+            text = f"No column is recognised as the label. {everything} Set [data] label."
             found.problems.append(text)
     return columns
 
@@ -224,35 +232,35 @@ def _by_slide(cells: list[Row], columns: Mapping[str, str], found: Findings) -> 
     return {name: row for name, row in zip(names, cells, strict=True) if is_known(name)}
 
 
-def _twins(shelf: Mapping[str, list[Path]]) -> list[str]:
-    several = {name: own for name, own in shelf.items() if len(own) > 1}
+def _twins(found: Mapping[str, list[Path]]) -> list[str]:
+    several = {name: own for name, own in found.items() if len(own) > 1}
     return [f"{name} ({' and '.join(map(str, own))})" for name, own in several.items()]
 
 
 def _locate(
     rows: Mapping[str, Row],
     columns: Mapping[str, str],
-    table: Path,
+    folder: Path,
     features: str | Path | None,
     config: CohortConfig,
     found: Findings,
 ) -> dict[str, Path]:
-    """Return the bag of each slide that has one: where its row says, or by name in `features`."""
-    places = [table.parent] if features is None else [as_path(features), table.parent]
-    if not places[0].is_dir():
+    """Return the bag of each slide that has one: from its row, or by name in `features`."""
+    folders = [folder] if features is None else [as_path(features), folder]
+    if not folders[0].is_dir():
         found.problems.append(f"There is no folder {features} to look for bags in.")
         return {}
-    shelf = {} if features is None else bags.group_by_slide(places[0].rglob("*"))
+    by_slide = {} if features is None else bags.group_by_slide(folders[0].rglob("*"))
     chosen: dict[str, list[Path]] = {}
     missing: list[str] = []
     for name, row in rows.items():
-        told, slide = row.get(columns.get("path", ""), ""), row[columns["slide"]]
-        own = told or (slide if slide.lower().endswith(bags.SUFFIXES) else "")
-        told_at = [join_path(place, own) for place in places] if own else []
-        here = [path for path in told_at if path.is_file()]
-        chosen[name] = here[:1] or ([] if told else shelf.get(name, []))
+        given, slide = row.get(columns.get("path", ""), ""), row[columns["slide"]]
+        own = given or (slide if slide.lower().endswith(bags.SUFFIXES) else "")
+        candidates = [join_path(folder, own) for folder in folders] if own else []
+        there = [path for path in candidates if path.is_file()]
+        chosen[name] = there[:1] or ([] if given else by_slide.get(name, []))
         if not chosen[name]:
-            missing.append(f"{name} ({told})" if told else name)
+            missing.append(f"{name} ({given})" if given else name)
 
     advice = "Choose a folder that has one of each, or add a path column."
     found.problem("Slides with more than one bag", _twins(chosen), advice)
@@ -279,56 +287,17 @@ def _read_patients(
     return {name: patient for name, patient in patients.items() if is_known(patient)}
 
 
-def _read_labels(
-    rows: Mapping[str, Row],
-    columns: Mapping[str, str],
-    config: CohortConfig,
-    found: Findings,
-    *,
-    required: bool,
-) -> tuple[tuple[str, ...], dict[str, int]]:
-    """Return the classes, and the class of each slide that has one."""
-    column = columns.get("label")
-    if column is None:
-        if not required:
-            found.notes.append("No label column: there is nothing to score against.")
-        return config.classes, {}
-    cells = {name: row[column] for name, row in rows.items()}
-    words = {name: cell for name, cell in cells.items() if cell in config.classes or is_known(cell)}
-    classes = config.classes or _in_order(set(words.values()))
-
-    tell = found.problem if required else found.note
-    blank = [name for name in rows if name not in words]
-    tell("Slides without a label", blank, f"Fill column {column}, or remove their rows.")
-    odd = [f"{name} ({word})" for name, word in words.items() if word not in classes]
-    advice = f"[data] classes are {', '.join(classes)}."
-    found.problem("Slides with a label that is no class", odd, advice)
-    if required and len(classes) < 2:
-        text = f"Column {column} has fewer than two classes: {shorten(classes) or 'none'}."
-        found.problems.append(f"{text} Set [data] label if the label is in another column.")
-    spellings = defaultdict(list)
-    for word in classes:
-        spellings[float(word) if is_number(word) else word.casefold()].append(word)
-    alike = [" and ".join(group) for group in spellings.values() if len(group) > 1]
-    found.problem("Classes that differ in spelling alone", alike, "Use one spelling.")
-    return classes, {name: classes.index(word) for name, word in words.items() if word in classes}
-
-
-def _in_order(words: Collection[str]) -> tuple[str, ...]:
-    return tuple(sorted(sorted(words), key=float if all(map(is_number, words)) else str))
-
-
 def _check_patients(
     patients: Mapping[str, str],
-    labels: Mapping[str, int],
-    classes: tuple[str, ...],
+    labels: Mapping[str, Label],
+    target: Target,
     found: Findings,
 ) -> None:
-    """Ask for one label per patient."""
-    seen: dict[str, set[int]] = defaultdict(set)
+    """Check that every patient has one label."""
+    seen: dict[str, set[Label]] = defaultdict(set)
     for name in patients.keys() & labels.keys():
         seen[patients[name]].add(labels[name])
-    mixed = {who: [classes[label] for label in sorted(own)] for who, own in sorted(seen.items())}
+    mixed = {who: [target.show_label(v) for v in sorted(own)] for who, own in sorted(seen.items())}
     found.problem(
         "Patients with more than one label",
         [f"{who} ({', '.join(own)})" for who, own in mixed.items() if len(own) > 1],
@@ -336,10 +305,10 @@ def _check_patients(
     )
 
 
-def _survey(
+def _inspect(
     paths: Mapping[str, Path], config: CohortConfig, found: Findings, progress: Step | None
 ) -> dict[str, BagInfo]:
-    """Return what each bag says of itself; with `scan`, only after all of it was read.
+    """Return the metadata of each bag; with `scan`, after all of it was read.
 
     One after the other: h5py reads one file at a time, and so does our reader of .pt files.
     """
@@ -358,8 +327,8 @@ def _survey(
     return infos
 
 
-def _compare(infos: Mapping[str, BagInfo], found: Findings) -> None:
-    """Ask that all bags have one width, one encoder and one scale."""
+def _check_same_kind(infos: Mapping[str, BagInfo], found: Findings) -> None:
+    """Check that all bags have one width, one encoder and one scale."""
 
     def group(field: str) -> dict[Any, list[str]]:
         groups: dict[Any, list[str]] = defaultdict(list)
@@ -386,18 +355,18 @@ def _compare(infos: Mapping[str, BagInfo], found: Findings) -> None:
         apart = [f"{value} ({shorten(own)})" for value, own in groups.items() if len(groups) > 1]
         found.problem(f"Bags that differ in {what}", apart, "Extract all in the same way.")
     if len(encoders) == 1:
-        advice = f"They are taken to be of {next(iter(encoders))}, as the others."
+        advice = f"They are assumed to be of {next(iter(encoders))}, like the others."
         found.note("Bags that do not name their encoder", nameless, advice)
 
 
 def _read_fixed(
     listed: Mapping[str, Row],
     usable: Collection[str],
-    table: Path,
+    folder: Path,
     config: SplitConfig,
     found: Findings,
 ) -> list[Split]:
-    """Return the splits in `files` or the table, if they are asked for."""
+    """Return the splits in `files` or the table, if kind is fixed."""
     listings = folds.from_columns(listed)
     if config.kind != "fixed":
         advice = 'Set [splits] kind = "fixed" to use them.'
@@ -405,7 +374,7 @@ def _read_fixed(
         return []
     try:
         if config.files is not None:
-            listings = _read_files(config.files, table)
+            listings = _read_files(config.files, folder)
     except CohortError as problem:
         found.problems.append(str(problem))
         return []
@@ -417,24 +386,22 @@ def _read_fixed(
     return folds.read(listings, listed, usable, found)
 
 
-def _read_files(files: str, table: Path) -> dict[str, Listing]:
-    """Return what CLAM's split files list, in order of their number."""
-    place = as_path(files)
-    place = place if place.exists() else join_path(table.parent, files)
+def _read_files(files: str, folder: Path) -> dict[str, Listing]:
+    """Return the slides in CLAM's split files, in order of their number."""
+    path = as_path(files)
+    path = path if path.exists() else join_path(folder, files)
     numbered = {
         int(match[1]): file
-        for file in place.glob("*.csv")
+        for file in path.glob("*.csv")
         if (match := re.fullmatch(r"splits_(\d+)\.csv", file.name))
     }
-    chosen = [place] if place.is_file() else [numbered[number] for number in sorted(numbered)]
+    chosen = [path] if path.is_file() else [numbered[number] for number in sorted(numbered)]
     if not chosen:
-        raise CohortError(
-            f"[splits] files: there is no splits_0.csv, splits_1.csv, ... in {place}."
-        )
+        raise CohortError(f"[splits] files: there is no splits_0.csv, splits_1.csv, ... in {path}.")
     return {
         file.name: [
-            (slide_name(cell), part)
-            for part, cells in tables.read(file, pad=True).columns.items()
+            (slide_name(cell), str(part))
+            for part, cells in tables.read_table(file, pad=True).items()
             for cell in cells
             if cell
         ]

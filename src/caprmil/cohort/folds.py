@@ -1,19 +1,20 @@
-"""Folds that keep patients whole: a partition, random draws, or a split that somebody else fixed.
+"""Folds that keep patients together: a partition, random draws, or a fixed split from a table.
 
-Patients are drawn class by class, with numpy alone: scikit-learn's splitters may leave a small
+Patients are drawn stratum by stratum, with numpy alone: scikit-learn's splitters may leave a small
 class out of a part. Here every class is in every part, or the cohort is refused.
 """
 
 import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import count
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
-from caprmil.errors import RecipeError, shorten
+from caprmil.errors import RecipeError
+from caprmil.io.findings import Findings
 
 PARTS = {
     **dict.fromkeys(("train", "training"), "train"),
@@ -38,12 +39,12 @@ class SplitConfig:
     test: float = 0.2
     """Share of the cohort, by patient, of a random draw."""
     repeats: int = 1
-    """Do it all again with the seeds seed + 1, seed + 2, ... A fixed split keeps its test part."""
+    """Repeat all folds with the seeds seed + 1, seed + 2, ... A fixed split keeps its test part."""
     seed: int = 2025
     files: str | None = None
     """A folder with CLAM's splits_0.csv, splits_1.csv, ..., or one such file."""
     allow_shared_patients: bool = False
-    """Accept a fixed split whose test part shares patients with the rest. Its scores flatter."""
+    """Accept a fixed split whose test part shares patients with the rest: scores are too high."""
 
     def __post_init__(self) -> None:
         fewest = 2 if self.kind == "kfold" else 1
@@ -73,6 +74,10 @@ class Fold:
     validation: tuple[str, ...]
     test: tuple[str, ...]
 
+    def saw(self, slide: str) -> bool:
+        """Return whether the model of this fold was trained or validated on a slide."""
+        return slide in self.train or slide in self.validation
+
 
 @dataclass(frozen=True, kw_only=True)
 class Split:
@@ -84,31 +89,21 @@ class Split:
     test: tuple[str, ...]
 
 
-@dataclass
-class Findings:
-    """What must be put right, and what is only worth knowing."""
+class Strata(NamedTuple):
+    """The stratum of each slide, which folds keep in balance: its class, or a range of values."""
 
-    problems: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-
-    def problem(self, headline: str, names: Iterable[str], advice: str) -> None:
-        """Add a problem with all that have it, if any has."""
-        if names := list(names):
-            self.problems.append(f"{headline} ({len(names)}): {shorten(names)}. {advice}")
-
-    def note(self, headline: str, names: Iterable[str], advice: str) -> None:
-        """Add a note on all whom it concerns, if there are any."""
-        if names := list(names):
-            self.notes.append(f"{headline} ({len(names)}): {shorten(names)}. {advice}")
+    of: Mapping[str, int]
+    names: tuple[str, ...]
+    title: str = "Classes"
 
 
 def is_split(column: str) -> bool:
-    """Tell whether a column of a table says which part a slide is in."""
+    """Return whether a column of a table names the part that a slide is in."""
     return re.fullmatch(r"split|fold_\d+", column.lower()) is not None
 
 
 def from_columns(rows: Mapping[str, Mapping[str, str]]) -> dict[str, Listing]:
-    """Return what a table says of its slides: in `split`, or else in `fold_0`, `fold_1`, ..."""
+    """Return the parts of slides in the columns `split`, or else `fold_0`, `fold_1`, ..."""
     columns = [column for column in next(iter(rows.values()), {}) if is_split(column)]
     named = [column for column in columns if column.lower() == "split"]
     numbered = sorted(set(columns) - set(named), key=lambda column: int(column[5:]))
@@ -132,7 +127,7 @@ def read(
         "Add them to the table, or take them out of the split.",
     )
     found.problem(
-        "Parts of a split that are none of train, val and test",
+        "Parts of a split other than train, val and test",
         sorted({f"{word} ({source})" for source, _, word in listed if word.lower() not in PARTS}),
         "Rename them, or leave the cell empty.",
     )
@@ -148,30 +143,31 @@ def read(
 
 def make(
     patients: Mapping[str, str],
-    labels: Mapping[str, int],
-    classes: Sequence[str],
+    strata: Strata,
     config: SplitConfig,
     found: Findings,
     fixed: Sequence[Split] = (),
 ) -> list[Fold]:
-    """Return the folds of the slides in `patients`, or none and add to `found` why."""
+    """Return the folds of the slides in `patients`; none if a problem was added to `found`."""
     patients = dict(sorted(patients.items()))  # the order of the table must not matter
     before = len(found.problems)
     if config.kind == "fixed":
-        _check_fixed(fixed, patients, labels, classes, config, found)
+        _check_fixed(fixed, patients, strata, config, found)
     else:
-        _check_sizes(_stratify(patients, patients, labels), classes, config, found)
+        _check_sizes(_stratify(patients, patients, strata.of), strata, config, found)
     if len(found.problems) > before:
         return []
 
     folds: list[Fold] = []
     for repeat in range(config.repeats):
-        splits = fixed if config.kind == "fixed" else _draw_tests(patients, labels, config, repeat)
+        splits = (
+            fixed if config.kind == "fixed" else _draw_tests(patients, strata.of, config, repeat)
+        )
         for index, split in enumerate(splits):
             train, validation = set(split.train), set(split.validation)
             if not validation and config.validation:
-                strata = _stratify(train, patients, labels)
-                drawn = _draw(strata, config.validation, _generator(config, repeat, index, 1))
+                own = _stratify(train, patients, strata.of)
+                drawn = _draw(own, config.validation, _generator(config, repeat, index, 1))
                 validation = {slide for slide in train if patients[slide] in drawn}
                 train -= validation
             fold = Fold(
@@ -186,34 +182,34 @@ def make(
 
 
 def _generator(config: SplitConfig, repeat: int, index: int, purpose: int) -> np.random.Generator:
-    """Return the generator of one draw, so that no draw depends on how many came before it."""
+    """Return the generator of one draw, so that no draw depends on how many came before."""
     return np.random.default_rng([config.seed + repeat, index, purpose])
 
 
 def _stratify(
-    slides: Iterable[str], patients: Mapping[str, str], labels: Mapping[str, int]
+    slides: Iterable[str], patients: Mapping[str, str], strata: Mapping[str, int]
 ) -> dict[str, int]:
-    """Return each patient's most frequent label; of two as frequent, the rarer in the cohort."""
-    rarity = Counter(labels.values())
+    """Return each patient's most frequent stratum; of two as frequent, the rarer in the cohort."""
+    rarity = Counter(strata.values())
     counts: dict[str, Counter[int]] = defaultdict(Counter)
     for slide in slides:
-        counts[patients[slide]][labels[slide]] += 1
+        counts[patients[slide]][strata[slide]] += 1
     return {
-        patient: min(own, key=lambda label: (-own[label], rarity[label], label))
+        patient: min(own, key=lambda stratum: (-own[stratum], rarity[stratum], stratum))
         for patient, own in sorted(counts.items())
     }
 
 
 def _members(strata: Mapping[str, int]) -> list[list[str]]:
-    """Return the patients of each class."""
+    """Return the patients of each stratum."""
     groups: dict[int, list[str]] = defaultdict(list)
-    for patient, label in strata.items():
-        groups[label].append(patient)
-    return [groups[label] for label in sorted(groups)]
+    for patient, stratum in strata.items():
+        groups[stratum].append(patient)
+    return [groups[stratum] for stratum in sorted(groups)]
 
 
 def _deal(strata: Mapping[str, int], parts: int, rng: np.random.Generator) -> list[set[str]]:
-    """Deal patients like cards, class after class: parts differ by one, overall and in a class."""
+    """Deal patients in turn, stratum after stratum: sizes of parts differ by one at most."""
     dealt = [patient for group in _members(strata) for patient in rng.permutation(group).tolist()]
     return [set(dealt[part::parts]) for part in range(parts)]
 
@@ -221,7 +217,7 @@ def _deal(strata: Mapping[str, int], parts: int, rng: np.random.Generator) -> li
 def _draw(
     strata: Mapping[str, int], share: float, rng: np.random.Generator, *, spare: int = 1
 ) -> set[str]:
-    """Draw a share of the patients of each class: one at least, and never the last `spare`."""
+    """Draw a share of the patients of each stratum: at least one, and never the last `spare`."""
     drawn: set[str] = set()
     for group in _members(strata):
         size = max(1, min(int(share * len(group) + 0.5), len(group) - spare))
@@ -230,10 +226,10 @@ def _draw(
 
 
 def _draw_tests(
-    patients: Mapping[str, str], labels: Mapping[str, int], config: SplitConfig, repeat: int
+    patients: Mapping[str, str], of: Mapping[str, int], config: SplitConfig, repeat: int
 ) -> Iterator[Split]:
     """Yield the train and test parts of one repeat."""
-    strata = _stratify(patients, patients, labels)
+    strata = _stratify(patients, patients, of)
     if config.kind == "kfold":
         tests = _deal(strata, config.folds, _generator(config, repeat, 0, 0))
     else:
@@ -249,38 +245,35 @@ def _draw_tests(
 
 
 def _check_sizes(
-    strata: Mapping[str, int], classes: Sequence[str], config: SplitConfig, found: Findings
+    of_patients: Mapping[str, int], strata: Strata, config: SplitConfig, found: Findings
 ) -> None:
-    """Ask that every class has a patient for every part."""
+    """Check that every stratum has a patient for every part."""
     beside_test = 2 if config.validation else 1
     need, purpose, remedy = 1 + beside_test, "A random draw", "Add patients"
     if config.kind == "kfold":
         k, purpose = config.folds, f"folds = {config.folds}"
         remedy = "Lower [splits] folds" if k > 3 else remedy
         need = next(n for n in count(k) if n - -(-n // k) >= beside_test)
-    sizes = Counter(strata.values())
+    sizes = Counter(of_patients.values())
     found.problem(
-        "Classes with too few patients",
-        [f"{name}: {sizes[label]}" for label, name in enumerate(classes) if sizes[label] < need],
-        f"{purpose} with validation = {config.validation:g} needs {need} patients of each class, "
-        f"so that every part has one. {remedy}, or leave the class out of the table.",
+        f"{strata.title} with too few patients",
+        [f"{name}: {sizes[at]}" for at, name in enumerate(strata.names) if sizes[at] < need],
+        f"{purpose} with validation = {config.validation:g} needs {need} patients of each, "
+        f"so that every part has one. {remedy}, or leave them out of the table.",
     )
 
 
 def _check_fixed(
     splits: Sequence[Split],
     patients: Mapping[str, str],
-    labels: Mapping[str, int],
-    classes: Sequence[str],
+    strata: Strata,
     config: SplitConfig,
     found: Findings,
 ) -> None:
-    """Look for leaks and gaps in splits that others made; a finding gathers all the splits."""
+    """Check fixed splits for leaks and gaps; one finding for all splits that have it."""
     gathered: dict[tuple[bool, str, str], list[str]] = defaultdict(list)
     for split in splits:
-        for harmful, headline, advice, concerned in _examine(
-            split, patients, labels, classes, config
-        ):
+        for harmful, headline, advice, concerned in _examine(split, patients, strata, config):
             names = [f"{name} ({split.source})" for name in sorted(concerned)]
             gathered[harmful, headline, advice] += names
     for (harmful, headline, advice), names in gathered.items():
@@ -290,18 +283,18 @@ def _check_fixed(
 def _examine(
     split: Split,
     patients: Mapping[str, str],
-    labels: Mapping[str, int],
-    classes: Sequence[str],
+    strata: Strata,
     config: SplitConfig,
 ) -> Iterator[tuple[bool, str, str, set[str]]]:
-    """Yield what may be wrong with a split: harmful or not, headline, advice, who is concerned."""
+    """Yield what is wrong with a split: harmful or not, headline, advice, names."""
     train, validation, test = set(split.train), set(split.validation), set(split.test)
 
     def owners(slides: set[str]) -> set[str]:
         return {patients[slide] for slide in slides}
 
     def absent(slides: set[str]) -> set[str]:
-        return set(classes) - {classes[labels[slide]] for slide in slides} if slides else set()
+        present = {strata.names[strata.of[slide]] for slide in slides}
+        return set(strata.names) - present if slides else set()
 
     twice = (train & validation) | (train & test) | (validation & test)
     yield True, "Slides in two parts of a split", "Leave each in one part.", twice
@@ -310,25 +303,32 @@ def _examine(
     yield True, "Empty parts", "Train and test need slides of the table.", empty
 
     shared = owners(test) & owners(train | validation)
-    advice = "Move them to one side, or set allow_shared_patients = true and mistrust the scores."
+    advice = (
+        "Move them to one side, or set allow_shared_patients = true and do not trust the scores."
+    )
     yield not config.allow_shared_patients, "Patients in test and elsewhere", advice, shared
 
     shared = owners(train) & owners(validation)
-    advice = "The epoch that is chosen may be one that knows them by heart."
+    advice = "The chosen epoch may be one that has memorised them."
     yield False, "Patients in train and validation", advice, shared
 
-    advice = "Add slides, or leave the class out of the table."
-    yield True, "Classes missing from train", advice, absent(train)
+    advice = "Add slides, or leave them out of the table."
+    yield True, f"{strata.title} missing from train", advice, absent(train)
 
     gaps = absent(validation) | absent(test)
-    advice = "Scores that need every class are undefined there."
-    yield False, "Classes missing from validation or test", advice, gaps
+    advice = "Scores that need all of them are undefined there."
+    yield False, f"{strata.title} missing from validation or test", advice, gaps
 
-    sizes = Counter(_stratify(train, patients, labels).values())
+    sizes = Counter(_stratify(train, patients, strata.of).values())
     to_draw = not validation and config.validation > 0
-    lonely = {classes[label] for label, size in sizes.items() if size == 1 and to_draw}
+    lonely = {strata.names[at] for at, size in sizes.items() if size == 1 and to_draw}
     advice = "Add patients, name the validation part, or set [splits] validation = 0."
-    yield True, "Classes with one patient in train, none to spare for validation", advice, lonely
+    yield (
+        True,
+        f"{strata.title} with one patient in train, none left for validation",
+        advice,
+        lonely,
+    )
 
     unused = set(patients) - train - validation - test
     yield False, "Slides in no part of a split", "They are not used there.", unused

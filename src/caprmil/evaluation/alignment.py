@@ -1,31 +1,32 @@
-"""Common ground: the folds, slides and patients on which tables of predictions can be compared."""
+"""Alignment: the folds, slides and patients on which tables of predictions are compared."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from caprmil.errors import CohortError, shorten
 from caprmil.evaluation.predictions import Predictions
+from caprmil.targets import Target
 
 WHOLE = "all slides"  # the one fold of a table without folds
 
 
 class Part(NamedTuple):
-    """The answers of one model on one fold: place n of each field is the same slide."""
+    """The answers of one model on one fold: entry n of each field is the same slide."""
 
-    labels: NDArray[np.int64]
-    probabilities: NDArray[np.float64]
-    owners: NDArray[np.int64]  # places in `Ground.patients`
+    labels: NDArray[Any]
+    answers: NDArray[np.floating]
+    owners: NDArray[np.int64]  # numbers of patients in `Alignment.patients`
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ground:
+class Alignment:
     """What several tables have in common, with the answers of each on it."""
 
-    classes: tuple[str, ...]
+    target: Target
     patients: tuple[str, ...]
     slides: int
     folds: tuple[str, ...]
@@ -34,11 +35,11 @@ class Ground:
     notes: tuple[str, ...]
 
 
-def common(tables: Mapping[str, Predictions]) -> Ground:
-    """Bring tables onto common ground, or say which slides stand in the way.
+def align(tables: Mapping[str, Predictions]) -> Alignment:
+    """Align tables on the slides they share, or name the slides that prevent it.
 
-    Folds are matched by name, else by their slides. If neither goes, but the slides are the same,
-    the folds of each table are pooled, and a note says so.
+    Folds are matched by name, else by their slides. If neither is possible, but the slides are the
+    same, the folds of each table are pooled, and a note says so.
     """
     known = {name: _labelled(name, table) for name, table in tables.items()}
     first = next(iter(known))
@@ -46,19 +47,22 @@ def common(tables: Mapping[str, Predictions]) -> Ground:
         _check_truth(first, known[first], name, known[name])
     owner, notes = _owners(known)
     patients = tuple(sorted(set(owner.values())))
-    place = {patient: at for at, patient in enumerate(patients)}
+    number = {patient: at for at, patient in enumerate(patients)}
     folds, parts, more = _match(known)
-    classes = known[first].classes
+    target = known[first].target
     answers = {
         name: tuple(
-            Part(*_in_order(part, classes), np.array([place[owner[s]] for s in part.slides]))
+            Part(
+                *target.reordered(part.target, *part.truth),
+                np.array([number[owner[slide]] for slide in part.slides]),
+            )
             for part in own
         )
         for name, own in parts.items()
     }
     slides = len({slide for part in parts[first] for slide in part.slides})
-    return Ground(
-        classes=classes,
+    return Alignment(
+        target=target,
         patients=patients,
         slides=slides,
         folds=folds,
@@ -75,26 +79,18 @@ def _labelled(name: str, table: Predictions) -> Predictions:
         raise
 
 
-def _in_order(
-    part: Predictions, classes: Sequence[str]
-) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Return labels and probabilities with the classes in this order."""
-    columns = [part.classes.index(name) for name in classes]
-    codes = np.argsort(columns)  # where a class of the table stands in `classes`
-    return codes[np.asarray(part.labels)], part.probabilities[:, columns].astype(np.float64)
-
-
 def _truth(table: Predictions) -> dict[str, str]:
-    codes = np.asarray(table.labels).tolist()
-    return {slide: table.classes[code] for slide, code in zip(table.slides, codes, strict=True)}
+    shown = [table.target.show_label(label) for label in np.asarray(table.labels).tolist()]
+    return dict(zip(table.slides, shown, strict=True))
 
 
 def _check_truth(first: str, one: Predictions, name: str, other: Predictions) -> None:
-    """Refuse tables of other classes, or with other labels for the same slides."""
-    if set(one.classes) != set(other.classes):
+    """Refuse tables of another target, or with other labels for the same slides."""
+    if set(one.target.columns) != set(other.target.columns):
         raise CohortError(
-            f"{first} has the classes {', '.join(one.classes)}, and {name} has "
-            f"{', '.join(other.classes)}. Only answers to the same question can be compared."
+            f"{first} has the answers {', '.join(one.target.columns)}, and {name} has "
+            f"{', '.join(other.target.columns)}. Only predictions of the same target can be "
+            "compared."
         )
     here, there = _truth(one), _truth(other)
     if differ := [slide for slide in here if there.get(slide, here[slide]) != here[slide]]:
@@ -105,16 +101,16 @@ def _check_truth(first: str, one: Predictions, name: str, other: Predictions) ->
 
 
 def _owners(tables: Mapping[str, Predictions]) -> tuple[dict[str, str], list[str]]:
-    """Return the patient of each slide as any table knows it; else every slide is its own."""
+    """Return the patient of each slide, from any table; else every slide is its own patient."""
     owner: dict[str, str] = {}
     for name, table in tables.items():
-        told = dict(zip(table.slides, table.patients or (), strict=False))
-        if differ := [slide for slide in told if owner.get(slide, told[slide]) != told[slide]]:
+        named = dict(zip(table.slides, table.patients or (), strict=False))
+        if differ := [slide for slide in named if owner.get(slide, named[slide]) != named[slide]]:
             raise CohortError(
                 f"{name} has other patients for {len(differ)} slides: {shorten(differ)}. "
                 "Compare tables that name the patients alike."
             )
-        owner |= told
+        owner |= named
     notes = [] if owner else ["No patients are named: every slide counts as its own patient."]
     return {slide: slide for table in tables.values() for slide in table.slides} | owner, notes
 
@@ -122,7 +118,7 @@ def _owners(tables: Mapping[str, Predictions]) -> tuple[dict[str, str], list[str
 def _match(
     tables: Mapping[str, Predictions],
 ) -> tuple[tuple[str, ...], dict[str, list[Predictions]], list[str]]:
-    """Return the folds that all share, the part of each table in each, and what to know of it."""
+    """Return the folds that all share, the part of each table in each, and notes."""
     folded = {name: table.by_fold() or {WHOLE: table} for name, table in tables.items()}
     first, *others = folded.values()
     shared = [fold for fold in first if all(fold in own for own in others)]
@@ -139,7 +135,7 @@ def _match(
     _check_slides(tables)
     note = (
         "The folds of these tables are not the same ones, though their slides are: all folds are "
-        "pooled, which also compares how far the models of different folds agree in scale."
+        "pooled, so that differences in scale between the models of different folds count too."
     )
     return (WHOLE,), {name: [table] for name, table in tables.items()}, [note]
 
@@ -163,7 +159,7 @@ def _left_out(folded: Mapping[str, Mapping[str, Predictions]], shared: list[str]
 
 
 def _check_slides(tables: Mapping[str, Predictions]) -> None:
-    """Refuse tables that are not about the same slides."""
+    """Refuse tables of different slides."""
     (first, one), *others = tables.items()
     for name, other in others:
         if apart := sorted(_slides(one) ^ _slides(other)):

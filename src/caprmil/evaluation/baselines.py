@@ -1,19 +1,17 @@
-"""Shortcuts: answers that need no model, on the same folds. What does not beat them is no finding.
+"""Baselines: predictions without a MIL model, on the same folds. A model has to beat them.
 
-Three: how many patches a slide has; which site it is from; the mean of its features, in a logistic
-regression. Each learns from the train and validation parts of a fold, and answers its test part.
+Three: the number of patches of a slide; its site; and its mean feature, in a linear model. Each is
+fitted to the train and validation parts of a fold, and predicts its test part.
 """
 
 import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.linear_model import LogisticRegression
-from sklearn.metrics import log_loss
 from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import FunctionTransformer, StandardScaler
 
@@ -30,11 +28,10 @@ SITE = (
     *("data_provider", "provider", "tissue_source_site", "source_site", "tss"),
 )
 BARCODE = re.compile(r"TCGA-(\w{2})-", re.IGNORECASE)
-PENALTIES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # C of the logistic regression; less is simpler
-ITERATIONS = 10_000  # far more than it takes: a fit that stops early would warn
+STRENGTHS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # inverse penalties of the linear model; less is simpler
 
-Answers: TypeAlias = NDArray[np.float64]
-Shortcut: TypeAlias = Callable[[Cohort, Fold], Answers]
+Answers: TypeAlias = NDArray[np.floating]
+Baseline: TypeAlias = Callable[[Cohort, Fold], Answers]
 
 
 class Sites(NamedTuple):
@@ -47,25 +44,27 @@ class Sites(NamedTuple):
 def predict_baselines(
     cohort: Cohort, folds: Sequence[Fold], *, progress: Step | None = None
 ) -> dict[str, Predictions]:
-    """Answer the test part of every fold by each shortcut that the cohort allows.
+    """Predict the test part of every fold by each baseline that the cohort allows.
 
     Every bag is read once. `find_sites` says why the site is missing, where it is.
     """
     means = _mean_features(cohort, progress)
     counts = {name: float(bag.n_patches) for name, bag in cohort.bags.items()}
-    shortcuts: dict[str, Shortcut] = {"patch count": partial(_by_count, counts)}
+    baselines: dict[str, Baseline] = {"patch count": partial(_by_count, counts)}
     if sites := find_sites(cohort).of:
-        shortcuts["site"] = partial(_by_site, sites)
-    shortcuts["mean feature"] = partial(_by_mean, means)
+        baselines["site"] = partial(_by_site, sites)
+    baselines["mean feature"] = partial(_by_mean, means)
     return {
-        name: Predictions.concatenate([_table(cohort, fold, ask(cohort, fold)) for fold in folds])
-        for name, ask in shortcuts.items()
+        name: Predictions.concatenate(
+            [_table(cohort, fold, predict(cohort, fold)) for fold in folds]
+        )
+        for name, predict in baselines.items()
     }
 
 
 def find_sites(cohort: Cohort) -> Sites:
-    """Return the site of each slide: from a column that is called so, or from TCGA's barcodes."""
-    columns = tables.called(cohort.entries[0].row, SITE)
+    """Return the site of each slide: from a column that is called that, or from TCGA's barcodes."""
+    columns = tables.matching_columns(cohort.entries[0].row, SITE)
     barcodes = {entry.name: BARCODE.match(entry.name) for entry in cohort.entries}
     if columns:
         cells = {entry.name: entry.row[columns[0]] for entry in cohort.entries}
@@ -90,91 +89,91 @@ def _mean_features(cohort: Cohort, progress: Step | None) -> dict[str, NDArray[n
 
 
 def _by_count(counts: Mapping[str, float], cohort: Cohort, fold: Fold) -> Answers:
-    """Answer from the logarithm of the number of patches, and its square."""
+    """Predict from the logarithm of the number of patches, and its square."""
     curve = FunctionTransformer(lambda column: np.hstack([column, column**2]))
-    model = make_pipeline(StandardScaler(), curve, _regression())
+    model = make_pipeline(StandardScaler(), curve, cohort.target.linear_model(1.0))
     known = (*fold.train, *fold.validation)
     logs = {name: np.log([count]) for name, count in counts.items()}
-    return _ask(_learn(model, logs, cohort, known), logs, fold.test, len(cohort.classes))
+    return _predict(_fit(model, logs, cohort, known), logs, cohort, fold.test)
 
 
 def _by_site(sites: Mapping[str, str], cohort: Cohort, fold: Fold) -> Answers:
-    """Answer with the class shares of the slide's site; of a site that is new, those of all.
+    """Predict the mean answer of the slide's site; for a new site, that of all slides.
 
-    Each site is smoothed by as many slides as there are classes, spread as all slides are.
+    Each site is smoothed by as many average slides as an answer has numbers.
     """
-    size, known = len(cohort.classes), (*fold.train, *fold.validation)
-    everywhere = np.bincount(_labels(cohort, known), minlength=size)
-    shares = everywhere / everywhere.sum()
-    here: dict[str, NDArray[np.float64]] = defaultdict(lambda: np.zeros(size))
-    for name, label in zip(known, _labels(cohort, known), strict=True):
+    known = (*fold.train, *fold.validation)
+    right = cohort.target.as_answers(_labels(cohort, known))
+    overall, size = right.sum(axis=0) / len(right), right.shape[1]
+    totals: dict[str, Any] = defaultdict(lambda: np.zeros(size))
+    counts: dict[str, int] = defaultdict(int)
+    for name, answer in zip(known, right, strict=True):
         if name in sites:
-            here[sites[name]][label] += 1
-    found = np.stack([here[sites[name]] if name in sites else 0 * shares for name in fold.test])
-    smoothed: Answers = (found + size * shares) / (found.sum(axis=1, keepdims=True) + size)
+            totals[sites[name]] += answer
+            counts[sites[name]] += 1
+    own = [sites.get(name, "") for name in fold.test]
+    found = np.stack([totals[site] if site in totals else 0 * overall for site in own])
+    seen = np.array([[counts[site] if site in totals else 0] for site in own])
+    smoothed: Answers = (found + size * overall) / (seen + size)
     return smoothed
 
 
 def _by_mean(means: Mapping[str, NDArray[np.float32]], cohort: Cohort, fold: Fold) -> Answers:
-    """Answer by logistic regression on the mean feature; its C is the best on the validation."""
-    size = len(cohort.classes)
+    """Predict by a linear model of the mean feature; its strength is the best on validation."""
+    target = cohort.target
     train, validation = fold.train, fold.validation
     if not validation:
         train, validation = _inner_split(cohort, fold.train)
     truth = _labels(cohort, validation)
 
-    def loss(penalty: float) -> float:
-        model = _learn(make_pipeline(StandardScaler(), _regression(penalty)), means, cohort, train)
-        return float(log_loss(truth, _ask(model, means, validation, size), labels=range(size)))
+    def loss(strength: float) -> float:
+        model = make_pipeline(StandardScaler(), target.linear_model(strength))
+        fitted = _fit(model, means, cohort, train)
+        return target.answer_loss(truth, _predict(fitted, means, cohort, validation))
 
-    best = min(PENALTIES, key=loss) if validation else PENALTIES[len(PENALTIES) // 2]
-    model = make_pipeline(StandardScaler(), _regression(best))
+    best = min(STRENGTHS, key=loss) if validation else STRENGTHS[len(STRENGTHS) // 2]
+    model = make_pipeline(StandardScaler(), target.linear_model(best))
     known = (*fold.train, *fold.validation)
-    return _ask(_learn(model, means, cohort, known), means, fold.test, size)
+    return _predict(_fit(model, means, cohort, known), means, cohort, fold.test)
 
 
 def _inner_split(cohort: Cohort, slides: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return train and validation: every fifth patient of each class, but never all of a class."""
-    owners: dict[int | None, dict[str, None]] = defaultdict(dict)
+    """Return train and validation: every fifth patient of a stratum, but never all of a stratum."""
+    labels = {name: cohort.labels[name] for name in slides}
+    strata, _ = cohort.target.strata(labels)
+    owners: dict[int, dict[str, None]] = defaultdict(dict)
     for name in sorted(slides):
-        owners[cohort[name].label][cohort[name].patient] = None
-    held = {who for own in owners.values() for who in list(own)[1::5]}
+        owners[strata[name]][cohort[name].patient] = None
+    held = {patient for own in owners.values() for patient in list(own)[1::5]}
     inner = tuple(name for name in slides if cohort[name].patient in held)
     rest = tuple(name for name in slides if cohort[name].patient not in held)
-    whole = {cohort[name].label for name in rest} == set(owners)  # patients may have two labels
-    return (rest, inner) if whole else (tuple(slides), ())
+    complete = {strata[name] for name in rest} == set(owners)  # patients may have two labels
+    return (rest, inner) if complete else (tuple(slides), ())
 
 
-def _labels(cohort: Cohort, names: Sequence[str]) -> NDArray[np.int64]:
-    return np.array([cohort[name].label for name in names])
+def _labels(cohort: Cohort, names: Sequence[str]) -> NDArray[Any]:
+    return cohort.target.as_labels(cohort[name].label for name in names)
 
 
-def _regression(penalty: float = 1.0) -> LogisticRegression:
-    return LogisticRegression(C=penalty, max_iter=ITERATIONS)
-
-
-def _learn(
+def _fit(
     model: Pipeline, values: Mapping[str, NDArray[np.floating]], cohort: Cohort, on: Sequence[str]
 ) -> Pipeline:
     known = np.stack([values[name] for name in on]).astype(np.float64)
     return model.fit(known, _labels(cohort, on))
 
 
-def _ask(
-    model: Pipeline, values: Mapping[str, NDArray[np.floating]], on: Sequence[str], classes: int
+def _predict(
+    model: Pipeline, values: Mapping[str, NDArray[np.floating]], cohort: Cohort, on: Sequence[str]
 ) -> Answers:
-    """Return the probabilities of all classes: 0 for one that was not there to be learnt."""
-    answers = np.zeros((len(on), classes))
-    asked = np.stack([values[name] for name in on]).astype(np.float64)
-    answers[:, model.classes_] = model.predict_proba(asked)
-    return answers
+    features = np.stack([values[name] for name in on]).astype(np.float64)
+    return cohort.target.linear_answers(model, features)
 
 
 def _table(cohort: Cohort, fold: Fold, answers: Answers) -> Predictions:
     return Predictions(
         slides=fold.test,
-        classes=cohort.classes,
-        probabilities=answers,
+        target=cohort.target,
+        answers=answers,
         labels=_labels(cohort, fold.test),
         patients=tuple(entry.patient for entry in cohort.subset(fold.test)),
         folds=(fold.name,) * len(fold.test),

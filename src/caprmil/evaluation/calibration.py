@@ -1,4 +1,4 @@
-"""Calibration: does 0.8 mean eight of ten? Reliability bins, and one temperature for each fold.
+"""Calibration: how often an answer of 0.8 is right. Reliability bins, one temperature per fold.
 
 Temperature scaling: C. Guo et al., "On Calibration of Modern Neural Networks", ICML 2017.
 """
@@ -15,17 +15,19 @@ from scipy.stats import norm
 
 from caprmil import figures
 from caprmil.errors import CohortError
-from caprmil.evaluation import metrics
 from caprmil.evaluation.predictions import Predictions
 from caprmil.figures import Bin, Reliability
 from caprmil.io import tables
+from caprmil.targets import Classification
+from caprmil.targets.classification_metrics import ace_floor
+from caprmil.targets.weighted_metrics import BINS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-LEAST = 1e-12  # a probability of 0 would cost an infinite log-loss
-WIDEST = 20.0  # temperatures are looked for between 1 / 20 and 20
-SLIDES_A_BIN = 10
+SMALLEST = 1e-12  # a probability of 0 would have an infinite log-loss
+WIDEST = 20.0  # temperatures are searched between 1 / 20 and 20
+SLIDES_PER_BIN = 10
 TITLES = {
     "ace": "ACE",
     "ace_floor": "its floor",
@@ -37,7 +39,7 @@ TITLES = {
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Calibration:
-    """The temperature of each fold, and what it does to answers on slides it was not fitted to."""
+    """The temperature of each fold, and its effect on slides that it was not fitted to."""
 
     temperatures: Mapping[str, float]
     scores: Mapping[str, Mapping[str, float]]
@@ -47,7 +49,7 @@ class Calibration:
     notes: tuple[str, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all but the answers themselves."""
+        """Return everything but the answers themselves."""
         return {"temperatures": self.temperatures, **self.scores, "notes": self.notes}
 
     def as_markdown(self) -> str:
@@ -55,18 +57,18 @@ class Calibration:
         rows = [
             [when, *(f"{own[name]:.3f}" for name in TITLES)] for when, own in self.scores.items()
         ]
-        told = ", ".join(f"{fold} {value:.2f}" for fold, value in self.temperatures.items())
+        shown = ", ".join(f"{fold} {value:.2f}" for fold, value in self.temperatures.items())
         notes = [
-            f"Temperatures, fitted on the validation parts: {told}. Above 1, the model was too "
-            "sure of itself; below 1, not sure enough.",
+            f"Temperatures, fitted on the validation parts: {shown}. Above 1, the model was "
+            "overconfident; below 1, underconfident.",
             "The floor is the ACE that a perfectly calibrated model with these answers would read.",
             *self.notes,
         ]
-        return tables.markdown(["test part, mean over folds", *TITLES.values()], rows, notes)
+        return tables.markdown_table(["test part, mean over folds", *TITLES.values()], rows, notes)
 
     def draw(self) -> "Figure":
         """Draw the reliability of all test slides, before and after."""
-        classes = self.before.classes
+        classes = _classes(self.before)
         event = classes[1] if len(classes) == 2 else "the predicted class"
         before = reliability(self.before, self.scores["before"]["ace"])
         after = reliability(self.after, self.scores["after"]["ace"])
@@ -75,16 +77,19 @@ class Calibration:
 
 def calibrate(test: Predictions, validation: Mapping[str, Predictions]) -> Calibration:
     """Fit a temperature to each fold's validation answers, and apply it to its test answers."""
+    _classes(test)
     folds = test.labelled().by_fold()
     if not folds:
-        raise CohortError("Temperatures are fitted fold by fold, and these answers have no folds.")
-    temperatures, notes, softened = {}, [], []
+        raise CohortError(
+            "Temperatures are fitted fold by fold, and these predictions have no folds."
+        )
+    temperatures, notes, calibrated = {}, [], []
     for name, part in folds.items():
         temperatures[name], note = _fit(validation.get(name))
         notes += [f"{name}: {note}, so T = 1."] if note else []
-        answers = soften(part.probabilities, temperatures[name])
-        softened.append(replace(part, probabilities=answers))
-    before, after = (Predictions.concatenate(list(p)) for p in (folds.values(), softened))
+        answers = soften(part.answers, temperatures[name])
+        calibrated.append(replace(part, answers=answers))
+    before, after = (Predictions.concatenate(list(p)) for p in (folds.values(), calibrated))
     return Calibration(
         temperatures=temperatures,
         scores={"before": _mean_scores(before), "after": _mean_scores(after)},
@@ -94,16 +99,27 @@ def calibrate(test: Predictions, validation: Mapping[str, Predictions]) -> Calib
     )
 
 
+def _classes(table: Predictions) -> tuple[str, ...]:
+    if not isinstance(table.target, Classification):
+        raise CohortError(
+            f"A {table.target.kind} has no probabilities to calibrate. Only classifications have."
+        )
+    return table.target.classes
+
+
 def _fit(answers: Predictions | None) -> tuple[float, str]:
     """Return the temperature of a fold; where none can be had, 1 and the reason."""
     if answers is None:
         return 1.0, "there is no validation part"
-    labels = np.asarray(answers.labelled().labels)
+    labels, probabilities = answers.labelled().truth
     if len(set(labels.tolist())) < 2:
         return 1.0, "the validation part has one class only"
-    found = temperature(labels, answers.labelled().probabilities)
+    found = temperature(labels, probabilities)
     if found is None:
-        return 1.0, "the validation part is answered too well, or too badly, for a best temperature"
+        return (
+            1.0,
+            "the validation part is predicted too well, or too badly, for a best temperature",
+        )
     return found, ""
 
 
@@ -111,24 +127,24 @@ def temperature(labels: NDArray[np.integer], probabilities: NDArray[np.floating]
     """Return the T for which softmax(log p / T) has the least log-loss; None if there is none.
 
     If every slide is right, the least log-loss is that of T = 0; if most are wrong, that of an
-    infinite T. Neither says anything of other slides.
+    infinite T. Neither is of use for other slides.
     """
-    logits = np.log(np.clip(probabilities, LEAST, 1))
+    logits = np.log(np.clip(probabilities, SMALLEST, 1))
     logits -= logits.max(axis=1, keepdims=True)
     own = logits[np.arange(len(labels)), labels]
 
-    def slope(log_t: float) -> float:
-        """Return how the log-loss, which is convex in 1 / T, grows with 1 / T.
+    def derivative(log_t: float) -> float:
+        """Return the derivative by 1 / T of the log-loss, which is convex in 1 / T.
 
-        Where every slide is right it is never above 0, however it is rounded.
+        Where every slide is right it is never above 0, also after rounding.
         """
         sharper = softmax(logits / np.exp(log_t), axis=1)
         return float(np.mean((sharper * logits).sum(axis=1) - own))
 
     edge = np.log(WIDEST)
-    if not slope(edge) < 0 < slope(-edge):
+    if not derivative(edge) < 0 < derivative(-edge):
         return None
-    return float(np.exp(brentq(slope, -edge, edge)))
+    return float(np.exp(brentq(derivative, -edge, edge)))
 
 
 def soften(probabilities: NDArray[np.floating], temperature: float) -> NDArray[np.float64]:
@@ -136,7 +152,7 @@ def soften(probabilities: NDArray[np.floating], temperature: float) -> NDArray[n
     if temperature == 1:
         return probabilities.astype(np.float64)
     softened: NDArray[np.float64] = softmax(
-        np.log(np.clip(probabilities, LEAST, 1)) / temperature, axis=1
+        np.log(np.clip(probabilities, SMALLEST, 1)) / temperature, axis=1
     )
     return softened
 
@@ -144,31 +160,31 @@ def soften(probabilities: NDArray[np.floating], temperature: float) -> NDArray[n
 def log_loss(labels: NDArray[np.integer], probabilities: NDArray[np.floating]) -> float:
     """Return the mean of -log p of the true class."""
     own = probabilities[np.arange(len(labels)), labels]
-    return float(-np.log(np.clip(own, LEAST, 1)).mean())
+    return float(-np.log(np.clip(own, SMALLEST, 1)).mean())
 
 
 def _mean_scores(table: Predictions) -> dict[str, float]:
     """Return the mean over folds of each error, and of the floor of the ACE."""
     rows = []
     for part in table.by_fold().values():
-        labels, p = np.asarray(part.labels), part.probabilities
-        own = {name: metrics.METRICS[name](labels, p) for name in ("ace", "ece", "brier")}
-        floor = metrics.ace_floor(p)[0]
+        labels, p = part.truth
+        own = {n: table.target.metric(n).function(labels, p) for n in ("ace", "ece", "brier")}
+        floor = ace_floor(p)[0]
         rows.append({**own, "ace_floor": floor, "log_loss": log_loss(labels, p)})
     return {name: float(np.mean([row[name] for row in rows])) for name in TITLES}
 
 
 def reliability(table: Predictions, ace: float) -> Reliability:
-    """Return bins of equally many slides: how sure the model was, and how often it was right.
+    """Return bins of equally many slides: mean confidence, and the share that is right.
 
-    Of two classes, how sure of the second; of more, of the one it predicts. Equal answers stay in
-    one bin. Intervals are Wilson's at 95 %, as if every slide were a patient of its own.
+    Confidence is that in the second of two classes; of more, in the predicted one. Equal answers
+    stay in one bin. Intervals are Wilson's at 95 %, as if every slide were a patient of its own.
     """
-    labels, p = np.asarray(table.labelled().labels), table.labelled().probabilities
+    labels, p = table.labelled().truth
     two = p.shape[1] == 2
     scores = np.asarray(p[:, 1] if two else p.max(axis=1), dtype=np.float64)
     hits = labels == (1 if two else p.argmax(axis=1))
-    number = int(np.clip(len(scores) // SLIDES_A_BIN, 1, metrics.BINS))
+    number = int(np.clip(len(scores) // SLIDES_PER_BIN, 1, BINS))
     places = np.rint(np.arange(1, number) * len(scores) / number).astype(int)
     owner = np.searchsorted(np.unique(np.sort(scores)[places]), scores, side="right")
     bins = [_bin(scores[owner == b], hits[owner == b]) for b in np.unique(owner)]

@@ -1,4 +1,4 @@
-"""What a comparison found: rows to print, a CSV, and plain sentences."""
+"""Differences between models: rows to print, a CSV, and sentences."""
 
 import csv
 import math
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from caprmil.evaluation.metrics import LOWER_IS_BETTER, Interval, Spread
 from caprmil.io import tables
 from caprmil.io.atomic import atomic_write
+from caprmil.targets.metric import Interval, Spread
 
 LEVEL, ALPHA = 0.95, 0.05
 
@@ -21,6 +21,7 @@ class Difference:
     first: str
     second: str
     metric: str
+    higher_is_better: bool
     of_first: Spread
     of_second: Spread
     interval: Interval
@@ -34,7 +35,7 @@ class Difference:
 
     @property
     def verdict(self) -> str:
-        """Whether the difference is real, not shown, or not known for want of slides."""
+        """Whether the difference is real, not shown, or not known for lack of slides."""
         if math.isnan(self.corrected_p):
             return "not known"
         return "real" if self.corrected_p < ALPHA else "not shown"
@@ -44,13 +45,13 @@ class Difference:
         """The name of the better one, if the difference is real."""
         if self.verdict != "real":
             return None
-        wins = (self.difference < 0) if self.metric in LOWER_IS_BETTER else (self.difference > 0)
+        wins = (self.difference > 0) if self.higher_is_better else (self.difference < 0)
         return self.first if wins else self.second
 
     def sentence(self) -> str:
-        """Return the finding in words."""
+        """Return the result as a sentence."""
         values = f"{self.of_first.mean:.3f} against {self.of_second.mean:.3f}"
-        chance = say_p(self.corrected_p)
+        chance = with_p(self.corrected_p)
         if self.verdict == "not known":
             return f"{self.first} and {self.second}, {self.metric}: {values}; too few slides for p."
         if self.better is None:
@@ -67,11 +68,11 @@ class Difference:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """All differences that were looked at, and what one needs to judge them."""
+    """All differences that were tested, with what is needed to judge them."""
 
     differences: tuple[Difference, ...]
-    ace_floors: Mapping[str, float]
-    """What each would read if it were perfectly calibrated; empty where ACE was not compared."""
+    floors: Mapping[str, Mapping[str, float]]
+    """What each model would read if it were perfectly calibrated, by metric."""
     slides: int
     patients: int
     folds: tuple[str, ...]
@@ -97,34 +98,35 @@ class Comparison:
         ]
 
     def _value(self, name: str, metric: str, value: Spread) -> str:
-        floor = self.ace_floors.get(name) if metric == "ace" else None
+        floor = self.floors.get(metric, {}).get(name)
         spread = "" if math.isnan(value.std) else f" ± {value.std:.3f}"
         return f"{value.mean:.3f}{spread}{'' if floor is None else f' (floor {floor:.3f})'}"
 
     def as_markdown(self) -> str:
-        """Return the table, with what was compared above it and remarks below."""
+        """Return the table, with what was compared above it and notes below."""
         rows = self.as_rows()
-        table = tables.markdown(list(rows[0]), [list(row.values()) for row in rows], self.notes)
+        table = tables.markdown_table(
+            list(rows[0]), [list(row.values()) for row in rows], self.notes
+        )
         return f"{self.size()}\n\n{table}"
 
     def size(self) -> str:
-        """Say on how much the comparison stands."""
+        """Return how many slides, patients and folds were compared."""
         over = f"mean over {len(self.folds)} folds" if len(self.folds) > 1 else "all slides pooled"
         return f"{self.slides} slides of {self.patients} patients, {over}."
 
     def sentences(self, names: frozenset[str] | None = None) -> Iterator[str]:
-        """Say of each difference in words what was found; of ACE, with the floors."""
+        """Yield each difference as a sentence, with the floors of the metric if it has some."""
         for d in self.differences:
             if names is None or d.metric in names:
-                floors = (
-                    [self.ace_floors[n] for n in (d.first, d.second)] if d.metric == "ace" else []
+                floors = self.floors.get(d.metric)
+                more = (
+                    f" Floors: {floors[d.first]:.3f} and {floors[d.second]:.3f}." if floors else ""
                 )
-                yield d.sentence() + (
-                    " Floors: {:.3f} and {:.3f}.".format(*floors) if floors else ""
-                )
+                yield d.sentence() + more
 
     def warnings(self) -> Iterator[str]:
-        """Say which references the first of each pair does not beat."""
+        """Yield which references the first of each pair does not beat."""
         for d in self.differences:
             values = f"{d.metric} {d.of_second.mean:.3f} against {d.of_first.mean:.3f}"
             if d.verdict == "not known":
@@ -132,8 +134,8 @@ class Comparison:
             elif d.better != d.first:
                 does = "does better" if d.better else "may do as well"
                 yield (
-                    f"{d.first} does not beat '{d.second}' ({say_p(d.corrected_p)}): "
-                    f"a shortcut {does} on these slides ({values})."
+                    f"{d.first} does not beat '{d.second}' ({with_p(d.corrected_p)}): "
+                    f"a baseline {does} on these slides ({values})."
                 )
 
     def as_dict(self) -> dict[str, Any]:
@@ -149,8 +151,8 @@ class Comparison:
     def write(self, path: Path | str) -> Path:
         """Write all differences to a CSV in full precision. The file must be new."""
         with (
-            atomic_write(path) as passing,
-            passing.open("w", newline="", encoding="utf-8") as file,
+            atomic_write(path) as temporary,
+            temporary.open("w", newline="", encoding="utf-8") as file,
         ):
             table = csv.DictWriter(file, COLUMNS, lineterminator="\n")
             table.writeheader()
@@ -158,7 +160,7 @@ class Comparison:
         return Path(path)
 
     def _cells(self, d: Difference) -> dict[str, Any]:
-        floors = self.ace_floors if d.metric == "ace" else {}
+        floors = self.floors.get(d.metric, {})
         cells = (
             *(d.first, d.second, d.metric, d.of_first.mean, d.of_first.std, d.of_second.mean),
             *(d.of_second.std, d.difference, *d.interval, d.p, d.corrected_p, d.verdict),
@@ -170,7 +172,7 @@ class Comparison:
 COLUMNS = (
     *("first", "second", "metric", "first_mean", "first_std", "second_mean", "second_std"),
     *("difference", "low", "high", "p", "corrected_p", "verdict"),
-    *("first_ace_floor", "second_ace_floor"),
+    *("first_floor", "second_floor"),
 )
 
 
@@ -181,8 +183,8 @@ def show_p(p: float) -> str:
     return "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
-def say_p(p: float) -> str:
-    """Return p with its name, to stand in a sentence."""
+def with_p(p: float) -> str:
+    """Return p with its name, for a sentence."""
     return f"p {show_p(p)}" if p < 0.001 else f"p = {show_p(p)}"
 
 

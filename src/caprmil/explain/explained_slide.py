@@ -18,7 +18,7 @@ from caprmil.features.batches import Sample
 from caprmil.io.progress import Step
 from caprmil.models import MILModel
 from caprmil.models.device import pick_device
-from caprmil.runs.inference import is_large, predict_batch, predict_stream
+from caprmil.runs.inference import TrainedModel, is_large, predict_batch, predict_stream
 from caprmil.runs.run import Run
 from caprmil.slides.slide import Slide
 
@@ -83,17 +83,17 @@ def predict_slide(
     `models` are those that are loaded already, by fold.
     """
     unseen = run.unseen_folds(reference.name, fold)
-    names = [each.name for each in unseen or run.answering(fold)]
+    names = [each.name for each in unseen or run.trained_folds(fold)]
     device, loaded = torch.device(device), models or {}
-    chosen = {name: loaded.get(name) or run.model(name) for name in names}
+    chosen = {
+        name: TrainedModel((loaded.get(name) or run.model(name)).to(device), run.fold_target(name))
+        for name in names
+    }
     if isinstance(bag, Stream):
-        by_fold = {name: predict_stream(model, bag, device)[0] for name, model in chosen.items()}
+        by_fold = {name: predict_stream(each, bag, device)[0] for name, each in chosen.items()}
     else:
         batch = batches.collate([(Sample(reference.name, bag), bag)])
-        by_fold = {
-            name: predict_batch(model.to(device), batch, device)[0]
-            for name, model in chosen.items()
-        }
+        by_fold = {name: predict_batch(each, batch, device)[0] for name, each in chosen.items()}
     return Answer(
         probabilities=np.mean(list(by_fold.values()), axis=0),
         calibrated=run.calibrate(by_fold),
@@ -123,7 +123,7 @@ def explain_slide(
     exact = method in (None, "exact")
     with ExitStack() as stack:
         bag: Bag | Stream
-        if exact and is_large(info) and can_stream(run.model(run.answering(fold)[0].name)):
+        if exact and is_large(info) and can_stream(run.model(run.trained_folds(fold)[0].name)):
             bag = stack.enter_context(bags.streaming(reference.bag))
         else:
             bag = bags.read(reference.bag)
@@ -131,7 +131,7 @@ def explain_slide(
         explanation = explain(
             run.model(answer.nearest),
             bag,
-            classes=run.classes,
+            classes=run.target.names,
             slide=reference.name,
             fold=answer.nearest,
             method=method,
@@ -150,5 +150,5 @@ def label_of(run: Run, slide: str) -> str | None:
     """Return the true class of a slide, if it is a test slide of the run."""
     if not run.finished or run.predictions.labels is None or slide not in run.predictions.slides:
         return None
-    code = int(run.predictions.labels[run.predictions.slides.index(slide)])
-    return run.classes[code] if code >= 0 else None
+    label = run.predictions.labels[run.predictions.slides.index(slide)]
+    return run.target.show_label(label.item()) or None

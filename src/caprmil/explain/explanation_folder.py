@@ -115,12 +115,12 @@ def explanation_record(
         "slide": explained.name,
         "label": explained.label,
         "answer": {
-            "predicted": run.classes[int(answer.probabilities.argmax())],
-            "probabilities": _by_class(run.classes, answer.probabilities),
+            "predicted": run.target.names[int(answer.probabilities.argmax())],
+            "probabilities": _by_class(run.target.names, answer.probabilities),
             "calibrated": None
             if answer.calibrated is None
-            else _by_class(run.classes, answer.calibrated),
-            "by_fold": {fold: _by_class(run.classes, p) for fold, p in answer.by_fold.items()},
+            else _by_class(run.target.names, answer.calibrated),
+            "by_fold": {fold: _by_class(run.target.names, p) for fold, p in answer.by_fold.items()},
             "unseen": answer.unseen,
         },
         "explained": {

@@ -21,7 +21,7 @@ from caprmil.explain.explanation import Explanation, class_probabilities
 from caprmil.features.bags import Bag
 from caprmil.figures import DeletionCurve, DeletionPanel, deletion_curves
 from caprmil.io.progress import Step
-from caprmil.io.tables import markdown
+from caprmil.io.tables import markdown_table
 from caprmil.models import MILModel
 from caprmil.models.base import Cells
 
@@ -112,7 +112,7 @@ class Faithfulness:
         ranked = sorted(self.curves.items(), key=lambda item: -np.nan_to_num(item[1].area))
         rows = [[name, f"{c.area:.3f}", f"{c.contrast_area:.3f}"] for name, c in ranked]
         note = f"Area between the curves of {self.followed}, least relevant first minus most."
-        return markdown(["map", "probability", "logit contrast"], rows, [note])
+        return markdown_table(["map", "probability", "logit contrast"], rows, [note])
 
     def panel(self) -> DeletionPanel:
         """Return the curves of probability, for a figure of several slides."""

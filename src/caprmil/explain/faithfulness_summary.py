@@ -9,8 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from caprmil.errors import RunError
-from caprmil.evaluation.bootstrap import draw_patients
-from caprmil.evaluation.metrics import Interval
+from caprmil.evaluation.paired_tests import draw_patients
 from caprmil.explain.explained_slide import predict_slide
 from caprmil.explain.explanation import explain
 from caprmil.explain.faithfulness import (
@@ -26,8 +25,9 @@ from caprmil.explain.slide_reference import SlideReference
 from caprmil.features import bags
 from caprmil.figures import deletion_curves
 from caprmil.io.progress import Step
-from caprmil.io.tables import markdown
+from caprmil.io.tables import markdown_table
 from caprmil.runs.run import Run
+from caprmil.targets.metric import Interval
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -81,7 +81,7 @@ class FaithfulnessSummary:
         ]
 
     def as_markdown(self) -> str:
-        return markdown(self.header, self.rows(), [self.verdict()])
+        return markdown_table(self.header, self.rows(), [self.verdict()])
 
     def draw(self) -> "Figure":
         """Draw the mean curves of probability and of the logit contrast."""
@@ -166,7 +166,7 @@ def measure_faithfulness(
 
     `only` keeps the slides for which that model predicts this class.
     """
-    models = {fold.name: run.model(fold.name).to(device) for fold in run.answering()}
+    models = {fold.name: run.model(fold.name).to(device) for fold in run.trained_folds()}
     for reference in slides:
         bag = bags.read(reference.bag)
         run.check_bag(reference.name, bag.info, force=force)
@@ -176,7 +176,7 @@ def measure_faithfulness(
             continue
         model = models[fold]
         explanation = explain(
-            model, bag, classes=run.classes, slide=reference.name, fold=fold, device=device
+            model, bag, classes=run.target.names, slide=reference.name, fold=fold, device=device
         )
         yield faithfulness(model, bag, explanation, device=device, progress=progress)
 

@@ -61,7 +61,7 @@ def export_run(
     """
     if fold is not None and ensemble:
         raise ExportError("An ensemble has all folds: leave out --fold or --ensemble.")
-    names = [each.name for each in run.answering(fold)]
+    names = [each.name for each in run.trained_folds(fold)]
     groups = {"ensemble": names} if ensemble else {name: [name] for name in names}
     paths = _output_paths(require_local(out), list(groups), find_format(to).suffix)
     changes, features, written = dict(changes or {}), _example_features(run), []
@@ -122,8 +122,8 @@ class _Changes:
 
 
 def run_metadata(run: Run) -> dict[str, Any]:
-    """Return what is needed to use the models of a run: encoder and scale of features, classes."""
-    names = ("model", "classes", "encoder", "fingerprint", "mpp", "patch_px", "digest")
+    """Return what is needed to use the models of a run: encoder and scale of features, target."""
+    names = ("model", "target", "encoder", "fingerprint", "mpp", "patch_px", "digest")
     return {name: getattr(run.facts, name) for name in names} | {"trained_with": run.facts.version}
 
 

@@ -24,7 +24,7 @@ class Sample(NamedTuple):
 
     slide: str
     bag: Path | Bag
-    label: int = -1
+    label: int | float = -1
 
 
 class Batch(NamedTuple):

@@ -21,39 +21,47 @@ class Curve(NamedTuple):
     colour: str
 
 
-PANELS = {
-    "Loss": (Curve("train_loss", "training", BLUE), Curve("val_loss", "validation", VERMILLION)),
-    "Validation AUC": (Curve("val_auc", "validation", VERMILLION),),
-    "Learning rate": (Curve("lr", "learning rate", GREY),),
-}
+LOSS, RATE = "Loss", "Learning rate"
+
+
+def panels_of(metric: str, title: str) -> dict[str, tuple[Curve, ...]]:
+    """Return the panels of a figure by title, for a validation metric of that name and title."""
+    return {
+        LOSS: (Curve("train_loss", "training", BLUE), Curve("val_loss", "validation", VERMILLION)),
+        f"Validation {title}": (Curve(f"val_{metric}", "validation", VERMILLION),),
+        RATE: (Curve("lr", "learning rate", GREY),),
+    }
 
 
 def learning_curves(
     histories: Mapping[str, Mapping[str, Values]],
     *,
+    metric: str = "auc",
+    title: str = "AUC",
     kept: Mapping[str, int] | None = None,
-    panels: Sequence[str] = tuple(PANELS),
+    panels: Sequence[str] | None = None,
 ) -> "Figure":
-    """Draw losses, validation AUC and learning rate over epochs, a thin line for each fold.
+    """Draw losses, a validation metric and the learning rate over epochs, a line for each fold.
 
-    A history holds any of train_loss, val_loss, val_auc and lr, with one value per epoch. Its
+    A history holds any of train_loss, val_loss, val_<metric> and lr, with one value per epoch. Its
     column `epoch` is needed only if epochs do not run from 0. `kept` is the epoch of each fold
-    whose weights were kept. NaN is an epoch without a value. `panels` are titles in `PANELS`.
+    whose weights were kept. NaN is an epoch without a value. `panels` are titles of panels.
     """
-    columns = set().union(*histories.values())
-    shown = {t: PANELS[t] for t in panels if any(c.column in columns for c in PANELS[t])}
+    columns, known_panels = set().union(*histories.values()), panels_of(metric, title)
+    chosen = {name: known_panels[name] for name in panels or known_panels}
+    shown = {name: own for name, own in chosen.items() if any(c.column in columns for c in own)}
     if not shown:
-        known = ", ".join(curve.column for title in panels for curve in PANELS[title])
+        known = ", ".join(curve.column for own in chosen.values() for curve in own)
         raise ValueError(f"A history holds some of {known}. {sorted(columns)=}")
-    widths = [2 if title == "Learning rate" else 3 for title in shown]
+    widths = [2 if name == RATE else 3 for name in shown]
     figure = new_figure(1.4 * sum(widths), 3.4)
     row = figure.subplots(1, len(shown), width_ratios=widths, squeeze=False)[0]
-    for axes, (title, curves) in zip(row, shown.items(), strict=True):
-        tidy(axes, title=title, across="Epoch")
+    for axes, (name, curves) in zip(row, shown.items(), strict=True):
+        tidy(axes, title=name, across="Epoch")
         axes.xaxis.get_major_locator().set_params(integer=True)
         for curve in curves:
             _draw_folds(axes, histories, curve, kept or {})
-        if title == "Learning rate":
+        if name == RATE:
             axes.locator_params(axis="y", nbins=5)
             axes.yaxis.set_major_formatter(lambda rate, _: f"{rate:g}")
         else:

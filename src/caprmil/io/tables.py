@@ -1,14 +1,23 @@
-"""Tables: rows of text with a header, and columns recognised by many names."""
+"""Tables of text: a pandas DataFrame whose columns are recognised by many names.
+
+A table comes from CSV, TSV, XLSX or Parquet, or is a DataFrame. Cells are text as they stand in the
+file, "" where nothing is known. The index says where a row is, for errors: file and line.
+"""
 
 import csv
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from io import StringIO
+from collections.abc import Iterable, Sequence
+from io import BytesIO, StringIO
+from os import PathLike
 from pathlib import Path
+from typing import TypeAlias
+
+import pandas as pd
 
 from caprmil.errors import CohortError
 from caprmil.io.paths import as_path
+
+TableLike: TypeAlias = str | PathLike[str] | pd.DataFrame
 
 # What a column may be called, in any case, with spaces or underscores; the first is taken.
 COLUMNS = {
@@ -19,92 +28,121 @@ COLUMNS = {
     "fold": ("fold",),
     "mpp": ("mpp", "um_px", "um/px", "mpp_x", "slide_mpp", "microns_per_pixel"),
 }
-UNKNOWN = ("", "na", "nan", "n/a")  # cells that say nothing, as pandas and R write them
+UNKNOWN = ("", "na", "nan", "n/a")  # cells without a value, as pandas and R write them
+EXCEL, PARQUET = (".xlsx", ".xlsm"), (".parquet", ".pq")
 
 Row = dict[str, str]
 
 
-@dataclass(frozen=True)
-class Table:
-    """A table as columns of text: cell n of each is in the same row."""
-
-    path: Path
-    columns: dict[str, tuple[str, ...]]
-    places: tuple[str, ...]
-    """Where each row stands, for errors: the file and the line."""
-
-    def rows(self) -> list[Row]:
-        """Return the cells of each row by the names of their columns."""
-        cells = zip(*self.columns.values(), strict=True)
-        return [dict(zip(self.columns, row, strict=True)) for row in cells]
-
-    def placed(self, column: str) -> Iterator[tuple[str, str]]:
-        """Return each cell of a column with its place."""
-        return zip(self.columns[column], self.places, strict=True)
-
-    def names(self, column: str) -> tuple[str, ...]:
-        """Return a column in which no cell may be empty."""
-        for cell, place in self.placed(column):
-            if not cell:
-                raise CohortError(f"{place}: the {column} is missing.")
-        return self.columns[column]
-
-    def numbers(self, column: str) -> list[float]:
-        """Return a column in which every cell must be a number."""
-        for cell, place in self.placed(column):
-            if not is_number(cell):
-                raise CohortError(f"{place}: {column} is '{cell}', not a number.")
-        return [float(cell) for cell in self.columns[column]]
-
-
-def read(path: str | Path, *, pad: bool = False) -> Table:
-    """Read a table in UTF-8 with commas, semicolons or tabs, which its header says.
+def read_table(source: TableLike, *, pad: bool = False) -> pd.DataFrame:
+    """Read a table as text. The separator of a text file is found: comma, semicolon or tab.
 
     Blank lines are left out, and so are columns without a name, such as an index of pandas. With
     `pad`, cells that are missing at the end of a line are empty.
     """
-    path = as_path(path)
+    if isinstance(source, pd.DataFrame):
+        return _as_text(source, "the table")
+    path = as_path(source)
     if not path.is_file():
         raise CohortError(f"There is no file {path}.")
+    suffix = path.suffix.lower()
+    if suffix in (*EXCEL, *PARQUET):
+        return _read_binary(path, suffix)
+    return _read_text(path, pad=pad)
+
+
+def table_name(source: TableLike) -> str:
+    """Return what a table is called in errors."""
+    return "The table" if isinstance(source, pd.DataFrame) else str(as_path(source))
+
+
+def _read_text(path: Path, *, pad: bool) -> pd.DataFrame:
+    """Read lines with the csv module, which knows the line of each row; pandas does not."""
     try:
         text = path.read_bytes().decode("utf-8-sig")
         reader = csv.reader(StringIO(text, newline=""), delimiter=_separator(text))
         lines = [([cell.strip() for cell in line], reader.line_num) for line in reader]
     except (OSError, UnicodeDecodeError, csv.Error) as problem:
         raise CohortError(
-            f"{path} is no table in UTF-8 ({problem}). Save it as .csv in UTF-8."
+            f"{path} is not a table in UTF-8 ({problem}). Save it as .csv in UTF-8."
         ) from problem
     lines = [(cells, number) for cells, number in lines if any(cells)]
     if len(lines) < 2:
-        raise CohortError(
-            f"{path} has no rows. It needs a line of column names, then a line for each slide."
-        )
-    header, places = lines[0][0], tuple(f"{path}, line {number}" for _, number in lines[1:])
-    rows = [
-        _fit(cells, len(header), place, pad=pad)
-        for (cells, _), place in zip(lines[1:], places, strict=True)
-    ]
-    columns = list(zip(header, zip(*rows, strict=True), strict=True))
-    named = [(name, cells) for name, cells in columns if name and name[:8] != "Unnamed:"]
-    for name, times in Counter(name for name, _ in named).items():
+        raise _no_rows(str(path))
+    header, rows = lines[0][0], [(cells, f"{path}, line {number}") for cells, number in lines[1:]]
+    frame = pd.DataFrame(
+        [_fit(cells, len(header), place, pad=pad) for cells, place in rows],
+        index=[place for _, place in rows],
+        dtype=object,
+    )
+    return _named(frame, header, str(path))
+
+
+def _read_binary(path: Path, suffix: str) -> pd.DataFrame:
+    package = "openpyxl" if suffix in EXCEL else "pyarrow"
+    content = BytesIO(path.read_bytes())
+    try:
+        frame = pd.read_excel(content) if suffix in EXCEL else pd.read_parquet(content)
+    except ImportError:
+        raise CohortError(f"{path} needs a package: pip install {package}") from None
+    except Exception as problem:  # each format raises errors of its own
+        raise CohortError(f"{path} cannot be read ({problem}). Save it as .csv.") from problem
+    return _as_text(frame, str(path))
+
+
+def _as_text(frame: pd.DataFrame, name: str) -> pd.DataFrame:
+    """Return a DataFrame of any types as text, with the number of each row in its index."""
+    if not len(frame):
+        raise _no_rows(name)
+    columns = [frame.iloc[:, number].map(_cell) for number in range(frame.shape[1])]
+    text = pd.DataFrame(
+        dict(enumerate(column.to_numpy() for column in columns)),
+        index=[f"{name}, row {number}" for number in range(1, len(frame) + 1)],
+        dtype=object,
+    )
+    return _named(text, [str(column).strip() for column in frame.columns], name)
+
+
+def _cell(value: object) -> str:
+    if value is None or value is pd.NaT or value != value:
+        return ""
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+        return str(int(value))  # whole numbers in a column with gaps
+    return str(value).strip()
+
+
+def _named(frame: pd.DataFrame, header: Sequence[str], name: str) -> pd.DataFrame:
+    """Return the columns that have a name, each name once."""
+    kept = [at for at, column in enumerate(header) if column and column[:8] != "Unnamed:"]
+    for column, times in Counter(header[at] for at in kept).items():
         if times > 1:
-            raise CohortError(f"{path} has {times} columns called '{name}'. Rename or remove one.")
-    return Table(path, dict(named), places)
+            raise CohortError(
+                f"{name} has {times} columns called '{column}'. Rename or remove one."
+            )
+    frame = frame.iloc[:, kept]
+    frame.columns = pd.Index([header[at] for at in kept], dtype=object)
+    return frame
+
+
+def _no_rows(name: str) -> CohortError:
+    return CohortError(
+        f"{name} has no rows. It needs a line of column names, then a line for each slide."
+    )
 
 
 def _separator(text: str) -> str:
-    """Return the mark that makes most sense of the header: most known columns, then most columns.
+    """Return the separator that gives most known columns in the header, then most columns.
 
-    Counting marks alone would be misled by names that hold them, such as `age; in years`.
+    Counting separators alone would be misled by names that hold them, such as `age; in years`.
     """
     header = next((line for line in StringIO(text, newline="") if line.strip(" \t\r\n,;")), "")
     known = [word for words in COLUMNS.values() for word in words]
 
-    def sense(mark: str) -> tuple[int, int]:
+    def columns(mark: str) -> tuple[int, int]:
         names = next(csv.reader([header], delimiter=mark), [])
-        return len(called(names, known)), len(names)
+        return len(matching_columns(names, known)), len(names)
 
-    return max(",;\t", key=sense)
+    return max(",;\t", key=columns)
 
 
 def _fit(cells: list[str], width: int, place: str, *, pad: bool) -> list[str]:
@@ -117,25 +155,54 @@ def _fit(cells: list[str], width: int, place: str, *, pad: bool) -> list[str]:
     return (cells + [""] * width)[:width]
 
 
-def called(header: Iterable[str], words: Iterable[str]) -> list[str]:
+def matching_columns(header: Iterable[str], words: Iterable[str]) -> list[str]:
     """Return the columns that are called one of these words, in the order of the words."""
     spelt = [(name.strip().lower().replace(" ", "_"), name) for name in header]
     return [name for word in words for spelling, name in spelt if spelling == word]
 
 
-def markdown(header: Sequence[str], rows: Iterable[Sequence[str]], notes: Iterable[str]) -> str:
-    """Return a table in Markdown, with remarks below it."""
+def rows(table: pd.DataFrame) -> list[Row]:
+    """Return the cells of each row by the names of their columns."""
+    names = [str(name) for name in table.columns]
+    return [dict(zip(names, cells, strict=True)) for cells in table.itertuples(index=False)]
+
+
+def find_column(table: pd.DataFrame, words: Iterable[str]) -> str | None:
+    """Return the first column that is called one of these words."""
+    return next(iter(matching_columns(table.columns, words)), None)
+
+
+def names(table: pd.DataFrame, column: str) -> tuple[str, ...]:
+    """Return a column in which no cell may be empty."""
+    for place, cell in table[column].items():
+        if not cell:
+            raise CohortError(f"{place}: the {column} is missing.")
+    return tuple(table[column])
+
+
+def numbers(table: pd.DataFrame, column: str) -> list[float]:
+    """Return a column in which every cell must be a number."""
+    for place, cell in table[column].items():
+        if not is_number(cell):
+            raise CohortError(f"{place}: {column} is '{cell}', not a number.")
+    return [float(cell) for cell in table[column]]
+
+
+def markdown_table(
+    header: Sequence[str], rows: Iterable[Sequence[str]], notes: Iterable[str]
+) -> str:
+    """Return a table in Markdown, with notes below it."""
     lines = [f"| {' | '.join(cells)} |" for cells in (header, ["---"] * len(header), *rows)]
     return "\n".join([*lines, "", *(f"- {note}" for note in notes)]) + "\n"
 
 
 def is_known(cell: str) -> bool:
-    """Tell whether a cell says anything."""
+    """Return whether a cell has a value."""
     return cell.lower() not in UNKNOWN
 
 
 def is_number(cell: str) -> bool:
-    """Tell whether a cell is a number."""
+    """Return whether a cell is a number."""
     try:
         float(cell)
     except ValueError:

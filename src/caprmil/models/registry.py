@@ -1,7 +1,7 @@
 """The models by name. To add one, write its file and its line in MODELS, or register it."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from torch import nn
@@ -63,6 +63,15 @@ def _path(kind: type) -> str:
 def list_models() -> list[str]:
     """Return the names of all models, without combinations such as caprmil+abmil."""
     return sorted(MODELS)
+
+
+def needs_classes(name: str, settings: Mapping[str, Any] | None = None) -> bool:
+    """Return whether a model of that name, or the model behind its context stack, needs classes."""
+    name, _, behind = name.partition("+")
+    pool = behind or (settings or {}).get("pool", "")
+    pool = pool.get("name", "") if isinstance(pool, Mapping) else pool
+    kinds = [MODELS.get(name), None if pool in POOLS else MODELS.get(str(pool))]
+    return any(kind.needs_classes is True for kind in kinds if kind is not None)
 
 
 def create(name: str, in_dim: int, n_outputs: int, **settings: Any) -> MILModel:

@@ -38,7 +38,7 @@ class ClassParts:
     headline_metrics = ("auc", "balanced_accuracy", "ace")
 
     def __init__(self, run: Run) -> None:
-        self.run, self.classes = run, run.classes
+        self.run, self.classes = run, run.target.names
 
     # A slide report
 
@@ -137,7 +137,7 @@ class ClassParts:
         table = self.run.predictions.labelled()
         found: dict[str, tuple[int, list[float]]] = {}
         for slide, label, row in zip(
-            table.slides, np.asarray(table.labels), table.probabilities, strict=True
+            table.slides, np.asarray(table.labels), table.answers, strict=True
         ):
             if slide != name:
                 found.setdefault(slide, (int(label), []))[1].append(float(row[number]))
@@ -223,33 +223,33 @@ class ClassParts:
                 cells.append(
                     [ConfusionCell(int(n), n / whole, label == at) for at, n in enumerate(row)]
                 )
-        return render("confusion.html", classes=predictions.classes, cells=cells)
+        return render("confusion.html", classes=predictions.target.names, cells=cells)
 
     def worst(self, predictions: Predictions, most: int) -> list[int]:
         """Return the rows of mistakes: the lower the probability of the label, the worse."""
         if predictions.labels is None:
             return []
         labels = np.asarray(predictions.labels)
-        best = predictions.probabilities.argmax(axis=1)
+        best = predictions.answers.argmax(axis=1)
         wrong = np.flatnonzero((labels >= 0) & (labels != best))
-        own = predictions.probabilities[wrong, labels[wrong]]
+        own = predictions.answers[wrong, labels[wrong]]
         return [int(row) for row in wrong[np.argsort(own, kind="stable")][:most]]
 
     def best(self, predictions: Predictions) -> list[int]:
         """Return, for each class, the correct prediction with the highest probability."""
         if predictions.labels is None:
             return []
-        best = predictions.probabilities.argmax(axis=1)
+        best = predictions.answers.argmax(axis=1)
         found = []
-        for code in range(len(predictions.classes)):
+        for code in range(len(predictions.target.names)):
             right = np.flatnonzero((np.asarray(predictions.labels) == code) & (best == code))
             if len(right):
-                found.append(int(right[predictions.probabilities[right, code].argmax()]))
+                found.append(int(right[predictions.answers[right, code].argmax()]))
         return found
 
     def mistake(self, predictions: Predictions, row: int) -> str:
         """Return label, predicted class and its probability."""
-        probabilities = predictions.probabilities[row]
+        probabilities = predictions.answers[row]
         best = int(probabilities.argmax())
         label = self._label(predictions, row)
         fold = f", {predictions.folds[row]}" if predictions.folds else ""
@@ -267,7 +267,7 @@ class ClassParts:
 
     def cells(self, predictions: Predictions, row: int) -> tuple[Cell, ...]:
         """Return label, predicted class and probability: of two classes, that of the second."""
-        probabilities = predictions.probabilities[row]
+        probabilities = predictions.answers[row]
         best = int(probabilities.argmax())
         value = float(probabilities[1 if len(self.classes) == 2 else best])
         hidden = " wrong" if self.is_wrong(predictions, row) else ""
@@ -279,7 +279,7 @@ class ClassParts:
 
     def is_wrong(self, predictions: Predictions, row: int) -> bool:
         """Return whether the predicted class is not the label."""
-        best = self.classes[int(predictions.probabilities[row].argmax())]
+        best = self.classes[int(predictions.answers[row].argmax())]
         return self._label(predictions, row) not in ("", best)
 
     def _label(self, predictions: Predictions, row: int) -> str:
@@ -303,9 +303,9 @@ def _lower(values: NDArray[np.float64], here: float) -> str:
 def roc(predictions: Predictions) -> Markup:
     """Return ROC curves: of two classes by fold, of more by class."""
     folds = predictions.by_fold() or {"all slides": predictions}
-    truth = {name: (np.asarray(fold.labels), fold.probabilities) for name, fold in folds.items()}
+    truth = {name: (np.asarray(fold.labels), fold.answers) for name, fold in folds.items()}
     try:
-        figure = figures.roc_curves(truth, predictions.classes)
+        figure = figures.roc_curves(truth, predictions.target.names)
     except CohortError as problem:
         return Markup('<p class="quiet">{}</p>').format(str(problem))
     return Markup(figures.as_svg(figure, alt="ROC curves"))
@@ -313,8 +313,8 @@ def roc(predictions: Predictions) -> Markup:
 
 def reliability(predictions: Predictions) -> Markup:
     """Return observed frequency against predicted probability, for each fold and for all slides."""
-    two = len(predictions.classes) == 2
-    event = predictions.classes[1] if two else "the predicted class"
+    two = len(predictions.target.names) == 2
+    event = predictions.target.names[1] if two else "the predicted class"
     folds = {
         name: calibration.reliability(fold, np.nan) for name, fold in predictions.by_fold().items()
     }
@@ -325,8 +325,8 @@ def reliability(predictions: Predictions) -> Markup:
 
 def confusion(predictions: Predictions) -> NDArray[np.int64]:
     """Return the number of slides by label (row) and prediction (column), over all folds."""
-    size = len(predictions.classes)
+    size = len(predictions.target.names)
     counts = np.zeros((size, size), dtype=np.int64)
-    predicted = predictions.probabilities.argmax(axis=1)
+    predicted = predictions.answers.argmax(axis=1)
     np.add.at(counts, (np.asarray(predictions.labels), predicted), 1)
     return counts

@@ -2,14 +2,14 @@
 
 from typing import Any
 
-import pandas as pd
 from markupsafe import Markup
 
 from caprmil import figures
-from caprmil.figures.learning_curves import PANELS
+from caprmil.figures.learning_curves import RATE, panels_of
 from caprmil.io.json_files import read_json
 from caprmil.report.html_page import render
 from caprmil.report.report_inputs import RunInputs
+from caprmil.runs.history import HISTORY, read_history
 from caprmil.runs.run import Run
 
 
@@ -27,9 +27,12 @@ def learning_curves(run: Run) -> list[Markup]:
     histories, kept = read_histories(run)
     columns = {name for history in histories.values() for name in history}
     drawn = []
-    for title, curves in PANELS.items():
-        if title != "Learning rate" and columns & {curve.column for curve in curves}:
-            figure = figures.learning_curves(histories, kept=kept, panels=(title,))
+    metric = run.target.headline_metric
+    for title, curves in panels_of(metric.name, metric.title).items():
+        if title != RATE and columns & {curve.column for curve in curves}:
+            figure = figures.learning_curves(
+                histories, metric=metric.name, title=metric.title, kept=kept, panels=(title,)
+            )
             drawn.append(Markup(figures.as_svg(figure, alt=f"{title} over epochs, by fold")))
     return drawn or [Markup('<p class="quiet">There is no training history.</p>')]
 
@@ -39,9 +42,8 @@ def read_histories(run: Run) -> tuple[dict[str, dict[str, Any]], dict[str, int]]
     histories, kept = {}, {}
     for fold in run.done:
         folder = run.fold_folder(fold.name)
-        if (folder / "history.csv").exists():
-            table = pd.read_csv(folder / "history.csv")
-            histories[fold.name] = {str(name): list(table[name]) for name in table}
+        if (folder / HISTORY).exists():
+            histories[fold.name] = read_history(folder / HISTORY)
         if (folder / "fold.json").exists():
             kept[fold.name] = int(read_json(folder / "fold.json")["kept_epoch"])
     return histories, kept

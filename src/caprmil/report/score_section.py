@@ -5,10 +5,10 @@ from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
-from caprmil.figures.style import TITLES
 from caprmil.report.html_page import render
 from caprmil.report.report_inputs import RunInputs
 from caprmil.runs.run import Run
+from caprmil.targets import Metric
 
 VERDICTS = {
     "real": "the difference is real",
@@ -29,17 +29,20 @@ class Headline(NamedTuple):
 def headline_section(inputs: RunInputs) -> Markup:
     """Return the few scores that a reader looks at first."""
     metrics = inputs.run.scores["metrics"]
-    shown = [_headline(name, metrics[name]) for name in inputs.parts.headline_metrics]
+    shown = [
+        _headline(inputs.run.target.metric(name), metrics[name])
+        for name in inputs.parts.headline_metrics
+    ]
     return render("headline_scores.html", headlines=shown)
 
 
-def _headline(name: str, metric: Mapping[str, Any]) -> Headline:
+def _headline(record: Metric, metric: Mapping[str, Any]) -> Headline:
     mean, std, pooled = (
         metric[key] for key in ("mean_over_folds", "std_over_folds", "all_slides_pooled")
     )
     interval = _interval(metric["interval"])
     return Headline(
-        title=TITLES[name],
+        title=record.long_title,
         value=_number(pooled if mean is None else mean),
         spread=f"± {std:.3f} over {metric['folds_counted']} folds"
         if std is not None
@@ -57,7 +60,7 @@ def score_section(inputs: RunInputs) -> Markup:
     for name, metric in scores["metrics"].items():
         cells = [metric[key] for key in ("mean_over_folds", "std_over_folds", "all_slides_pooled")]
         interval = _interval(metric["interval"]) or "–"
-        rows.append([TITLES.get(name, name), *map(_number, cells), interval])
+        rows.append([inputs.run.target.metric(name).long_title, *map(_number, cells), interval])
     return render("table_section.html", title="Scores", head=head, rows=rows, notes=scores["notes"])
 
 
@@ -75,7 +78,7 @@ def fold_section(inputs: RunInputs) -> Markup:
         temperature = "–" if t is None or t == 1 else f"{t:.2f}"
         values = [_number(metrics[name]) for name in names]
         rows.append([fold, " / ".join(map(str, sizes)), *values, temperature])
-    short = [TITLES.get(name, name).partition(" (")[0] for name in names]
+    short = [run.target.metric(name).title for name in names]
     head = ["", "train / validation / test", *short, "temperature"]
     notes = calibration_notes(run)
     return render("table_section.html", title="Scores by fold", head=head, rows=rows, notes=notes)
@@ -98,13 +101,13 @@ def calibration_notes(run: Run) -> list[str]:
 
 def comparison_section(inputs: RunInputs) -> Markup:
     """Return predictions against labels, and the comparison with baselines, side by side."""
-    found = inputs.run.scores.get("shortcuts") or {}
+    found = inputs.run.scores.get("baselines") or {}
     differences = found.get("differences", [])
     better = [d["verdict"] == "real" and (d["difference"] or 0) > 0 for d in differences]
     return render(
         "comparison.html",
         results=inputs.parts.results(inputs.run.predictions),
-        metric="AUC",
+        metric=inputs.run.target.headline_metric.title,
         rows=[_difference(d) for d in differences],
         beats_all=all(better),
         notes=found.get("notes", []),

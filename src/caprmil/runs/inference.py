@@ -1,7 +1,8 @@
-"""Inference: class probabilities of bags, whole or read in chunks."""
+"""Inference: the answers of trained models for bags, in memory or read in chunks."""
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -12,70 +13,82 @@ from caprmil.features.bags import BagInfo
 from caprmil.features.batches import Cache, Sample
 from caprmil.models import MILModel
 from caprmil.models.base import Chunks
+from caprmil.targets import Target
 
-LARGE = 2**30  # bytes of a bag in float32 beyond which it is read in pieces
-KEEPABLE = 400_000  # patches of which a model may keep what it knows between two readings
+LARGE = 2**30  # bytes of a bag in float32 beyond which it is read in chunks
+KEEPABLE = 400_000  # patches whose projections a model may keep between two passes over a bag
+
+
+class TrainedModel(NamedTuple):
+    """A model, and the target that turns its outputs into answers."""
+
+    model: MILModel
+    target: Target
+
+    def answer(self, outputs: torch.Tensor) -> NDArray[np.float64]:
+        """Return the answers of outputs, in float64."""
+        answers: NDArray[np.float64] = self.target.answer(outputs.detach().cpu().double()).numpy()
+        return answers
 
 
 @torch.no_grad()
 def predict_batch(
-    model: MILModel, batch: batches.Batch, device: torch.device
+    trained: TrainedModel, batch: batches.Batch, device: torch.device
 ) -> NDArray[np.float64]:
-    """Return the class probabilities of a batch of bags."""
+    """Return the answers for a batch of bags."""
     mask, grid = (None if t is None else t.to(device) for t in (batch.mask, batch.grid))
-    output = model.eval()(batch.features.to(device), mask=mask, grid=grid, sizes=batch.sizes)
-    probabilities: NDArray[np.float64] = output.logits.cpu().double().softmax(dim=-1).numpy()
-    return probabilities
+    model = trained.model.eval()
+    output = model(batch.features.to(device), mask=mask, grid=grid, sizes=batch.sizes)
+    return trained.answer(output.logits)
 
 
 def predict_file(
-    models: Sequence[MILModel], path: Path, device: torch.device
+    trained: Sequence[TrainedModel], path: Path, device: torch.device
 ) -> NDArray[np.float64]:
-    """Return the class probabilities that each model gives a bag's file.
+    """Return the answer of each model for the bag in a file.
 
-    A large file is read piece by piece, a few times over, if the models can do with that.
+    A large file is read in chunks, a few times over, if the models allow it.
     """
-    if not is_large(bags.inspect(path)) or not all(model.streams for model in models):
+    if not is_large(bags.inspect(path)) or not all(each.model.streams for each in trained):
         batch = batches.collate([(Sample(path.stem, path), bags.read(path))])
-        return np.concatenate([predict_batch(model, batch, device) for model in models])
+        return np.concatenate([predict_batch(each, batch, device) for each in trained])
     with bags.streaming(path) as stream:
-        return np.concatenate([predict_stream(model, stream, device) for model in models])
+        return np.concatenate([predict_stream(each, stream, device) for each in trained])
 
 
 def is_large(info: BagInfo) -> bool:
-    """Tell whether a bag is better read in pieces."""
+    """Return whether a bag is better read in chunks."""
     return 4 * info.n_patches * info.width > LARGE
 
 
 def may_keep(info: BagInfo) -> bool:
-    """Tell whether a model may keep what it knows of patches while it reads a bag in pieces."""
+    """Return whether a model may keep projections of patches while it reads a bag in chunks."""
     return info.n_patches <= KEEPABLE
 
 
 def predict_stream(
-    model: MILModel, stream: bags.Stream, device: torch.device
+    trained: TrainedModel, stream: bags.Stream, device: torch.device
 ) -> NDArray[np.float64]:
-    """Return the class probabilities of a bag that is read piece by piece."""
-    pieces = chunks_of(stream, device)
-    output = model.eval().to(device).stream(pieces, keep=may_keep(stream.info))
-    return np.asarray(output.logits.cpu().double().softmax(dim=-1).numpy())
+    """Return the answer for a bag that is read in chunks."""
+    chunks = chunks_of(stream, device)
+    output = trained.model.eval().to(device).stream(chunks, keep=may_keep(stream.info))
+    return trained.answer(output.logits)
 
 
 def chunks_of(stream: bags.Stream, device: torch.device) -> Chunks:
-    """Return the pieces of an open bag as a model takes them."""
-    return lambda: (torch.from_numpy(piece)[None].to(device) for piece in stream())
+    """Return the chunks of an open bag as a model takes them."""
+    return lambda: (torch.from_numpy(chunk)[None].to(device) for chunk in stream())
 
 
 def predict_samples(
-    model: MILModel,
+    trained: TrainedModel,
     samples: Sequence[Sample],
     *,
     cache: Cache | None = None,
     device: torch.device | str = "cpu",
 ) -> NDArray[np.float64]:
-    """Return the class probabilities of many slides, bag by bag."""
+    """Return the answers for many slides, bag by bag."""
     device = torch.device(device)
-    model.to(device)
-    return np.concatenate(
-        [predict_batch(model, b, device) for b in batches.load(samples, cache=cache)]
-    )
+    trained.model.to(device)
+    loader = batches.load(samples, cache=cache)
+    return np.concatenate([predict_batch(trained, batch, device) for batch in loader])

@@ -1,26 +1,28 @@
-"""Runs: a folder with the recipe, the weights, the predictions and the scores of a study.
+"""A run: the folder of a cross-validation, with its recipe, weights, predictions and scores.
 
-run.json          versions, seed, classes, encoder and scale of the bags, digest of the recipe
+run.json          versions, seed, target, encoder and scale of the bags, digest of the recipe
 recipe.toml       every setting, resolved
-splits.json       who was in which part of which fold
-folds/NAME/       model/ (config.json, model.safetensors), history.csv, test.csv, validation.csv
-predictions.csv   every slide, answered by models that had not seen it
-shortcuts/        the same slides, answered without a model: patch_count.csv, mean_feature.csv, ...
+splits.json       the slides in each part of each fold
+folds/NAME/       model/ (config.json, model.safetensors), fold.json, history.csv, test.csv, ...
+predictions.csv   every test slide, predicted by models that have not seen it
+baselines/        the same slides, predicted without a model: patch_count.csv, mean_feature.csv, ...
 calibration.json  the temperature of each fold, and errors before and after
 scores.json, scores.md, curves.png, roc.png, reliability.png
 """
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from caprmil import config
 from caprmil.cohort.cohort import CohortConfig, load_cohort
 from caprmil.cohort.folds import Fold
 from caprmil.encoders.card import same_encoder
@@ -33,25 +35,30 @@ from caprmil.features.batches import Cache, Sample
 from caprmil.io.json_files import read_json
 from caprmil.io.paths import RemotePath, as_path, scratch_folder
 from caprmil.io.progress import Step
+from caprmil.io.tables import TableLike
 from caprmil.models import MILModel
 from caprmil.models.device import pick_device
-from caprmil.runs.inference import predict_file, predict_samples
+from caprmil.runs.inference import TrainedModel, predict_file, predict_samples
 from caprmil.runs.remote import download_fold, finished_folds
 from caprmil.slides.scale import same_scale
+from caprmil.targets import Target, find_target
 
+FORMAT = 2  # of the files in a run
 FACTS, RECIPE, SPLITS = "run.json", "recipe.toml", "splits.json"
 PREDICTIONS, SCORES = "predictions.csv", "scores.json"
-SHORTCUTS, CALIBRATION, RELIABILITY = "shortcuts", "calibration.json", "reliability.png"
+BASELINES, CALIBRATION, RELIABILITY = "baselines", "calibration.json", "reliability.png"
+PARTS = ("train", "validation", "test")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What a run must know of itself to be used again."""
+    """What is needed of a run to use it again."""
 
+    format: int
     version: str
     digest: str
     model: str
-    classes: tuple[str, ...]
+    target: Mapping[str, Any]
     in_dim: int
     encoder: str | None
     mpp: float | None
@@ -66,15 +73,18 @@ class Facts:
 
 
 class Run:
-    """A run that was made before, whole or in part."""
+    """A run that was made before, finished or in part."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = as_path(folder)
         try:
             facts = read_json(self.folder / FACTS)
-            self.facts = Facts(**{**facts, **{k: tuple(facts[k]) for k in ("classes", "notes")}})
+            _check_format(self.folder, facts)
+            self.facts = Facts(**{**facts, "notes": tuple(facts["notes"])})
+            self.target = parse_target(self.facts.target)
             splits = read_json(self.folder / SPLITS)
             self.patients: dict[str, str] = splits["patients"]
+            self.labels: dict[str, str] = splits["labels"]
             self.paths: dict[str, str] = splits["paths"]
             self.splits = [
                 Fold(**{**fold, **{part: tuple(fold[part]) for part in PARTS}})
@@ -83,19 +93,17 @@ class Run:
         except (FileNotFoundError, NotADirectoryError) as problem:
             name = Path(problem.filename).name
             raise RunError(f"{self.folder} is not a run: there is no {name} in it.") from None
+        except RunError:
+            raise
         except (ValueError, KeyError, TypeError, AttributeError) as problem:
             raise RunError(
                 f"{self.folder} holds a damaged run, or one of another version: {FACTS} or "
-                f"{SPLITS} cannot be understood ({type(problem).__name__}: {problem})."
+                f"{SPLITS} cannot be read ({type(problem).__name__}: {problem})."
             ) from problem
 
     def __repr__(self) -> str:
         state = "" if self.finished else ", unfinished"
         return f"Run({str(self.folder)!r}: {self.facts.model}, {len(self.splits)} folds{state})"
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        return self.facts.classes
 
     @property
     def finished(self) -> bool:
@@ -111,7 +119,7 @@ class Run:
         return [fold for fold in self.splits if self.fold_folder(fold.name).is_dir()]
 
     def fold_folder(self, name: str) -> Path:
-        """Return the folder of a fold. Of a run elsewhere it is a copy, fetched when asked for."""
+        """Return the folder of a fold. That of a remote run is copied when it is first used."""
         if isinstance(self.folder, RemotePath):
             if name not in self._copies:
                 self._copies[name] = download_fold(self.folder, name, scratch_folder())
@@ -124,7 +132,7 @@ class Run:
 
     @cached_property
     def predictions(self) -> Predictions:
-        """Every slide as the models answered that had not seen it."""
+        """Every test slide, predicted by models that have not seen it."""
         return Predictions.read(self._finished(PREDICTIONS))
 
     @cached_property
@@ -133,14 +141,14 @@ class Run:
         return read_json(self._finished(SCORES))
 
     @cached_property
-    def shortcuts(self) -> dict[str, Predictions]:
-        """The same slides, answered without a model; none in a run of an older version."""
-        found = sorted(self._finished(SHORTCUTS).glob("*.csv"))
+    def baselines(self) -> dict[str, Predictions]:
+        """The same slides, predicted without a model."""
+        found = sorted(self._finished(BASELINES).glob("*.csv"))
         return {path.stem.replace("_", " "): Predictions.read(path) for path in found}
 
     @property
     def validation(self) -> dict[str, Predictions]:
-        """The validation part of each fold that has one, answered by the fold's model."""
+        """The validation part of each fold that has one, predicted by the fold's model."""
         paths = {fold.name: self.fold_folder(fold.name) / "validation.csv" for fold in self.done}
         return {name: Predictions.read(path) for name, path in paths.items() if path.exists()}
 
@@ -154,7 +162,7 @@ class Run:
         return {name: t for name, t in found.items() if t is not None and not math.isclose(t, 1.0)}
 
     def calibrate(self, by_fold: Mapping[str, NDArray[np.float64]]) -> NDArray[np.float64] | None:
-        """Return the mean of calibrated probabilities; None if a fold is not calibrated."""
+        """Return the mean of calibrated answers; None if a fold is not calibrated."""
         if not set(by_fold) <= set(self.temperatures):
             return None
         folds = [soften(p[None], self.temperatures[name])[0] for name, p in by_fold.items()]
@@ -165,17 +173,17 @@ class Run:
             missing = shorten(fold.name for fold in self.splits if fold not in self.done)
             raise RunError(
                 f"{self.folder} is not finished; still to do: {missing or 'the scores'}. "
-                "Give the same train command again, and it goes on."
+                "Give the same train command again to resume it."
             )
         return self.folder / name
 
-    def answering(self, name: str | None = None) -> list[Fold]:
+    def trained_folds(self, name: str | None = None) -> list[Fold]:
         """Return the fold of that name, or all, as far as their models are there."""
         known = [fold.name for fold in self.done]
         if not known:
             raise RunError(
                 f"{self.folder} has no trained model yet. "
-                "Give the same train command again, and it goes on."
+                "Give the same train command again to resume it."
             )
         if name is not None and name not in known:
             raise UnknownNameError(f"fold in {self.folder}", name, known)
@@ -183,22 +191,30 @@ class Run:
 
     def unseen_folds(self, slide: str, fold: str | None = None) -> list[Fold]:
         """Return the trained folds whose model has not seen a slide in training or validation."""
-        return _unseen(self.answering(fold), slide)
+        return [each for each in self.trained_folds(fold) if not each.saw(slide)]
 
     def unseen_slides(self) -> list[str]:
         """Return the slides of the run that at least one model has not seen."""
-        folds = self.answering()
-        return [slide for slide in self.paths if _unseen(folds, slide)]
+        folds = self.trained_folds()
+        return [slide for slide in self.paths if any(not fold.saw(slide) for fold in folds)]
 
     def model(self, fold: str) -> MILModel:
         """Load the model of a fold."""
-        self.answering(fold)
+        self.trained_folds(fold)
         return MILModel.from_pretrained(self.fold_folder(fold) / "model")
 
-    def check_bag(self, slide: str, info: BagInfo, *, force: bool = False) -> None:
-        """Refuse a bag that is not of the kind the models were trained on.
+    def fold_target(self, fold: str) -> Target:
+        """Return the target of a fold's model, with what it needs of the training labels."""
+        return parse_target(read_json(self.fold_folder(fold) / "fold.json")["target"])
 
-        `force` lets another encoder or scale pass, never another width.
+    def trained(self, fold: str) -> TrainedModel:
+        """Load the model of a fold with its target."""
+        return TrainedModel(self.model(fold), self.fold_target(fold))
+
+    def check_bag(self, slide: str, info: BagInfo, *, force: bool = False) -> None:
+        """Refuse a bag that differs from those the models were trained on.
+
+        `force` accepts another encoder or scale, never another width.
         """
         facts = self.facts
         width, encoder, scale = info.width, info.encoder, info.mpp
@@ -220,7 +236,7 @@ class Run:
             )
 
     def _check_bags(self, paths: Mapping[str, Path], *, force: bool) -> None:
-        """Refuse bags of another kind, all of them at once."""
+        """Refuse bags that differ, all of them in one error."""
         problems = []
         for slide, path in paths.items():
             try:
@@ -239,27 +255,29 @@ class Run:
         device: str = "auto",
         progress: Step | None = None,
     ) -> Predictions:
-        """Answer bags with the mean of the folds' models, or with the model of one fold.
+        """Predict bags with the mean of the folds' models, or with the model of one fold.
 
-        A slide of the training cohort is answered only by models that have not seen it, if there
-        are any. The column `models` says how many answered, `spread` how far they disagree.
+        A slide of the training cohort is predicted only by models that have not seen it, if there
+        are any. The column `models` is their number, `spread` the standard deviation over them.
         """
-        chosen = self.answering(fold)
+        chosen = self.trained_folds(fold)
         self._check_bags(paths, force=force)
         place = pick_device(device)
-        models = {each.name: self.model(each.name).to(place) for each in chosen}
+        trained = {each.name: self.trained(each.name) for each in chosen}
+        for each in trained.values():
+            each.model.to(place)
         rows: dict[str, NDArray[np.float64]] = {}
         extra: dict[str, list[str]] = {"models": [], "spread": []}
         for number, (slide, path) in enumerate(paths.items(), 1):
-            unseen = [each.name for each in _unseen(chosen, slide)]
-            names = unseen or list(models)
+            unseen = [each.name for each in chosen if not each.saw(slide)]
+            names = unseen or list(trained)
             try:
-                answers = predict_file([models[name] for name in names], path, place)
-            except BagError as problem:  # one broken bag does not cost the answers of the others
-                logging.getLogger("caprmil").error("not answered: %s", problem)
+                answers = predict_file([trained[name] for name in names], path, place)
+            except BagError as problem:  # one broken bag does not cost the others
+                logging.getLogger("caprmil").error("not predicted: %s", problem)
                 continue
             rows[slide] = answers.mean(axis=0)
-            spread = answers[:, rows[slide].argmax()].std(ddof=1) if len(names) > 1 else None
+            spread = self.target.disagreement(answers) if len(names) > 1 else None
             extra["models"].append(f"{len(names)}{'' if unseen else ' (all saw it in training)'}")
             extra["spread"].append("" if spread is None else f"{spread:.4f}")
             if progress:
@@ -268,14 +286,14 @@ class Run:
             raise BagError("None of these bags could be read.")
         return Predictions(
             slides=tuple(rows),
-            classes=self.classes,
-            probabilities=np.stack(list(rows.values())),
+            target=self.target,
+            answers=np.stack(list(rows.values())),
             extra={name: tuple(cells) for name, cells in extra.items()},
         )
 
     def evaluate(
         self,
-        table: str | Path,
+        table: TableLike,
         features: str | Path | None = None,
         *,
         label: str | None = None,
@@ -283,22 +301,23 @@ class Run:
         device: str = "auto",
         progress: Step | None = None,
     ) -> Predictions:
-        """Answer the slides of another cohort with each fold's model, beside their labels."""
-        settings = CohortConfig(label=label, classes=self.classes, scan=False, mixed_patients=True)
-        cohort, _ = load_cohort(table, features, settings)
+        """Predict the slides of an external cohort with each fold's model, with their labels."""
+        settings = CohortConfig(label=label, scan=False, mixed_patients=True)
+        cohort, _ = load_cohort(table, features, settings, target=self.target)
         self.check_unseen(cohort.patients)
         for slide, info in cohort.bags.items():
             self.check_bag(slide, info, force=force)
         samples = [Sample(e.name, e.path) for e in cohort.entries]
+        labels = self.target.as_labels(entry.label for entry in cohort.entries)
         cache, place, tables = Cache(4.0), pick_device(device), []
-        for number, fold in enumerate(self.answering(), 1):
-            answers = predict_samples(self.model(fold.name), samples, cache=cache, device=place)
+        for number, fold in enumerate(self.trained_folds(), 1):
+            answers = predict_samples(self.trained(fold.name), samples, cache=cache, device=place)
             tables.append(
                 Predictions(
                     slides=tuple(sample.slide for sample in samples),
-                    classes=self.classes,
-                    probabilities=answers,
-                    labels=np.array([cohort.labels.get(sample.slide, -1) for sample in samples]),
+                    target=self.target,
+                    answers=answers,
+                    labels=labels,
                     patients=tuple(entry.patient for entry in cohort.entries),
                     folds=(fold.name,) * len(samples),
                 )
@@ -308,10 +327,10 @@ class Run:
         return Predictions.concatenate(tables)
 
     def bag_paths(self) -> list[Path]:
-        """Return the run's own bags, as far as they are still where they were."""
+        """Return the run's own bags, as far as they still exist."""
         found = [path for path in map(as_path, self.paths.values()) if path.exists()]
         if not found:
-            raise RunError(f"The bags of {self.folder} are no longer where they were. Name some.")
+            raise RunError(f"The bags of {self.folder} no longer exist. Pass some.")
         return found
 
     def check_unseen(self, patients: Mapping[str, str]) -> None:
@@ -321,14 +340,28 @@ class Run:
         known = [slide for slide, who in patients.items() if slide in seen or who in owners]
         if known:
             raise RunError(
-                f"The models of {self.folder} know {len(known)} of these slides, or their "
-                f"patients: {shorten(known)}. Leave them out. For the scores on slides that they "
-                f"did not know: caprmil evaluate {self.folder}"
+                f"The models of {self.folder} were trained on {len(known)} of these slides, or on "
+                f"their patients: {shorten(known)}. Leave them out. For the scores on test slides: "
+                f"caprmil evaluate {self.folder}"
             )
 
 
-PARTS = ("train", "validation", "test")
+def parse_target(table: Mapping[str, Any]) -> Target:
+    """Return the target of a table with its kind and settings."""
+    settings = {name: value for name, value in table.items() if name != "kind"}
+    return config.parse(settings, into=find_target(str(table["kind"])), name="target")
 
 
-def _unseen(folds: Sequence[Fold], slide: str) -> list[Fold]:
-    return [fold for fold in folds if slide not in {*fold.train, *fold.validation}]
+def target_table(target: Target) -> dict[str, Any]:
+    """Return a target as the table that `parse_target` reads."""
+    return {"kind": target.kind, **config.as_table(target)}
+
+
+def _check_format(folder: Path, facts: Mapping[str, Any]) -> None:
+    made_by, found = facts["version"], facts.get("format", 1)
+    if found != FORMAT:
+        raise RunError(
+            f"{folder} was made by caprmil {made_by} in run format {found}; this is caprmil "
+            f"{version('caprmil')}, which reads format {FORMAT}. Use the version that made it, or "
+            "train again."
+        )

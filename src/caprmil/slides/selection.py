@@ -13,20 +13,20 @@ def select_listed(
     slides: Mapping[str, Path], table: Path
 ) -> tuple[dict[str, Path], dict[str, float]]:
     """Return the slides that are listed in a table, and the scales in its column `mpp`."""
-    content = tables.read(table)
-    column = next(iter(tables.called(content.columns, tables.COLUMNS["slide"])), None)
+    content = tables.read_table(table)
+    column = tables.find_column(content, tables.COLUMNS["slide"])
     if column is None:
         raise CohortError(f"{table} has no slide column. Call it 'slide'.")
-    names = [slide_name(cell) for cell in content.names(column)]
+    names = [slide_name(cell) for cell in tables.names(content, column)]
     if missing := [name for name in names if name not in slides]:
         raise CohortError(
             f"{len(missing)} slides are listed in {table} but were not found: {shorten(missing)}. "
             "Remove their rows, or pass the folder with their files."
         )
-    scale = next(iter(tables.called(content.columns, tables.COLUMNS["mpp"])), None)
+    scale = tables.find_column(content, tables.COLUMNS["mpp"])
     mpps: dict[str, float] = {}
     if scale is not None:
-        for name, (cell, position) in zip(names, content.placed(scale), strict=True):
+        for name, (position, cell) in zip(names, content[scale].items(), strict=True):
             if tables.is_known(cell) and not tables.is_number(cell):
                 raise CohortError(f"{position}: {scale} is '{cell}', not a number.")
             if tables.is_known(cell) and mpps.setdefault(name, float(cell)) != float(cell):

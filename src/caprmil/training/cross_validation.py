@@ -1,81 +1,79 @@
-"""Training: a recipe and a cohort become a run, fold by fold."""
+"""Cross-validation: a recipe and a cohort become a run, fold by fold."""
 
 import logging
-import platform
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, replace
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
-import numpy as np
-from filelock import FileLock, Timeout
+import pandas as pd
+import torch
+from filelock import FileLock
 
-from caprmil import config, figures
+from caprmil import config
 from caprmil.cohort.cohort import Cohort, load_cohort
 from caprmil.cohort.folds import Fold
-from caprmil.errors import CohortError, RunError, shorten
-from caprmil.evaluation import (
-    baselines as shortcuts,
-)
-from caprmil.evaluation import (
-    calibration,
-    comparison,
-    predictions,
-)
-from caprmil.evaluation.differences import Comparison
+from caprmil.errors import RunError, shorten
 from caprmil.evaluation.predictions import Predictions
-from caprmil.executors import Executor, LocalExecutor, Succeeded, job_status
+from caprmil.executors import Executor, LocalExecutor, Succeeded, Task, Worker
+from caprmil.executors.job_status import process_name, status_path
+from caprmil.features.batches import Cache, Sample
 from caprmil.io.atomic import check_writable, write_text
-from caprmil.io.json_files import as_json, read_json
+from caprmil.io.json_files import as_json
 from caprmil.io.paths import RemotePath, as_path, require_local
-from caprmil.io.progress import Step, bar
+from caprmil.io.progress import Bar, bar
 from caprmil.models.compiling import find_compiler
 from caprmil.models.device import pick_device
-from caprmil.runs.remote import LOCK, remote_run
-from caprmil.runs.run import (
-    CALIBRATION,
-    FACTS,
-    PREDICTIONS,
-    RECIPE,
-    RELIABILITY,
-    SCORES,
-    SHORTCUTS,
-    SPLITS,
-    Facts,
-    Run,
-)
+from caprmil.runs.history import Row
+from caprmil.runs.inference import TrainedModel, predict_samples
+from caprmil.runs.remote import remote_run
+from caprmil.runs.run import SCORES, Run, target_table
+from caprmil.runs.scoring import score_run
 from caprmil.training.distributed import ProcessGroup
-from caprmil.training.module import check_distributed
+from caprmil.training.module import check_distributed, fit, kept_epoch
 from caprmil.training.recipe import Recipe, make_loggers
-from caprmil.training.study import Far, Folds, Study, Watch
+from caprmil.training.run_folder import check_folder, lock_run, open_run
+
+OnEpoch: TypeAlias = Callable[[str, Row], None]
+"""Called with the name of a fold and its numbers after each epoch. An error stops the training."""
+
+_log = logging.getLogger("caprmil")
 
 
 def cross_validate(
     recipe: Recipe,
     out: str | Path,
     *,
+    table: pd.DataFrame | None = None,
     device: str = "auto",
     devices: int = 1,
     nodes: int = 1,
     progress: bool = True,
+    score: bool = True,
     executor: Executor | None = None,
-    watch: Watch | None = None,
+    on_epoch: OnEpoch | None = None,
 ) -> Run:
     """Train and score a model on every fold of a cohort. Each is scored on its own test part.
 
-    `out` must be new, or hold a run of the same recipe that was interrupted: that one goes on,
-    and ends with the numbers it would have had. Nothing in it is overwritten. One that is
-    elsewhere is trained in a local mirror. `watch` hears every row of every fold, and may stop the
-    training by an error.
+    `out` must be new, or hold an interrupted run of the same recipe: it is resumed, and ends with
+    the numbers it would have had. Nothing in it is overwritten. A remote run is trained in a local
+    copy. `table` stands in for `recipe.cohort` and is written to cohort.csv in `out`. Without
+    `score` the folds are trained and predicted, and the run stays unfinished.
 
-    On several devices, a step's bags are shared out. A recipe with fewer is changed to one each.
+    On several devices, the bags of a step are divided. A recipe with fewer is changed to one each.
     """
     out = as_path(out)
-    options: dict[str, Any] = {"device": device, "progress": progress, "watch": watch}
-    if executor is not None and executor.remote:  # devices are there, and not looked for here
+    if table is not None:
+        recipe = replace(recipe, cohort=str(_write_cohort(table, require_local(out))))
+    options: dict[str, Any] = {
+        "device": device,
+        "progress": progress,
+        "score": score,
+        "on_epoch": on_epoch,
+    }
+    if executor is not None and executor.remote:  # devices are those of its workers
         if devices * nodes > 1:
             raise RunError("Ray has a fold for each worker: leave out --devices and --nodes.")
         return _train_at(recipe, out, **options, executor=executor)
@@ -87,12 +85,23 @@ def cross_validate(
         return _train_at(adjust_batch_size(recipe, group), out, **options)
 
 
+def _write_cohort(table: pd.DataFrame, out: Path) -> Path:
+    """Write a DataFrame as the cohort of a run; that of a run to resume must be the same."""
+    path = out / "cohort.csv"
+    text = table.to_csv(index=False, lineterminator="\n")
+    if not path.exists():
+        write_text(path, text)
+    elif path.read_text(encoding="utf-8") != text:
+        raise RunError(f"{path} is of another table. Choose another folder for the new run.")
+    return path
+
+
 def adjust_batch_size(recipe: Recipe, group: ProcessGroup) -> Recipe:
-    """Return the recipe with a bag for each device in a step, at least."""
+    """Return the recipe with at least one bag for each device in a step."""
     batch = max(recipe.train.batch_size, group.world_size)
     if batch > recipe.train.batch_size:
-        logging.getLogger("caprmil").warning(
-            "note: %d devices take a bag each: train.batch_size is %d, not %d.",
+        _log.warning(
+            "note: %d devices take one bag each: train.batch_size is %d, not %d.",
             *(group.world_size, batch, recipe.train.batch_size),
         )
     return replace(recipe, train=replace(recipe.train, batch_size=batch))
@@ -103,108 +112,275 @@ def cross_validate_all(
     *,
     device: str = "auto",
     progress: bool = True,
+    score: bool = True,
     executor: Executor | None = None,
     group: ProcessGroup | None = None,
-    watch: Watch | None = None,
-    share: Callable[[], None] = lambda: None,
+    on_epoch: OnEpoch | None = None,
+    on_change: Callable[[], None] = lambda: None,
     wait: float = 0.0,
 ) -> dict[Path, Run]:
-    """Train and score several recipes, each in its folder. An executor runs the folds of all.
+    """Train and score several recipes, each in its folder. A remote executor runs all their folds.
 
-    `share` is called when something of a run is whole. A process that holds one of the folders is
-    waited for, for so many seconds.
+    `on_change` is called when a part of a run is complete. Another process that holds one of the
+    folders is waited for, up to `wait` seconds.
     """
     executor = executor or LocalExecutor()
     for out, recipe in recipes.items():
         _check(out, recipe, group, device=None if executor.remote else device)
-    studies = {out: _study(out, recipe, progress) for out, recipe in recipes.items()}
+    trainings = {out: _open_training(out, recipe, progress) for out, recipe in recipes.items()}
     with ExitStack() as held:
-        for out in studies:
+        for out in trainings:
             held.enter_context(lock_run(out, wait=wait))
-        share()
-        options: dict[str, Any] = {"device": device, "progress": progress, "watch": watch}
-        # Here each run is scored before the next begins; elsewhere nobody waits for that.
-        groups = [studies] if executor.remote else [{out: each} for out, each in studies.items()]
+        on_change()
+        options: dict[str, Any] = {"device": device, "progress": progress, "on_epoch": on_epoch}
+        # A local executor scores each run before the next one starts.
+        parts = [trainings] if executor.remote else [{out: t} for out, t in trainings.items()]
         failures = []
-        for part in groups:
-            failures += _train(part, executor, group, share=share, **options)
-            for study in part.values():
-                if len(study.run.done) == len(study.folds):
-                    _finish(study.run, study.cohort, progress)
+        for part in parts:
+            failures += _train(part, executor, group, on_change=on_change, **options)
+            for training in part.values():
+                if score and len(training.run.done) == len(training.folds):
+                    score_run(training.run, training.cohort, progress=progress)
     if failures:
+        count = sum(len(training.folds) for training in trainings.values())
         raise RunError(
-            f"{len(failures)} of {sum(len(study.folds) for study in studies.values())} folds could "
-            f"not be trained: {shorten(failures, separator='; ')} The others are there, and the "
-            "same command tries these again."
+            f"{len(failures)} of {count} folds could not be trained: "
+            f"{shorten(failures, separator='; ')} The others are there, and the same command tries "
+            "these again."
         )
-    return {out: Run(out) for out in studies}
+    return {out: Run(out) for out in trainings}
 
 
 def _check(out: Path, recipe: Recipe, group: ProcessGroup | None, *, device: str | None) -> None:
     """Find what is wrong before anything is written."""
-    _check_folder(out, recipe)
+    check_folder(out, recipe)
     if device is not None:
         pick_device(device)
     if recipe.train.compile:
         find_compiler()
     check_writable(out)
     make_loggers(recipe.loggers, out)
-    model = recipe.model.build(1024, 2)  # the sizes are not known yet, the settings are
+    model = recipe.try_model()
     if group is not None:
         check_distributed(model, recipe.train, group)
 
 
-def _study(out: Path, recipe: Recipe, progress: bool) -> Study:
+@dataclass(frozen=True)
+class Training:
+    """An open run with everything that is needed to train its folds."""
+
+    run: Run
+    recipe: Recipe
+    cohort: Cohort
+    folds: tuple[Fold, ...]
+
+    def tasks(self, out: Path) -> list[Task]:
+        """Return a task for each fold that is not trained yet."""
+        return [
+            Task(f"{out.name}/{fold.name}", status_path(out, fold.name), FoldPayload(out, fold))
+            for fold in self.folds
+            if not self.run.fold_folder(fold.name).exists()
+        ]
+
+    def remove_checkpoints(self) -> None:
+        """Remove the checkpoints of finished folds."""
+        for fold in self.folds:
+            for checkpoint in self.run.fold_folder(fold.name).glob("*.ckpt"):
+                checkpoint.unlink(missing_ok=True)  # another worker may do the same
+
+    def samples(self, slides: Sequence[str]) -> list[Sample]:
+        """Return the bags and labels of slides."""
+        target = self.cohort.target
+        return [
+            Sample(e.name, e.path, target.missing if e.label is None else e.label)
+            for e in self.cohort.subset(slides)
+        ]
+
+
+@dataclass(frozen=True)
+class FoldPayload:
+    """Which fold of which run to train."""
+
+    out: Path
+    fold: Fold
+
+
+class FoldWorker(Worker):
+    """Trains fold after fold, and keeps bags in memory from one to the next."""
+
+    def __init__(
+        self,
+        trainings: Mapping[Path, Training],
+        device: str,
+        on_epoch: OnEpoch | None,
+        group: ProcessGroup | None = None,
+    ) -> None:
+        self.trainings, self.device = trainings, device
+        self.on_epoch, self.group = on_epoch, group
+        pick_device(device)
+        if missing := [out for out in trainings if not out.is_dir()]:
+            raise RunError(
+                f"{process_name()} does not see {missing[0]}. All nodes of a cluster need it under "
+                "this name: use a shared folder (for a remote run, set XDG_CACHE_HOME to one)."
+            )
+        self.out, self.cache = Path(), Cache(0)
+
+    def run(self, task: Task, report: Bar) -> None:
+        out, fold = task.payload.out, task.payload.fold
+        training = self.trainings[out]
+        if out != self.out:
+            self.out, self.cache = out, Cache(training.recipe.train.cache_gb)
+        shown = ("val_loss", f"val_{training.cohort.target.headline}")
+
+        def epoch_done(row: Row) -> None:
+            numbers = [f"{name} {row[name]:.3f}" for name in shown if name in row]
+            remark = " ".join([fold.name, *numbers])
+            report(row["epoch"] + 1, training.recipe.train.epochs, remark)
+            if self.on_epoch:
+                self.on_epoch(fold.name, row)
+
+        # A worker of a cluster that has lost its head node may still train this fold.
+        with FileLock(out / "folds" / f".{fold.name}.lock"):
+            if not training.run.fold_folder(fold.name).exists():
+                options: dict[str, Any] = {"cache": self.cache, "device": self.device}
+                train_fold(training, fold, **options, group=self.group, on_epoch=epoch_done)
+        training.remove_checkpoints()  # only now: the fold has its name, or can still be resumed
+
+
+class EpochProgress:
+    """The progress of several folds, in epochs, counting those that were trained before."""
+
+    def __init__(
+        self, step: Bar, trainings: Mapping[Path, Training], tasks: Sequence[Task]
+    ) -> None:
+        self.step = step
+        self.epochs = {out: training.recipe.train.epochs for out, training in trainings.items()}
+        self.total = sum(self.epochs[out] * len(t.folds) for out, t in trainings.items())
+        self.done = self.total - sum(self.epochs[task.payload.out] for task in tasks)
+        self.running: dict[str, float] = {}
+
+    def update(self, task: Task, done: float, _: float, remark: str) -> None:
+        self.running[task.name] = done
+        self.step(self.done + sum(self.running.values()), self.total, remark)
+
+    def finish(self, task: Task) -> None:
+        """Count all epochs of a fold, also if it was stopped early."""
+        self.running.pop(task.name, None)
+        self.done += self.epochs[task.payload.out]
+        self.step(self.done + sum(self.running.values()), self.total, task.payload.fold.name)
+
+
+def _open_training(out: Path, recipe: Recipe, progress: bool) -> Training:
     """Read the cohort of a recipe, and open its run."""
     with bar("Checking bags", shown=progress) as step:
         cohort, folds = load_cohort(
-            recipe.cohort, recipe.features, recipe.data, recipe.splits, progress=step
+            recipe.cohort,
+            recipe.features,
+            recipe.data,
+            recipe.splits,
+            target=recipe.target,
+            progress=step,
         )
-    recipe.model.build(cohort.in_dim, len(cohort.classes))
+    recipe.model.build(cohort.in_dim, cohort.target)
     for note in cohort.notes:
-        logging.getLogger("caprmil").warning("note: %s", note)
-    return Study(_open(out, recipe, cohort, folds), recipe, cohort, tuple(folds))
+        _log.warning("note: %s", note)
+    return Training(open_run(out, recipe, cohort, folds), recipe, cohort, tuple(folds))
 
 
 def _train(
-    studies: Mapping[Path, Study],
+    trainings: Mapping[Path, Training],
     executor: Executor,
     group: ProcessGroup | None,
     *,
     device: str,
     progress: bool,
-    watch: Watch | None,
-    share: Callable[[], None],
+    on_epoch: OnEpoch | None,
+    on_change: Callable[[], None],
 ) -> list[str]:
     """Train all folds that are not there yet, and return which failed, and why."""
-    tasks, failures = [task for out, study in studies.items() for task in study.tasks(out)], []
-    title = "Training " + ", ".join(study.recipe.model.name for study in studies.values())
-    make_worker = partial(Folds, studies, device, watch, group)
+    tasks = [task for out, training in trainings.items() for task in training.tasks(out)]
+    failures = []
+    title = "Training " + ", ".join(training.recipe.model.name for training in trainings.values())
+    make_worker = partial(FoldWorker, trainings, device, on_epoch, group)
     with bar(title, shown=progress) as step:
-        far = Far(step, studies, tasks)
-        for outcome in executor.run(tasks, make_worker, far.hear):
+        epochs = EpochProgress(step, trainings, tasks)
+        for outcome in executor.run(tasks, make_worker, epochs.update):
             if isinstance(outcome, Succeeded):
-                far.tick(outcome.task)
-                share()
+                epochs.finish(outcome.task)
+                on_change()
             elif outcome.error is not None:
                 raise outcome.error
             else:
                 failures.append(f"{outcome.task.name} ({outcome.reason})")
-    for study in studies.values():  # those of a process that was killed in just that moment
-        study.tidy()
+    for training in trainings.values():  # those of a process that was killed at that moment
+        training.remove_checkpoints()
     return failures
 
 
+def train_fold(
+    training: Training,
+    fold: Fold,
+    *,
+    cache: Cache,
+    device: str,
+    on_epoch: Callable[[Row], None],
+    group: ProcessGroup | None = None,
+) -> None:
+    """Train a fold in a temporary folder, which gets its name when everything is in it."""
+    run, recipe, cohort = training.run, training.recipe, training.cohort
+    work = run.folder / "folds" / f".{fold.name}.part"
+    work.mkdir(parents=True, exist_ok=True)
+    torch.manual_seed(fold.seed)
+    target = cohort.target.fit([cohort.labels[slide] for slide in fold.train])
+    model = recipe.model.build(cohort.in_dim, target)
+    history = fit(
+        model,
+        training.samples(fold.train),
+        training.samples(fold.validation),
+        target=target,
+        settings=recipe.train,
+        seed=fold.seed,
+        cache=cache,
+        folder=work,
+        device=device,
+        group=group,
+        loggers=make_loggers(recipe.loggers, work),
+        on_epoch=on_epoch,
+    )
+    model.save_pretrained(work / "model")
+    trained, place = TrainedModel(model, target), pick_device(device)
+    for part, slides in (("validation", fold.validation), ("test", fold.test)):
+        path = work / f"{part}.csv"
+        path.unlink(missing_ok=True)  # of a fold that was stopped at this point
+        if slides:
+            answers = predict_samples(trained, training.samples(slides), cache=cache, device=place)
+            Predictions(
+                slides=tuple(slides),
+                target=cohort.target,
+                answers=answers,
+                labels=cohort.target.as_labels(cohort.labels[slide] for slide in slides),
+                patients=tuple(cohort.patients[slide] for slide in slides),
+                folds=(fold.name,) * len(slides),
+            ).write(path)
+    facts = {
+        "kept_epoch": kept_epoch(history, recipe.train),
+        "epochs": len(history),
+        "target": target_table(target),
+    }
+    write_text(work / "fold.json", as_json(facts), replace=True)
+    work.rename(run.fold_folder(fold.name))
+
+
 def _train_at(recipe: Recipe, out: Path, **options: Any) -> Run:
-    """Train in a folder, or in a local mirror of one elsewhere, which gets every finished fold."""
+    """Train in a folder, or in a local copy of a remote run, which gets every finished fold."""
     if not isinstance(out, RemotePath):
         return cross_validate_all({out: recipe}, **options)[out]
-    _check_folder(out, recipe)
+    check_folder(out, recipe)
     with remote_run(out, config.digest(recipe)) as copy:
         try:
             if not (copy.folder / SCORES).exists():  # else it was only not uploaded
-                cross_validate_all({copy.folder: recipe}, **options, share=copy.try_upload)
-        except RunError as problem:  # which names the mirror, and that is nobody's place
+                cross_validate_all({copy.folder: recipe}, **options, on_change=copy.try_upload)
+        except RunError as problem:  # it names the local copy, which a user does not know
             raise RunError(str(problem).replace(str(copy.folder), str(out))) from problem
     return Run(out)
 
@@ -215,17 +391,17 @@ def complete(
     *,
     device: str = "auto",
     progress: bool = True,
-    watch: Watch | None = None,
+    on_epoch: OnEpoch | None = None,
     wait: float = 0.0,
 ) -> Run:
-    """Return the finished run of a recipe in a folder; train what of it is not there yet."""
+    """Return the finished run of a recipe in a folder; train what is missing."""
     out = require_local(out)
-    options: dict[str, Any] = {"device": device, "progress": progress, "watch": watch}
+    options: dict[str, Any] = {"device": device, "progress": progress, "on_epoch": on_epoch}
     return complete_all({out: recipe}, **options, wait=wait)[out]
 
 
 def complete_all(recipes: Mapping[Path, Recipe], **options: Any) -> dict[Path, Run]:
-    """Return the finished runs of recipes; train what of them is not there yet.
+    """Return the finished runs of recipes; train what is missing.
 
     The options are those of `cross_validate_all`.
     """
@@ -238,137 +414,3 @@ def complete_all(recipes: Mapping[Path, Recipe], **options: Any) -> dict[Path, R
     missing = {out: recipe for out, recipe in recipes.items() if out not in finished}
     trained = cross_validate_all(missing, **options) if missing else {}
     return {out: (finished | trained)[out] for out in recipes}
-
-
-@contextmanager
-def lock_run(out: Path, *, wait: float = 0.0) -> Iterator[None]:
-    """Hold a run for this process: a second one in the same folder would mix their folds."""
-    (out / "folds").mkdir(exist_ok=True)
-    try:
-        with FileLock(out / "folds" / ".lock", timeout=wait):
-            yield
-    except Timeout:
-        raise RunError(f"Another process is training in {out}. Wait for it, or stop it.") from None
-
-
-def _check_folder(out: Path, recipe: Recipe) -> None:
-    """Refuse a folder that holds anything but an unfinished run of this recipe."""
-    advice = "Choose another folder for the new run."
-    if not out.exists() or (out.is_dir() and all(path.name == LOCK for path in out.iterdir())):
-        return
-    if not (out / RECIPE).exists():
-        raise RunError(f"{out} exists and is not a run. {advice}")
-    if (out / SCORES).exists():
-        raise RunError(f"{out} holds a finished run. {advice}")
-    before = config.load(out / RECIPE, into=Recipe)
-    if changed := config.differences(before, recipe):
-        raise RunError(f"{out} holds a run of another recipe ({'; '.join(changed)}). {advice}")
-
-
-def _open(out: Path, recipe: Recipe, cohort: Cohort, folds: Sequence[Fold]) -> Run:
-    """Write what a run knows before it starts, or see that nothing of it has changed."""
-    splits = {
-        "patients": cohort.patients,
-        "labels": {name: cohort.classes[label] for name, label in cohort.labels.items()},
-        "patches": {name: bag.n_patches for name, bag in cohort.bags.items()},
-        "paths": {entry.name: str(entry.path) for entry in cohort.entries},
-        "folds": [asdict(fold) for fold in folds],
-    }
-    facts = Facts(
-        version=version("caprmil"),
-        digest=config.digest(recipe),
-        model=recipe.model.name,
-        classes=cohort.classes,
-        in_dim=cohort.in_dim,
-        encoder=cohort.said("encoder"),
-        mpp=cohort.mpp,
-        seed=recipe.splits.seed,
-        weights=recipe.train.weights,
-        versions={
-            "python": platform.python_version(),
-            **{name: version(name) for name in ("torch", "lightning", "numpy")},
-        },
-        notes=cohort.notes,
-        fingerprint=cohort.said("fingerprint"),
-        patch_px=cohort.said("patch_px"),
-        scale_rule=cohort.said("scale_rule"),
-        settings=cohort.said("settings"),
-    )
-    texts = {
-        RECIPE: config.dump(recipe),
-        SPLITS: as_json(splits),
-        FACTS: as_json(asdict(facts)),
-    }
-    for name, text in texts.items():
-        path = out / name
-        if not path.exists():
-            write_text(path, text)
-        elif path.read_text(encoding="utf-8") != text:
-            raise RunError(
-                f"{path} is not what this recipe gives now: the cohort, its bags or the "
-                "installed versions have changed since the run began. Start a new one elsewhere."
-            )
-    return Run(out)
-
-
-def _finish(run: Run, cohort: Cohort, progress: bool) -> None:
-    """Put the folds together: predictions, what stands beside them and, last of all, the scores."""
-    folders = {fold.name: run.fold_folder(fold.name) for fold in run.splits}
-    tables = {name: Predictions.read(folder / "test.csv") for name, folder in folders.items()}
-    everything = Predictions.concatenate(list(tables.values()))
-    _write_again(everything, run.folder / PREDICTIONS)
-    _draw(run, folders, tables)
-    summary = predictions.summary(everything)
-    with bar("Reading bags for shortcuts", shown=progress) as step:
-        beside, remarks = _beside_shortcuts(run, cohort, everything, step)
-    calibrated = calibration.calibrate(everything, run.validation)
-    write_text(run.folder / CALIBRATION, as_json(calibrated.as_dict()), replace=True)
-    figures.save(calibrated.draw(), run.folder / RELIABILITY, replace=True)
-    sections = {
-        "": summary.as_markdown(),
-        "## Beside shortcuts\n\n": f"{remarks}\n\n{beside.as_markdown()}",
-        "## Calibration\n\n": calibrated.as_markdown(),
-    }
-    text = "\n".join(title + section for title, section in sections.items())
-    write_text(run.folder / "scores.md", text, replace=True)
-    scores = summary.as_dict() | {
-        "shortcuts": beside.as_dict(),
-        "calibration": calibrated.as_dict(),
-    }
-    with suppress(OSError):
-        (run.folder / job_status.FOLDER).rmdir()  # it is empty: nothing is in work any more
-    write_text(run.folder / SCORES, as_json(scores))
-
-
-def _write_again(table: Predictions, path: Path) -> None:
-    """Write a table of a run without scores, which is unfinished: what is there is of no use."""
-    path.unlink(missing_ok=True)
-    table.write(path)
-
-
-def _draw(run: Run, folders: Mapping[str, Path], tables: Mapping[str, Predictions]) -> None:
-    histories = {name: read_history(folder / "history.csv") for name, folder in folders.items()}
-    kept = {name: read_json(folder / "fold.json")["kept_epoch"] for name, folder in folders.items()}
-    curves = figures.learning_curves(histories, kept=kept)
-    figures.save(curves, run.folder / "curves.png", replace=True)
-    truth = {name: (np.asarray(t.labels), t.probabilities) for name, t in tables.items()}
-    with suppress(CohortError):  # no fold has slides of two classes: there is nothing to draw
-        figures.save(figures.roc_curves(truth, run.classes), run.folder / "roc.png", replace=True)
-
-
-def _beside_shortcuts(
-    run: Run, cohort: Cohort, answers: Predictions, step: Step
-) -> tuple[Comparison, str]:
-    """Answer the same slides without a model, and say which of these answers it does not beat."""
-    found = shortcuts.predict_baselines(cohort, run.splits, progress=step)
-    for name, table in found.items():
-        _write_again(table, run.folder / SHORTCUTS / f"{name.replace(' ', '_')}.csv")
-    beside = comparison.compare_with_baselines("The model", answers, found)
-    told = list(beside.warnings()) or ["The model beats every shortcut."]
-    return beside, "\n\n".join([*told, shortcuts.find_sites(cohort).remark])
-
-
-def read_history(path: Path) -> dict[str, list[float]]:
-    """Return the columns of a history."""
-    names, *rows = [line.split(",") for line in path.read_text().splitlines()]
-    return {name: [float(row[at]) for row in rows] for at, name in enumerate(names)}

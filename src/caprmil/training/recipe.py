@@ -1,4 +1,4 @@
-"""A recipe: all that makes a run, in a TOML file or in Python."""
+"""A recipe: all settings of a run, in a TOML file or in Python."""
 
 import importlib
 import inspect
@@ -15,7 +15,9 @@ from caprmil.cohort.cohort import CohortConfig
 from caprmil.cohort.folds import SplitConfig
 from caprmil.errors import CaprmilError, RecipeError
 from caprmil.io.paths import as_path
-from caprmil.models import MILModel, create
+from caprmil.models import MILModel, create, list_models
+from caprmil.models.registry import needs_classes
+from caprmil.targets import Classification, Target, find_target
 from caprmil.training.module import TrainConfig
 
 
@@ -26,10 +28,15 @@ class ModelConfig:
     name: str = "caprmil"
     settings: dict[str, Any] = field(default_factory=dict, metadata=config.REST)
 
-    def build(self, in_dim: int, n_outputs: int) -> MILModel:
+    def build(self, in_dim: int, target: Target) -> MILModel:
         """Make the model; a value that it cannot take is an error of the recipe."""
+        if not target.has_classes and needs_classes(self.name, self.settings):
+            raise RecipeError(
+                f"{self.name} needs classes, and a {target.kind} has none. Choose another model: "
+                f"{', '.join(name for name in list_models() if not needs_classes(name))}."
+            )
         try:
-            return create(self.name, in_dim, n_outputs, **self.settings)
+            return create(self.name, in_dim, target.n_outputs, **self.settings)
         except CaprmilError:
             raise
         except (TypeError, ValueError, RuntimeError) as problem:
@@ -38,18 +45,24 @@ class ModelConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """All that makes a run. Paths are as seen from the working directory."""
+    """All settings of a run. Paths are relative to the working directory."""
 
     cohort: str
     """A table of slides, patients and labels."""
     features: str | None = None
     """The folder with the bags, if the table has no column for their paths."""
+    target: Target = field(default_factory=Classification, metadata=config.by_kind(find_target))
+    """What is predicted: its kind, and the settings of that kind."""
     model: ModelConfig = field(default_factory=ModelConfig)
     data: CohortConfig = field(default_factory=CohortConfig)
     splits: SplitConfig = field(default_factory=SplitConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     loggers: dict[str, Any] = field(default_factory=lambda: {"TensorBoardLogger": {}})
     """Lightning's loggers by name, each with its settings; history.csv is always written."""
+
+    def try_model(self) -> MILModel:
+        """Make the model before a cohort is read, with sizes that are only plausible."""
+        return self.model.build(1024, self.target.example())
 
 
 def read_recipe(
@@ -72,7 +85,7 @@ def make_loggers(settings: Mapping[str, Any], folder: Path) -> list[Logger]:
         if not isinstance(keywords, Mapping):
             raise RecipeError(f"loggers: {name} takes a table of settings, not {keywords!r}.")
         ours = {"save_dir": str(folder)} if "save_dir" in inspect.signature(kind).parameters else {}
-        if issubclass(kind, (CSVLogger, TensorBoardLogger)):  # to others these are no folders
+        if issubclass(kind, (CSVLogger, TensorBoardLogger)):  # for others these are not folders
             ours |= {"name": "", "version": "log"}
         try:
             made.append(kind(**ours | dict(keywords)))
@@ -84,8 +97,8 @@ def make_loggers(settings: Mapping[str, Any], folder: Path) -> list[Logger]:
 def _find_logger(name: str) -> type[Logger]:
     module, _, word = name.rpartition(".")
     try:
-        place = importlib.import_module(module) if module else lightning_loggers
-        kind = getattr(place, word)
+        source = importlib.import_module(module) if module else lightning_loggers
+        kind = getattr(source, word)
         if issubclass(kind, Logger):
             return kind
     except (ImportError, AttributeError, TypeError):

@@ -84,7 +84,7 @@ class Library:
         device: str = "auto",
         room: int = ROOM,
     ) -> None:
-        run.answering()  # says what to do if there is no model yet
+        run.trained_folds()  # says what to do if there is no model yet
         self.run, self.device = run, str(pick_device(device))
         self.shelf = Shelf(room)
         beside = find_bags(extra) if extra else {}

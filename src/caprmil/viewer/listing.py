@@ -18,7 +18,7 @@ def describe_run(run: Run) -> dict[str, Any]:
     return {
         "name": run.folder.resolve().name,
         "model": facts.model,
-        "classes": run.classes,
+        "classes": run.target.names,
         "encoder": facts.encoder,
         "mpp": facts.mpp,
         "folds": len(run.done),
@@ -65,11 +65,11 @@ def _answers(run: Run) -> dict[str, dict[str, Any]]:
         places[slide].append(place)
     found = {}
     for slide, own in places.items():
-        mean = table.probabilities[own].mean(axis=0)
+        mean = table.answers[own].mean(axis=0)
         code = -1 if table.labels is None else int(table.labels[own[0]])
         found[slide] = {
-            "label": table.classes[code] if code >= 0 else None,
-            "predicted": table.classes[int(np.argmax(mean))],
+            "label": table.target.names[code] if code >= 0 else None,
+            "predicted": table.target.names[int(np.argmax(mean))],
             "probabilities": mean.tolist(),
             "fold": ", ".join(dict.fromkeys(table.folds[n] for n in own)) if table.folds else None,
         }

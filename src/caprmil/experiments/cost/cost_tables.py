@@ -64,7 +64,7 @@ def notes(costs: Sequence[Cost]) -> list[str]:
 
 def as_markdown(costs: Sequence[Cost]) -> str:
     """Return the table, with notes below it."""
-    return tables.markdown(HEADER, rows(costs), notes(costs))
+    return tables.markdown_table(HEADER, rows(costs), notes(costs))
 
 
 def as_latex(costs: Sequence[Cost]) -> str:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from caprmil import config
 from caprmil.cohort.folds import PARTS
 from caprmil.errors import CohortError, RecipeError, UnknownNameError, shorten
@@ -143,12 +145,12 @@ def read_labels(name: str, labels: str | Path) -> list[Row]:
 
     Other columns are kept: a site may be among them.
     """
-    protocol, table = find_protocol(name), tables.read(labels, pad=True)
+    protocol, table = find_protocol(name), tables.read_table(labels, pad=True)
     columns = {
-        "slide": _column(table, (*tables.COLUMNS["slide"], "wsi_filename"), "slide"),
-        "label": _column(table, (*protocol.label, *tables.COLUMNS["label"]), "label"),
-        "patient": _column(table, tables.COLUMNS["patient"]),
-        "split": _column(table, ("split", "set", "part")),
+        "slide": _column(table, labels, (*tables.COLUMNS["slide"], "wsi_filename"), "slide"),
+        "label": _column(table, labels, (*protocol.label, *tables.COLUMNS["label"]), "label"),
+        "patient": _column(table, labels, tables.COLUMNS["patient"]),
+        "split": _column(table, labels, ("split", "set", "part")),
     }
     used = {column for column in columns.values() if column}
     words = {
@@ -157,7 +159,7 @@ def read_labels(name: str, labels: str | Path) -> list[Row]:
         for spelling in (known, *others)
     }
     rows, unknown_labels, without_part = [], [], []
-    for cells in table.rows():
+    for cells in tables.rows(table):
         slide = slide_name(cells[columns["slide"]])
         label = words.get(cells[columns["label"]].lower().removesuffix(".0"), "")
         row = {"slide": slide, "label": label}
@@ -189,11 +191,11 @@ def read_labels(name: str, labels: str | Path) -> list[Row]:
     return rows
 
 
-def _column(table: tables.Table, words: Sequence[str], needed: str = "") -> str:
-    found = tables.called(table.columns, words)
+def _column(table: pd.DataFrame, name: str | Path, words: Sequence[str], needed: str = "") -> str:
+    found = tables.matching_columns(table.columns, words)
     if not found and needed:
         raise CohortError(
-            f"{table.path}: no column has a known name for the {needed}. Rename one to "
+            f"{name}: no column has a known name for the {needed}. Rename one to "
             f"'{words[0]}'. Columns: {', '.join(table.columns)}."
         )
     return found[0] if found else ""

@@ -57,7 +57,9 @@ class Reproduction:
 
     def as_markdown(self) -> str:
         rows = self.rows()
-        table = tables.markdown(list(rows[0]), [list(row.values()) for row in rows], self.notes)
+        table = tables.markdown_table(
+            list(rows[0]), [list(row.values()) for row in rows], self.notes
+        )
         return f"# {self.protocol.title}\n\n{table}"
 
     def as_latex(self) -> str:

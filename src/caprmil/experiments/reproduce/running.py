@@ -7,7 +7,7 @@ from pathlib import Path
 
 from caprmil.cohort.cohort import find_bags
 from caprmil.errors import CohortError, shorten
-from caprmil.evaluation import comparison, metrics
+from caprmil.evaluation import comparison
 from caprmil.executors import Executor
 from caprmil.experiments import cost, paper
 from caprmil.experiments.reproduce.protocols import (
@@ -21,6 +21,8 @@ from caprmil.experiments.reproduce.result import Line, Reproduction
 from caprmil.io.atomic import write_text
 from caprmil.io.paths import as_path, require_local
 from caprmil.runs.run import Run
+from caprmil.targets.classification_metrics import ace_floor
+from caprmil.targets.metric import mean_and_spread
 from caprmil.training.cross_validation import complete_all
 from caprmil.training.recipe import Recipe
 
@@ -46,7 +48,7 @@ def reproduce(
     table = out / "cohort.csv"
     recipes = {model: protocol_recipe(name, model, table, features, changes) for model in models}
     for each in recipes.values():
-        each.model.build(1024, len(protocol.classes))  # before anything is written or trained
+        each.try_model()  # before anything is written or trained
     notes = _check_slides(protocol, rows, features, out, next(iter(recipes.values())))
     _write_cohort(table, rows)
     lines = []
@@ -58,8 +60,8 @@ def reproduce(
     )
     for model, run in zip(recipes, runs.values(), strict=True):
         lines += _lines(name, protocol, model, run)
-        if run.shortcuts:
-            beside = comparison.compare_with_baselines(model, run.predictions, run.shortcuts)
+        if run.baselines:
+            beside = comparison.compare_with_baselines(model, run.predictions, run.baselines)
             notes += beside.warnings()
     if protocol.remark:
         notes.append(protocol.remark)
@@ -114,11 +116,11 @@ def _check_slides(
 def _lines(name: str, protocol: Protocol, model: str, run: Run) -> list[Line]:
     scores = run.predictions.fold_scores()
     parts = run.predictions.labelled().by_fold().values()
-    floors = [metrics.ace_floor(part.probabilities)[0] for part in parts]
+    floors = [ace_floor(part.answers)[0] for part in parts]
     parameters = cost.parameters(run.model(run.splits[0].name))
     lines = []
     for metric in protocol.metrics:
-        mean, std, _ = metrics.mean_and_spread(fold[metric] for fold in scores.values())
+        mean, std, _ = mean_and_spread(fold[metric] for fold in scores.values())
         lines.append(
             Line(
                 model=model,
@@ -126,7 +128,7 @@ def _lines(name: str, protocol: Protocol, model: str, run: Run) -> list[Line]:
                 parameters=parameters,
                 printed=paper.SCORES.get(model, {}).get((name, metric)),
                 ours=paper.Figure(mean, std),
-                floor=metrics.mean_and_spread(floors).mean if metric == "ace" else float("nan"),
+                floor=mean_and_spread(floors).mean if metric == "ace" else float("nan"),
             )
         )
     return lines

@@ -18,8 +18,8 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from caprmil import config
-from caprmil.errors import RecipeError, UnknownNameError
-from caprmil.evaluation.metrics import METRICS
+from caprmil.errors import RecipeError
+from caprmil.targets import find_metric
 from caprmil.training.recipe import Recipe, read_recipe
 
 MOST = 500  # points of a grid that nobody has capped
@@ -97,8 +97,7 @@ class Plan:
     """Give up points whose validation curve is worse than the median of those before."""
 
     def __post_init__(self) -> None:
-        if self.metric not in METRICS:
-            raise UnknownNameError("metric", self.metric, METRICS)
+        find_metric(self.metric)
         if not self.axes:
             raise RecipeError(
                 "Nothing varies here. Give a setting several values, e.g. --set model.tokens=2,4,8."

@@ -17,8 +17,8 @@ from caprmil.errors import CaprmilError
 from caprmil.experiments.sweep.plan import Point
 from caprmil.io.atomic import write_text
 from caprmil.io.json_files import as_json, read_json
+from caprmil.runs.history import Row
 from caprmil.runs.run import SCORES, SPLITS
-from caprmil.training.module import Row
 
 LEAST = 4  # finished points before any can be pruned
 PRUNED = "pruned.json"

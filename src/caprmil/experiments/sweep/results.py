@@ -8,16 +8,15 @@ from math import isnan, nan
 from typing import TYPE_CHECKING, Any
 
 from caprmil import figures
-from caprmil.evaluation import metrics
-from caprmil.evaluation.metrics import LOWER_IS_BETTER, Spread, mean_and_spread
 from caprmil.evaluation.predictions import Predictions
 from caprmil.experiments import cost, paper
 from caprmil.experiments.sweep.plan import Plan, Point
 from caprmil.experiments.sweep.pruning import Pruned
-from caprmil.figures.style import TITLES
 from caprmil.io import tables
 from caprmil.models import CAPRMIL, MILModel
 from caprmil.runs.run import Run
+from caprmil.targets import find_metric
+from caprmil.targets.metric import Spread, mean_and_spread
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -91,7 +90,7 @@ class Sweep:
         """Return a score such that the larger is the better; NaN is worst."""
         if isnan(value):
             return -float("inf")
-        return -value if self.plan.metric in LOWER_IS_BETTER else value
+        return value if find_metric(self.plan.metric).higher_is_better else -value
 
     @property
     def best(self) -> Result | None:
@@ -176,13 +175,16 @@ class Sweep:
         title = f"{self.plan.search.capitalize()} over {axes}; {len(self.results)} points."
         if not (rows := self.rows()):
             return "\n\n".join([title, *self.notes()]) + "\n"
-        table = tables.markdown(list(rows[0]), [list(row.values()) for row in rows], self.notes())
+        cells = [list(row.values()) for row in rows]
+        table = tables.markdown_table(list(rows[0]), cells, self.notes())
         return f"{title}\n\n{table}"
 
     def as_csv(self) -> str:
         """Return a row for each point and fold, in full precision."""
         whole, titles = StringIO(), self.plan.titles()
-        names = [f"{part}_{metric}" for part in PARTS for metric in metrics.METRICS]
+        scored = [fold for each in self.results for fold in each.scores["test"].values()]
+        metrics = {name: None for fold in scored for name in fold}
+        names = [f"{part}_{metric}" for part in PARTS for metric in metrics]
         head = ["point", *titles.values(), "fold", "parameters", "seconds"]
         table = csv.DictWriter(whole, [*head, *names], restval="", lineterminator="\n")
         table.writeheader()
@@ -225,4 +227,4 @@ def show(figure: Spread | paper.Figure) -> str:
 
 def _short(metric: str) -> str:
     """Return the name of a metric as a heading has it."""
-    return TITLES[metric].partition(" (")[0]
+    return find_metric(metric).title

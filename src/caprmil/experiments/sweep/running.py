@@ -26,8 +26,8 @@ from caprmil.io.json_files import as_json, read_json
 from caprmil.io.paths import require_local
 from caprmil.io.progress import Bar, bar
 from caprmil.models.device import pick_device
+from caprmil.runs.history import Row
 from caprmil.training import cross_validation as training
-from caprmil.training.module import Row
 
 PLAN, SECONDS, TRIALS_LOG = "sweep.toml", "seconds.json", "trials.json"
 PICTURE = "sweep.png"
@@ -138,7 +138,7 @@ class Points(Worker):
         try:
             with _clock(self.out / SECONDS, point.name) as clock:
                 run = training.complete(
-                    recipe, folder, **options, watch=watch, wait=3 * LOST_SECONDS
+                    recipe, folder, **options, on_epoch=watch, wait=3 * LOST_SECONDS
                 )
         except GivenUp as end:
             end.verdict.write(folder)
@@ -261,7 +261,7 @@ def _all_problems(plan: Plan, points: Iterable[Point]) -> list[CaprmilError]:
     problems = []
     for point in points:
         try:
-            plan.recipe_at(point).model.build(1024, 2)
+            plan.recipe_at(point).try_model()
             return []
         except CaprmilError as problem:
             problems.append(problem)

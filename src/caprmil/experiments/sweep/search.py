@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from caprmil.errors import RecipeError
-from caprmil.evaluation.metrics import LOWER_IS_BETTER
 from caprmil.experiments.sweep.plan import Plan, Point, Range
 from caprmil.io.atomic import write_text
+from caprmil.targets import find_metric
 
 Scores = Mapping[str, float | None]
 """What a search goes by; None for a point that failed, NaN for one that was pruned."""
@@ -28,7 +28,7 @@ def led_by_optuna(
     so what was drawn is kept in `log`, and drawn from there the next time.
     """
     optuna = import_optuna()
-    lower = plan.metric in LOWER_IS_BETTER
+    lower = not find_metric(plan.metric).higher_is_better
     study = optuna.create_study(direction="minimize" if lower else "maximize")
     drawn: list[dict[str, Any]] = json.loads(log.read_text()) if log and log.exists() else []
     unheard: dict[Any, str] = {}  # trials whose points are in work

@@ -1,10 +1,12 @@
-"""What learning promises: the paper's recipe, the same numbers again, and also after a break."""
+"""What training promises: the paper's recipe, and the same numbers again, also when resumed."""
 
 import csv
 import shutil
 import signal
 from collections.abc import Callable
-from math import cos, log, pi
+from dataclasses import replace
+from functools import partial
+from math import cos, pi
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +21,13 @@ from caprmil.features import bags, batches
 from caprmil.features.batches import Batch, Sample, collate
 from caprmil.models import MILModel, create
 from caprmil.models.layers import weighted_cross_entropy
-from caprmil.runs.inference import predict_samples
+from caprmil.runs.history import Row
+from caprmil.runs.inference import TrainedModel, predict_samples
 from caprmil.synthetic import RareSignal
-from caprmil.training import module as learner
+from caprmil.targets import Classification
+from caprmil.training.checkpoints import CheckpointKeeper
 from caprmil.training.module import (
-    Learner,
-    Row,
+    MILModule,
     TrainConfig,
     fit,
     kept_epoch,
@@ -32,9 +35,11 @@ from caprmil.training.module import (
 )
 from caprmil.training.trainer import usable_precision
 
+TARGET = Classification(classes=("normal", "tumour"))
 STUDY = RareSignal(slides=20, width=16, patches=(10, 30), signal=0.3, stain=0.5)
 SLIDES = [Sample(f"s{n}", bags.from_arrays(STUDY.bag(n)[0]), n % 2) for n in range(20)]
 TRAIN, VALIDATION = SLIDES[:8], SLIDES[12:]
+BALANCED = replace(TARGET, class_weights="balanced")
 QUICK = {"epochs": 3, "warmup_epochs": 1, "lr": 3e-3, "patience": 100}
 # A rate that soon becomes too high: validation gets better, then worse, and training stops early.
 HASTY = {"epochs": 30, "warmup_epochs": 20, "warmup_lr": 1e-3, "lr": 0.1, "patience": 2}
@@ -54,12 +59,18 @@ def learn(
     train: list[Sample] = TRAIN,
     validation: list[Sample] = VALIDATION,
     seed: int = 0,
-    listen: Callable[[Row], None] | None = None,
+    on_epoch: Callable[[Row], None] | None = None,
     model: MILModel | None = None,
+    target: Classification = TARGET,
     **settings: Any,
 ) -> Result:
     model, config = model or tiny(), TrainConfig(**{**QUICK, **settings})
-    options: dict[str, Any] = {"seed": seed, "listen": listen, "device": "cpu"}
+    options: dict[str, Any] = {
+        "seed": seed,
+        "on_epoch": on_epoch,
+        "device": "cpu",
+        "target": target,
+    }
     history = fit(model, train, validation, folder=folder, settings=config, **options)
     return model.state_dict(), history
 
@@ -75,11 +86,11 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
 
 
 def stop_after(epoch: int) -> Callable[[Row], None]:
-    def listen(row: Row) -> None:
+    def on_epoch(row: Row) -> None:
         if row["epoch"] == epoch:
             raise KeyboardInterrupt
 
-    return listen
+    return on_epoch
 
 
 def as_batch(slides: list[Sample]) -> Batch:
@@ -88,7 +99,7 @@ def as_batch(slides: list[Sample]) -> Batch:
 
 def bag_loss(model: MILModel, slides: list[Sample]) -> float:
     """Return the mean cross-entropy, slide by slide."""
-    chances = predict_samples(model.eval(), slides)
+    chances = predict_samples(TrainedModel(model, TARGET), slides)
     return float(np.mean([-np.log(row[s.label]) for row, s in zip(chances, slides, strict=True)]))
 
 
@@ -126,7 +137,7 @@ def test_the_optimizer_steps_at_these_rates(
 
 def test_adamw_spares_the_temperature_from_decay() -> None:
     model = tiny()
-    (optimizer,), _ = Learner(model, TrainConfig(), seed=0).configure_optimizers()
+    (optimizer,), _ = MILModule(model, TARGET, TrainConfig(), seed=0).configure_optimizers()
     decays = {
         id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]
     }
@@ -165,13 +176,13 @@ def test_another_seed_gives_other_weights(tmp_path: Path) -> None:
 def test_every_epoch_has_an_order_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen, step = [], Learner.training_step
+    seen, step = [], MILModule.training_step
 
-    def record(self: Learner, batch: Batch, number: int) -> Tensor:
+    def record(self: MILModule, batch: Batch, number: int) -> Tensor:
         seen.extend(batch.slides)
         return step(self, batch, number)
 
-    monkeypatch.setattr(Learner, "training_step", record)
+    monkeypatch.setattr(MILModule, "training_step", record)
     learn(tmp_path)
     epochs = [seen[start : start + 8] for start in (0, 8, 16)]
     assert len(set(map(tuple, epochs))) == 3
@@ -203,22 +214,20 @@ def test_class_weights_count_in_batches_of_one(tmp_path: Path) -> None:
     uneven = [slide for slide in TRAIN if slide.label == 0 or slide.slide == "s1"]
     options: dict[str, Any] = {"train": uneven, "validation": [], "epochs": 2}
     plain = learn(tmp_path / "a", **options)
-    weighed = learn(tmp_path / "b", class_weights="balanced", **options)
+    weighed = learn(tmp_path / "b", target=BALANCED, **options)
     assert not same(plain[0], weighed[0])
 
 
 def test_class_weights_are_the_rarity_of_the_classes() -> None:
-    model = tiny()
-    uneven = [slide for slide in TRAIN if slide.label == 0 or slide.slide == "s1"]
-    learner.weigh_classes(model, uneven, TrainConfig(class_weights="balanced"))
-    logits = torch.zeros(1, 2)
-    weights = [float(model.criterion(logits, torch.tensor([c]))) / log(2) for c in (0, 1)]
-    assert weights == pytest.approx([5 / 2 / 4, 5 / 2 / 1])
+    uneven = [slide.label for slide in TRAIN if slide.label == 0 or slide.slide == "s1"]
+    criterion = BALANCED.criterion(uneven)
+    assert isinstance(criterion, partial)
+    assert criterion.keywords["weights"].tolist() == pytest.approx([5 / 2 / 4, 5 / 2 / 1])
 
 
 def test_a_trained_model_has_no_class_weights_left(tmp_path: Path) -> None:
     model = tiny()
-    learn(tmp_path, model=model, class_weights="balanced", epochs=2)
+    learn(tmp_path, model=model, target=BALANCED, epochs=2)
     assert model.criterion is weighted_cross_entropy
 
 
@@ -226,9 +235,9 @@ def test_balanced_sampling_shows_the_rare_class_as_often(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     uneven = [slide for slide in TRAIN if slide.label == 0 or slide.slide == "s1"]
-    seen, terms = [], Learner.training_step
+    seen, terms = [], MILModule.training_step
     monkeypatch.setattr(
-        Learner,
+        MILModule,
         "training_step",
         lambda self, batch, n: (seen.extend(batch.labels.tolist()), terms(self, batch, n))[1],
     )
@@ -258,7 +267,9 @@ def test_clipping_bounds_the_gradient(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_a_batch_of_bags_counts_by_its_mean() -> None:
     model = tiny().eval().requires_grad_(False)
-    together = float(Learner(model, TrainConfig(), seed=0).terms(as_batch(TRAIN))[1]["bag"])
+    together = float(
+        MILModule(model, TARGET, TrainConfig(), seed=0).loss_terms(as_batch(TRAIN))[1]["bag"]
+    )
     assert together == pytest.approx(bag_loss(model, TRAIN), rel=1e-5)
 
 
@@ -295,7 +306,7 @@ def test_packed_bags_repeat_and_go_on_after_a_break(tmp_path: Path) -> None:
     options: dict[str, Any] = {"batch_size": 3, "weights": "last"}
     whole = learn(tmp_path / "a", **options)
     with pytest.raises(KeyboardInterrupt):
-        learn(tmp_path / "b", **options, listen=stop_after(1))
+        learn(tmp_path / "b", **options, on_epoch=stop_after(1))
     resumed = learn(tmp_path / "b", **options)
     assert same(whole[0], resumed[0])
     assert whole[1] == resumed[1]
@@ -303,7 +314,14 @@ def test_packed_bags_repeat_and_go_on_after_a_break(tmp_path: Path) -> None:
 
 def test_loggers_hear_how_long_a_step_waited_for_its_bags(tmp_path: Path) -> None:
     logger = CSVLogger(tmp_path, name="", version="log")
-    fit(tiny(), TRAIN, folder=tmp_path, settings=TrainConfig(**QUICK), loggers=[logger])
+    fit(
+        tiny(),
+        TRAIN,
+        target=TARGET,
+        folder=tmp_path,
+        settings=TrainConfig(**QUICK),
+        loggers=[logger],
+    )
     logger.save()
     rows = read_table(tmp_path / "log" / "metrics.csv")
     assert all(0 <= row["seconds_waiting"] < 60 for row in rows)
@@ -333,7 +351,7 @@ def test_bfloat_is_used_where_the_cpu_has_it(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("part", ["train", "validation"])
 def test_a_loss_that_is_no_number_says_what_to_do(tmp_path: Path, part: str) -> None:
     model = tiny()
-    loss = model.criterion
+    loss = model.bag_loss
     odd = SLIDES[3 if part == "train" else 13]  # infinite for this slide alone
     size = len(odd.bag.features) if isinstance(odd.bag, bags.Bag) else 0
     train, validation = [SLIDES[0], SLIDES[3]], [SLIDES[12], SLIDES[13]]
@@ -407,7 +425,7 @@ def test_an_interrupted_training_ends_as_if_it_had_not_been(
     tmp_path: Path, whole: Result, later: int
 ) -> None:
     with pytest.raises(KeyboardInterrupt):
-        learn(tmp_path, **HASTY, listen=stop_after(best(whole) + later))
+        learn(tmp_path, **HASTY, on_epoch=stop_after(best(whole) + later))
     resumed = learn(tmp_path, **HASTY)
     assert same(whole[0], resumed[0])
     assert whole[1] == resumed[1] == read_table(tmp_path / "history.csv")
@@ -417,7 +435,7 @@ def test_an_interrupted_training_ends_as_if_it_had_not_been(
 def test_last_weights_are_the_same_after_a_break(tmp_path: Path, changes: Any) -> None:
     unbroken = learn(tmp_path / "a", **changes)
     with pytest.raises(KeyboardInterrupt):
-        learn(tmp_path / "b", **changes, listen=stop_after(1))
+        learn(tmp_path / "b", **changes, on_epoch=stop_after(1))
     resumed = learn(tmp_path / "b", **changes)
     assert same(unbroken[0], resumed[0])
     assert unbroken[1] == resumed[1]
@@ -427,14 +445,14 @@ def test_last_weights_are_the_same_after_a_break(tmp_path: Path, changes: Any) -
 def test_a_break_while_an_epoch_is_written_harms_nothing(
     tmp_path: Path, whole: Result, monkeypatch: pytest.MonkeyPatch, name: str, later: int
 ) -> None:
-    save = learner.Keeper.save
+    save = CheckpointKeeper.save
 
-    def broken(self: learner.Keeper, trainer: Any, path: Path) -> None:
+    def broken(self: CheckpointKeeper, trainer: Any, path: Path) -> None:
         if path.name == name and trainer.current_epoch == best(whole) + later:
             raise KeyboardInterrupt
         save(self, trainer, path)
 
-    monkeypatch.setattr(learner.Keeper, "save", broken)
+    monkeypatch.setattr(CheckpointKeeper, "save", broken)
     with pytest.raises(KeyboardInterrupt):
         learn(tmp_path, **HASTY)
     monkeypatch.undo()
@@ -445,14 +463,14 @@ def test_a_break_while_an_epoch_is_written_harms_nothing(
 
 def test_a_training_that_has_ended_does_not_go_on(tmp_path: Path, whole: Result) -> None:
     learn(tmp_path, **HASTY)
-    again = learn(tmp_path, **HASTY, listen=lambda _: pytest.fail("went on"))
+    again = learn(tmp_path, **HASTY, on_epoch=lambda _: pytest.fail("went on"))
     assert same(whole[0], again[0])
     assert whole[1] == again[1]
 
 
 def test_a_training_goes_on_in_a_folder_that_was_moved(tmp_path: Path, whole: Result) -> None:
     with pytest.raises(KeyboardInterrupt):
-        learn(tmp_path / "here", **HASTY, listen=stop_after(best(whole) + 1))
+        learn(tmp_path / "here", **HASTY, on_epoch=stop_after(best(whole) + 1))
     shutil.move(tmp_path / "here", tmp_path / "there")
     assert same(whole[0], learn(tmp_path / "there", **HASTY)[0])
 
@@ -460,11 +478,11 @@ def test_a_training_goes_on_in_a_folder_that_was_moved(tmp_path: Path, whole: Re
 def test_ctrl_c_works_again_after_ctrl_c(tmp_path: Path) -> None:
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
-        learn(tmp_path, listen=stop_after(0))
+        learn(tmp_path, on_epoch=stop_after(0))
     assert signal.getsignal(signal.SIGINT) is before is not signal.SIG_IGN
 
 
 def test_a_job_that_is_terminated_does_not_look_like_one_that_is_done(tmp_path: Path) -> None:
     with pytest.raises(SystemExit) as caught:
-        learn(tmp_path, listen=lambda _: signal.raise_signal(signal.SIGTERM))
+        learn(tmp_path, on_epoch=lambda _: signal.raise_signal(signal.SIGTERM))
     assert caught.value.code == 143

@@ -11,9 +11,32 @@ from hypothesis import strategies as st
 from sklearn import metrics as reference
 
 from caprmil.errors import CaprmilError, CohortError, UnknownNameError
-from caprmil.evaluation import metrics
+from caprmil.targets import Classification
+from caprmil.targets import classification_metrics as metrics
+from caprmil.targets.metric import Interval, bootstrap, mean_and_spread
 
 Slides = tuple[np.ndarray, np.ndarray]
+
+
+def target(classes: int) -> Classification:
+    return Classification(classes=tuple("abcdef"[:classes]))
+
+
+def score(labels: np.ndarray, probabilities: np.ndarray) -> dict[str, float]:
+    return target(probabilities.shape[1]).score(labels, probabilities)
+
+
+def intervals(
+    labels: np.ndarray,
+    probabilities: np.ndarray,
+    patients: list[str],
+    *,
+    metrics: list[str] | None = None,
+    **settings: Any,
+) -> dict[str, Interval]:
+    classes = target(probabilities.shape[1])
+    chosen = [classes.metric(name) for name in metrics or classes.metrics]
+    return bootstrap(labels, probabilities, patients, chosen, **settings)
 
 
 def draw(n: int, classes: int, seed: int = 0, steps: int | None = None) -> Slides:
@@ -97,7 +120,7 @@ def test_predicted_classes_are_judged_as_scikit_learn_does(case: Slides) -> None
                 labels, predicted, labels=list(classes), weights="quadratic"
             ),
         }
-    found = metrics.score(labels, probabilities)
+    found = score(labels, probabilities)
     assert {name: found[name] for name in expected} == pytest.approx(expected, nan_ok=True)
 
 
@@ -148,7 +171,7 @@ def test_auc_leaves_out_an_absent_class_and_says_which() -> None:
 
 
 def test_one_class_alone_has_neither_auc_nor_kappa() -> None:
-    found = metrics.score(np.zeros(3, int), np.tile([0.9, 0.1], (3, 1)))
+    found = score(np.zeros(3, int), np.tile([0.9, 0.1], (3, 1)))
     assert np.isnan([found["auc"], found["kappa"]]).all()
     assert found["accuracy"] == 1
 
@@ -199,29 +222,29 @@ def test_a_miscalibrated_model_reads_far_above_its_floor() -> None:
 
 
 def test_every_metric_is_scored_where_it_applies() -> None:
-    assert list(metrics.score(*draw(30, 2))) == list(metrics.METRICS)
-    assert set(metrics.METRICS) - set(metrics.score(*draw(30, 3))) == {"ece_positive"}
+    assert list(score(*draw(30, 2))) == list(target(2).metrics)
+    assert set(target(2).metrics) - set(score(*draw(30, 3))) == {"ece_positive"}
 
 
 def test_half_precision_is_scored_in_full() -> None:
     labels, probabilities = draw(50, 3)
     coarse = probabilities.astype(np.float16)
-    assert metrics.score(labels, coarse) == metrics.score(labels, coarse.astype(np.float64))
+    assert score(labels, coarse) == score(labels, coarse.astype(np.float64))
 
 
 def test_spread_is_the_sample_deviation() -> None:
-    assert metrics.mean_and_spread([1.0, 2.0, 3.0]) == (2, 1, 3)
+    assert mean_and_spread([1.0, 2.0, 3.0]) == (2, 1, 3)
 
 
 def test_the_spread_of_one_fold_is_not_known() -> None:
-    mean, std, counted = metrics.mean_and_spread([0.9])
+    mean, std, counted = mean_and_spread([0.9])
     assert (mean, counted) == (0.9, 1)
     assert np.isnan(std)
 
 
 def test_folds_without_a_value_are_left_out_and_counted() -> None:
-    assert metrics.mean_and_spread([1.0, float("nan"), 3.0]).counted == 2
-    empty = metrics.mean_and_spread([float("nan")])
+    assert mean_and_spread([1.0, float("nan"), 3.0]).counted == 2
+    empty = mean_and_spread([float("nan")])
     assert empty.counted == 0
     assert np.isnan(empty.mean)
 
@@ -231,8 +254,8 @@ def test_patients_are_drawn_whole() -> None:
     labels = np.tile([0, 1], 20)
     probabilities = np.tile([0.9, 0.1], (40, 1))
     pairs = [f"p{n // 2}" for n in range(40)]
-    together = metrics.bootstrap(labels, probabilities, pairs, metrics=["accuracy"], draws=100)
-    alone = metrics.bootstrap(
+    together = intervals(labels, probabilities, pairs, metrics=["accuracy"], draws=100)
+    alone = intervals(
         labels, probabilities, [str(n) for n in range(40)], metrics=["accuracy"], draws=100
     )
     assert together["accuracy"] == (0.5, 0.5)
@@ -245,7 +268,7 @@ def test_an_interval_is_wider_when_slides_belong_together() -> None:
     width = {}
     for name, group in (("patients", 5), ("slides", 1)):
         owners = [str(n // group) for n in range(200)]
-        low, high = metrics.bootstrap(labels, probabilities, owners, metrics=["brier"])["brier"]
+        low, high = intervals(labels, probabilities, owners, metrics=["brier"])["brier"]
         width[name] = high - low
     assert width["patients"] > 1.7 * width["slides"]
 
@@ -256,7 +279,7 @@ def test_intervals_cover_the_truth_about_as_often_as_they_say() -> None:
     for seed in range(60):
         labels, probabilities = draw(100, 2, seed=100 + seed)
         owners = [str(n) for n in range(100)]
-        interval = metrics.bootstrap(
+        interval = intervals(
             labels, probabilities, owners, metrics=["accuracy"], draws=200, level=0.9
         )["accuracy"]
         inside += interval.low <= truth <= interval.high
@@ -266,12 +289,12 @@ def test_intervals_cover_the_truth_about_as_often_as_they_say() -> None:
 def test_draws_of_one_class_do_not_count() -> None:
     labels = np.array([0, 0, 0, 0, 1])  # a third of the draws miss the only positive
     probabilities = np.array([[0.8, 0.2]] * 4 + [[0.1, 0.9]])
-    found = metrics.bootstrap(labels, probabilities, list("abcde"), draws=100)
+    found = intervals(labels, probabilities, list("abcde"), draws=100)
     assert found["auc"] == (1, 1)
 
 
 def test_one_patient_gives_no_interval() -> None:
-    found = metrics.bootstrap(*draw(20, 2), ["p"] * 20, draws=20)
+    found = intervals(*draw(20, 2), ["p"] * 20, draws=20)
     assert np.isnan(list(found.values())).all()
 
 
@@ -279,7 +302,7 @@ def test_the_same_seed_gives_the_same_interval() -> None:
     labels, probabilities = draw(40, 3)
     owners = [str(n) for n in range(40)]
     first, again, other = (
-        metrics.bootstrap(labels, probabilities, owners, draws=50, seed=seed) for seed in (1, 1, 2)
+        intervals(labels, probabilities, owners, draws=50, seed=seed) for seed in (1, 1, 2)
     )
     assert first == again != other
 
@@ -287,7 +310,7 @@ def test_the_same_seed_gives_the_same_interval() -> None:
 def test_a_thousand_draws_take_seconds() -> None:
     labels, probabilities = draw(400, 2)
     begin = time.perf_counter()
-    metrics.bootstrap(labels, probabilities, [str(n // 2) for n in range(400)])
+    intervals(labels, probabilities, [str(n // 2) for n in range(400)])
     assert time.perf_counter() - begin < 20  # 2 on an idle core
 
 
@@ -321,7 +344,7 @@ def test_rounded_probabilities_pass() -> None:
 
 def test_an_unknown_metric_is_named_with_its_neighbour() -> None:
     with pytest.raises(UnknownNameError, match="Did you mean 'auc'"):
-        metrics.bootstrap(*draw(5, 2), list("abcde"), metrics=["acu"])
+        intervals(*draw(5, 2), list("abcde"), metrics=["acu"])
 
 
 def test_ece_positive_refuses_three_classes() -> None:
@@ -332,10 +355,10 @@ def test_ece_positive_refuses_three_classes() -> None:
 
 @pytest.mark.parametrize("settings", [{"level": 1.0}, {"level": 95.0}, {"draws": 0}])
 def test_a_bootstrap_refuses_senseless_settings(settings: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="must lie between"):
-        metrics.bootstrap(*draw(5, 2), list("abcde"), **settings)
+    with pytest.raises(ValueError, match="must be between"):
+        intervals(*draw(5, 2), list("abcde"), **settings)
 
 
 def test_a_bootstrap_needs_a_patient_for_each_slide() -> None:
     with pytest.raises(ValueError, match="one patient for each label"):
-        metrics.bootstrap(*draw(5, 2), ["a"])
+        intervals(*draw(5, 2), ["a"])

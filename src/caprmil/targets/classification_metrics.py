@@ -1,40 +1,27 @@
-"""How good the answers are: numbers from labels and probabilities, whoever made them.
+"""Classification metrics: numbers from class labels and probabilities.
 
-Everywhere, `labels` (n,) are class numbers and `probabilities` (n, C) sum to one over the classes;
-a prediction is the likeliest class, the first of equals. A metric that has no meaning on its input
-(the AUC of one class) is NaN, never a stand-in.
+`labels` (n,) are class numbers and `probabilities` (n, C) sum to one over the classes; a prediction
+is the likeliest class, the first of equals. A metric without a meaning on its input (the AUC of
+one class) is NaN. To add a metric, write its function and register its record at the end.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple, TypeAlias
+from collections.abc import Sequence
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import rankdata
 
-from caprmil.errors import CohortError, UnknownNameError
+from caprmil.errors import CohortError
+from caprmil.targets import weighted_metrics as weighted
+from caprmil.targets.delong import auc_influence
+from caprmil.targets.metric import Metric, mean_and_spread, register_metric
+from caprmil.targets.weighted_metrics import BINS
 
 Labels: TypeAlias = NDArray[np.integer]
 Probabilities: TypeAlias = NDArray[np.floating]
-Metric: TypeAlias = Callable[[Labels, Probabilities], float]
 
-BINS = 10
 SUM_TOLERANCE = 1e-3  # probabilities printed with three decimals still pass
-
-
-class Spread(NamedTuple):
-    """Mean and sample standard deviation, and how many values counted (the others were NaN)."""
-
-    mean: float
-    std: float
-    counted: int
-
-
-class Interval(NamedTuple):
-    """The two ends of an interval."""
-
-    low: float
-    high: float
 
 
 def auc(labels: Labels, probabilities: Probabilities) -> float:
@@ -138,75 +125,6 @@ def f1(labels: Labels, probabilities: Probabilities) -> float:
     return float(np.mean(2 * found.diagonal()[size > 0] / size[size > 0]))
 
 
-METRICS: dict[str, Metric] = {
-    "auc": auc,
-    "accuracy": accuracy,
-    "balanced_accuracy": balanced_accuracy,
-    "f1": f1,
-    "kappa": kappa,
-    "ace": ace,
-    "ece": ece,
-    "ece_positive": ece_positive,
-    "brier": brier,
-}
-TWO_CLASSES_ONLY = frozenset({"ece_positive"})
-# Biased upwards in small samples, and again in each draw of a bootstrap.
-CALIBRATION_ERRORS = frozenset({"ace", "ece", "ece_positive"})
-LOWER_IS_BETTER = CALIBRATION_ERRORS | {"brier"}
-
-
-def score(labels: Labels, probabilities: Probabilities) -> dict[str, float]:
-    """Return every metric that applies, by name."""
-    names = _applicable(None, probabilities)
-    return {name: METRICS[name](labels, probabilities) for name in names}
-
-
-def mean_and_spread(values: Iterable[float]) -> Spread:
-    """Return mean, sample standard deviation and number of the values that are not NaN.
-
-    The spread of a single value is not known: NaN, not 0.
-    """
-    array = np.array(list(values), dtype=np.float64)
-    array = array[~np.isnan(array)]
-    mean = float(array.mean()) if len(array) else float("nan")
-    std = float(array.std(ddof=1)) if len(array) > 1 else float("nan")
-    return Spread(mean, std, len(array))
-
-
-def bootstrap(
-    labels: Labels,
-    probabilities: Probabilities,
-    patients: Sequence[str],
-    *,
-    metrics: Iterable[str] | None = None,
-    draws: int = 1000,
-    level: float = 0.95,
-    seed: int = 0,
-) -> dict[str, Interval]:
-    """Return the percentile interval of each metric when patients are drawn again.
-
-    Patients are drawn with replacement and bring all their slides. Draws on which a metric is NaN
-    (one class only) do not count for it; with a single patient there is nothing to draw, and the
-    interval is NaN. A draw repeats slides, which looks like miscalibration: the intervals of
-    CALIBRATION_ERRORS lie too high, and may miss the value itself. Their yardstick is `ace_floor`.
-    """
-    labels, probabilities = _checked(labels, probabilities)
-    if len(patients) != len(labels):
-        raise ValueError(f"Give one patient for each label. {len(patients)=}, {len(labels)=}")
-    if not 0 < level < 1 or draws < 1:
-        raise ValueError(f"{level=} must lie between 0 and 1, and {draws=} be at least 1.")
-    names = _applicable(metrics, probabilities)
-    unique, owner = np.unique(np.asarray(patients), return_inverse=True)
-    values = np.full((len(names), draws), np.nan)
-    rng = np.random.default_rng(seed)
-    for draw in range(draws if len(unique) > 1 else 0):
-        times = np.bincount(rng.integers(len(unique), size=len(unique)), minlength=len(unique))
-        rows = np.repeat(np.arange(len(labels)), times[owner])
-        values[:, draw] = [METRICS[name](labels[rows], probabilities[rows]) for name in names]
-    ends = [(1 - level) / 2, (1 + level) / 2]
-    return {name: _interval(row, ends) for name, row in zip(names, values, strict=True)}
-
-
 def check_probabilities(probabilities: Probabilities, names: Sequence[str] | None = None) -> None:
     """Raise unless each row holds probabilities; `names` says what a row is called in the error."""
     if probabilities.ndim != 2 or probabilities.shape[1] < 2:
@@ -242,18 +160,6 @@ def _checked(
             f"Label {wrong} is out of range: with {classes} classes, labels are 0 to {classes - 1}."
         )
     return labels.astype(np.int64, copy=False), probabilities.astype(np.float64, copy=False)
-
-
-def _applicable(names: Iterable[str] | None, probabilities: Probabilities) -> list[str]:
-    """Return the metrics asked for, or else all that apply to so many classes."""
-    if names is None:
-        two = probabilities.shape[1] == 2
-        return [name for name in METRICS if two or name not in TWO_CLASSES_ONLY]
-    names = list(names)
-    for name in names:
-        if name not in METRICS:
-            raise UnknownNameError("metric", name, METRICS)
-    return names
 
 
 def _area(hits: NDArray[np.bool_], scores: NDArray[np.float64]) -> float:
@@ -297,9 +203,51 @@ def _confusion(labels: Labels, probabilities: Probabilities) -> NDArray[np.int64
     return np.bincount(cells, minlength=classes**2).reshape(classes, classes)
 
 
-def _interval(values: NDArray[np.float64], ends: list[float]) -> Interval:
-    values = values[~np.isnan(values)]
-    if not len(values):
-        return Interval(float("nan"), float("nan"))
-    low, high = np.quantile(values, ends)
-    return Interval(float(low), float(high))
+for _metric in (
+    Metric(name="auc", title="AUC", function=auc, chance=0.5, influence=auc_influence),
+    Metric(name="accuracy", title="Accuracy", function=accuracy, weighted=weighted.accuracy),
+    Metric(
+        name="balanced_accuracy",
+        title="Balanced accuracy",
+        function=balanced_accuracy,
+        weighted=weighted.balanced_accuracy,
+    ),
+    Metric(name="f1", title="F1", function=f1, weighted=weighted.f1),
+    Metric(
+        name="kappa", title="Quadratic kappa", function=kappa, chance=0.0, weighted=weighted.kappa
+    ),
+    Metric(
+        name="ace",
+        title="ACE",
+        function=ace,
+        higher_is_better=False,
+        biased=True,
+        weighted=weighted.ace,
+        floor=lambda probabilities, seed: ace_floor(probabilities, seed=seed),
+    ),
+    Metric(
+        name="ece",
+        title="ECE",
+        function=ece,
+        higher_is_better=False,
+        biased=True,
+        weighted=weighted.ece,
+    ),
+    Metric(
+        name="ece_positive",
+        title="ECE of class 1",
+        function=ece_positive,
+        higher_is_better=False,
+        biased=True,
+        applies=lambda target: target.n_outputs == 2,
+        weighted=weighted.ece_positive,
+    ),
+    Metric(
+        name="brier",
+        title="Brier score",
+        function=brier,
+        higher_is_better=False,
+        weighted=weighted.brier,
+    ),
+):
+    register_metric("classification", _metric)

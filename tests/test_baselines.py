@@ -1,4 +1,4 @@
-"""What shortcuts promise: they find what is planted, and never see a label that they answer."""
+"""What baselines promise: they find what is planted, and never see a label that they answer."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,7 +11,7 @@ from sklearn.metrics import log_loss, roc_auc_score
 
 from caprmil.cohort.cohort import Cohort, load_cohort
 from caprmil.cohort.folds import Fold, SplitConfig
-from caprmil.evaluation import baselines as shortcuts
+from caprmil.evaluation import baselines
 from caprmil.features import bags
 from caprmil.runs.run import Run
 from caprmil.training.cross_validation import cross_validate
@@ -56,10 +56,10 @@ def read(table: Path, **splits: object) -> Loaded:
 def areas(cohort: Cohort, folds: list[Fold]) -> dict[str, list[float]]:
     return {
         name: [
-            roc_auc_score(np.asarray(part.labels), part.probabilities[:, 1])
+            roc_auc_score(np.asarray(part.labels), part.answers[:, 1])
             for part in table.by_fold().values()
         ]
-        for name, table in shortcuts.predict_baselines(cohort, folds).items()
+        for name, table in baselines.predict_baselines(cohort, folds).items()
     }
 
 
@@ -103,7 +103,7 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
 # What is planted
 
 
-def test_only_the_planted_shortcut_finds_the_label(planted: tuple[str, Loaded]) -> None:
+def test_only_the_planted_baseline_finds_the_label(planted: tuple[str, Loaded]) -> None:
     secret, (cohort, folds) = planted
     for name, found in areas(cohort, folds).items():
         if name == secret:
@@ -124,16 +124,16 @@ def test_the_labels_of_the_test_part_are_never_seen(planted: tuple[str, Loaded])
         replace(entry, label=1 - (entry.label or 0)) if entry.name in fold.test else entry
         for entry in cohort.entries
     )
-    expected = shortcuts.predict_baselines(cohort, [fold])
-    for name, table in shortcuts.predict_baselines(
+    expected = baselines.predict_baselines(cohort, [fold])
+    for name, table in baselines.predict_baselines(
         replace(cohort, entries=flipped), [fold]
     ).items():
-        np.testing.assert_array_equal(table.probabilities, expected[name].probabilities)
+        np.testing.assert_array_equal(table.answers, expected[name].answers)
 
 
 def test_every_test_slide_is_answered_once_with_its_label_and_patient(mixed: Loaded) -> None:
     cohort, folds = mixed
-    for table in shortcuts.predict_baselines(cohort, folds).values():
+    for table in baselines.predict_baselines(cohort, folds).values():
         assert sorted(table.slides) == sorted(cohort.labels)
         rows = zip(table.slides, np.asarray(table.labels), table.patients or (), strict=True)
         assert all(
@@ -149,8 +149,8 @@ def test_the_site_answers_with_smoothed_shares(mixed: Loaded) -> None:
     cohort, folds = mixed
     for fold in folds:
         known = [cohort[name] for name in (*fold.train, *fold.validation)]
-        table = shortcuts.predict_baselines(cohort, [fold])["site"]
-        for slide, row in zip(table.slides, table.probabilities, strict=True):
+        table = baselines.predict_baselines(cohort, [fold])["site"]
+        for slide, row in zip(table.slides, table.answers, strict=True):
             here = [e for e in known if e.row["site"] == cohort[slide].row["site"] != ""]
             for label, p in enumerate(row):
                 share = np.mean([e.label == label for e in known])
@@ -178,7 +178,7 @@ def test_the_mean_feature_is_a_logistic_regression_chosen_on_the_validation_part
     losses = {c: log_loss(y, fit(fold.train, c)(x)) for c in (1e-4, 1e-3, 1e-2, 0.1, 1.0)}
     best = min(losses, key=lambda c: losses[c])
     expected = fit((*fold.train, *fold.validation), best)(values(fold.test)[0])
-    found = shortcuts.predict_baselines(cohort, [fold])["mean feature"].probabilities
+    found = baselines.predict_baselines(cohort, [fold])["mean feature"].answers
     np.testing.assert_allclose(found, expected, atol=2e-3)
 
 
@@ -186,7 +186,7 @@ def test_without_a_validation_part_patients_of_the_train_part_choose(tmp_path: P
     cohort, folds = read(write(tmp_path, shift=lambda n: 0.5 * (n % 2)), validation=0)
     assert all(fold.validation == () for fold in folds)
     assert areas(cohort, folds)["mean feature"] == [1.0] * 3
-    train, inner = shortcuts._inner_split(cohort, folds[0].train)
+    train, inner = baselines._inner_split(cohort, folds[0].train)
     owners = [{cohort[name].patient for name in part} for part in (train, inner)]
     assert owners[0].isdisjoint(owners[1])
     assert {cohort[name].label for name in train} == {0, 1}
@@ -202,18 +202,18 @@ def test_a_site_that_training_never_saw_gets_the_shares_of_all(tmp_path: Path) -
     entries = tuple(
         replace(e, row={"site": "new"}) if e.name == stranger else e for e in cohort.entries
     )
-    table = shortcuts.predict_baselines(replace(cohort, entries=entries), [fold])["site"]
+    table = baselines.predict_baselines(replace(cohort, entries=entries), [fold])["site"]
     known = [cohort.labels[name] for name in (*fold.train, *fold.validation)]
     shares = np.bincount(known) / len(known)
-    np.testing.assert_allclose(table.probabilities[table.slides.index(stranger)], shares)
+    np.testing.assert_allclose(table.answers[table.slides.index(stranger)], shares)
 
 
 def test_tcgas_barcodes_name_the_site(tmp_path: Path) -> None:
     cohort, folds = read(write(tmp_path, name="TCGA-{:02d}-4244-01Z-00-DX1"))
-    sites = shortcuts.find_sites(cohort)
+    sites = baselines.find_sites(cohort)
     assert sites.of["TCGA-05-4244-01Z-00-DX1"] == "05"
     assert sites.remark == "The site is taken from the barcodes of TCGA."
-    assert "site" in shortcuts.predict_baselines(cohort, folds)
+    assert "site" in baselines.predict_baselines(cohort, folds)
 
 
 def with_sites(cohort: Cohort, column: str, cells: list[str]) -> Cohort:
@@ -226,7 +226,7 @@ def with_sites(cohort: Cohort, column: str, cells: list[str]) -> Cohort:
 
 @pytest.mark.parametrize("column", ["site", "Medical Centre", "TSS", "hospital"])
 def test_a_column_of_sites_has_many_names(planted: tuple[str, Loaded], column: str) -> None:
-    sites = shortcuts.find_sites(with_sites(planted[1][0], column, ["A", "B", "n/a"]))
+    sites = baselines.find_sites(with_sites(planted[1][0], column, ["A", "B", "n/a"]))
     assert set(sites.of.values()) == {"A", "B"}
     assert len(sites.of) == 2 * SLIDES // 3
     assert sites.remark == f"The site is taken from {column}."
@@ -245,14 +245,14 @@ def test_without_two_sites_it_is_said_why(
 ) -> None:
     cohort, folds = planted[1]
     cohort = with_sites(cohort, column, cells)
-    assert shortcuts.find_sites(cohort).remark.startswith(remark)
-    assert set(shortcuts.predict_baselines(cohort, folds[:1])) == {"patch count", "mean feature"}
+    assert baselines.find_sites(cohort).remark.startswith(remark)
+    assert set(baselines.predict_baselines(cohort, folds[:1])) == {"patch count", "mean feature"}
 
 
 # In a run
 
 
-def test_a_run_that_does_not_beat_a_shortcut_says_so(tmp_path: Path) -> None:
+def test_a_run_that_does_not_beat_a_baseline_says_so(tmp_path: Path) -> None:
     table = write(tmp_path, **PLANTED["patch count"])
     recipe = Recipe(
         cohort=str(table),
@@ -266,12 +266,12 @@ def test_a_run_that_does_not_beat_a_shortcut_says_so(tmp_path: Path) -> None:
     said = (run.folder / "scores.md").read_text()
     assert "The model does not beat 'patch count' (p" in said
     assert "The site is taken from site." in said
-    assert run.scores["shortcuts"]["differences"][0]["second"] == "patch count"
+    assert run.scores["baselines"]["differences"][0]["second"] == "patch count"
 
 
-def test_a_run_keeps_its_shortcuts_beside_its_predictions(tiny_run: Run) -> None:
-    assert set(tiny_run.shortcuts) == {"patch count", "mean feature"}
-    for table in tiny_run.shortcuts.values():
+def test_a_run_keeps_its_baselines_beside_its_predictions(tiny_run: Run) -> None:
+    assert set(tiny_run.baselines) == {"patch count", "mean feature"}
+    for table in tiny_run.baselines.values():
         assert (table.slides, table.folds) == (
             tiny_run.predictions.slides,
             tiny_run.predictions.folds,

@@ -1,0 +1,81 @@
+"""Scoring: the folds of a run become predictions, baselines, calibration, figures and scores."""
+
+import logging
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from caprmil import figures
+from caprmil.cohort.cohort import Cohort
+from caprmil.evaluation import calibration, predictions
+from caprmil.evaluation.baselines import find_sites, predict_baselines
+from caprmil.evaluation.comparison import compare_with_baselines
+from caprmil.evaluation.differences import Comparison
+from caprmil.evaluation.predictions import Predictions
+from caprmil.executors import job_status
+from caprmil.io.atomic import write_text
+from caprmil.io.json_files import as_json, read_json
+from caprmil.io.progress import Step, bar
+from caprmil.runs.history import HISTORY, read_history
+from caprmil.runs.run import BASELINES, CALIBRATION, PREDICTIONS, RELIABILITY, SCORES, Run
+
+_log = logging.getLogger("caprmil")
+
+
+def score_run(run: Run, cohort: Cohort, *, progress: bool = True) -> None:
+    """Score a run whose folds are all trained. The scores are written last: they finish the run."""
+    folders = {fold.name: run.fold_folder(fold.name) for fold in run.splits}
+    tables = {name: Predictions.read(folder / "test.csv") for name, folder in folders.items()}
+    everything = Predictions.concatenate(list(tables.values()))
+    _write_again(everything, run.folder / PREDICTIONS)
+    _draw(run, folders, tables)
+    summary = predictions.summary(everything)
+    with bar("Reading bags for baselines", shown=progress) as step:
+        compared, remarks = _compare_with_baselines(run, cohort, everything, step)
+    sections = {
+        "": summary.as_markdown(),
+        "## Beside baselines\n\n": f"{remarks}\n\n{compared.as_markdown()}",
+    }
+    scores: dict[str, Any] = summary.as_dict() | {"baselines": compared.as_dict()}
+    if run.target.calibrates:
+        calibrated = calibration.calibrate(everything, run.validation)
+        write_text(run.folder / CALIBRATION, as_json(calibrated.as_dict()), replace=True)
+        figures.save(calibrated.draw(), run.folder / RELIABILITY, replace=True)
+        sections["## Calibration\n\n"] = calibrated.as_markdown()
+        scores["calibration"] = calibrated.as_dict()
+    text = "\n".join(title + section for title, section in sections.items())
+    write_text(run.folder / "scores.md", text, replace=True)
+    with suppress(OSError):
+        (run.folder / job_status.FOLDER).rmdir()  # empty: no task is running
+    write_text(run.folder / SCORES, as_json(scores))
+
+
+def _write_again(table: Predictions, path: Path) -> None:
+    """Write a table of a run without scores, which is unfinished: an earlier one is replaced."""
+    path.unlink(missing_ok=True)
+    table.write(path)
+
+
+def _draw(run: Run, folders: Mapping[str, Path], tables: Mapping[str, Predictions]) -> None:
+    histories = {name: read_history(folder / HISTORY) for name, folder in folders.items()}
+    kept = {name: read_json(folder / "fold.json")["kept_epoch"] for name, folder in folders.items()}
+    curves = figures.learning_curves(
+        histories, kept=kept, metric=run.target.headline, title=run.target.headline_metric.title
+    )
+    figures.save(curves, run.folder / "curves.png", replace=True)
+    truth = {name: table.truth for name, table in tables.items()}
+    for name, figure in run.target.figures(truth).items():
+        figures.save(figure, run.folder / name, replace=True)
+
+
+def _compare_with_baselines(
+    run: Run, cohort: Cohort, answers: Predictions, step: Step
+) -> tuple[Comparison, str]:
+    """Predict the same slides without a model, and list the baselines that it does not beat."""
+    found = predict_baselines(cohort, run.splits, progress=step)
+    for name, table in found.items():
+        _write_again(table, run.folder / BASELINES / f"{name.replace(' ', '_')}.csv")
+    compared = compare_with_baselines("The model", answers, found)
+    remarks = list(compared.warnings()) or ["The model beats every baseline."]
+    return compared, "\n\n".join([*remarks, find_sites(cohort).remark])

@@ -1,0 +1,20 @@
+"""Targets: what is predicted for a slide. A target is one file and one line in the registry."""
+
+from caprmil.targets.base import Contrast, Target
+from caprmil.targets.classification import Classification
+from caprmil.targets.metric import METRICS, Metric, find_metric, register_metric
+from caprmil.targets.registry import TARGETS, find_target
+from caprmil.targets.regression import Regression
+
+__all__ = [
+    "METRICS",
+    "TARGETS",
+    "Classification",
+    "Contrast",
+    "Metric",
+    "Regression",
+    "Target",
+    "find_metric",
+    "find_target",
+    "register_metric",
+]

@@ -1,0 +1,251 @@
+"""A target: what is predicted for a slide, and everything that depends on it.
+
+A target reads and checks labels, and says how many outputs a model has, which loss it is trained
+with, what the outputs mean, how predictions are scored, which baselines a model has to beat and
+what evidence can be shown for. Nothing outside of `targets` branches on the kind of target.
+
+A label is one number per slide: a class number, a value. An answer is one row of numbers per
+slide: the probability of each class, the predicted value.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from caprmil.errors import UnknownNameError
+from caprmil.io.findings import Findings
+from caprmil.targets.metric import Metric, metrics_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+    from torch import Tensor
+
+Label: TypeAlias = int | float
+Labels: TypeAlias = NDArray[Any]
+Answers: TypeAlias = NDArray[np.floating]
+Criterion: TypeAlias = "Callable[[Tensor, Tensor], Tensor]"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contrast:
+    """What evidence is shown for: one number that is a linear function of the outputs."""
+
+    name: str
+    """What the evidence is for, e.g. the class."""
+    of: Callable[[Any], Any]
+    """The contrast (...) of outputs (..., C): a tensor of a tensor, an array of an array."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """Base of all targets. The fields of a subclass are its settings in a recipe's [target]."""
+
+    kind: ClassVar[str]
+    has_classes: ClassVar[bool] = False
+    """Whether a model that needs classes (`MILModel.needs_classes`) can be trained on it."""
+    calibrates: ClassVar[bool] = False
+    """Whether answers can be calibrated by a temperature."""
+    strata_title: ClassVar[str] = "Classes"
+    """What the strata of folds are called in errors."""
+    headline: ClassVar[str]
+    """The metric that is shown first, compared with baselines and printed while training."""
+
+    def __str__(self) -> str:
+        return self.kind
+
+    # Labels
+
+    def read(
+        self, cells: Mapping[str, str], column: str, found: Findings, *, required: bool
+    ) -> tuple[Self, dict[str, Label]]:
+        """Return the target with what it learns from the labels, and the label of each slide.
+
+        `cells` are those of the label column, by slide. What is wrong is added to `found`.
+        """
+        raise NotImplementedError
+
+    @property
+    def ready(self) -> bool:
+        """Whether enough is known of the labels to train: e.g. two classes."""
+        return True
+
+    def example(self) -> Self:
+        """Return a target that is ready, for checks before any label is read."""
+        return self
+
+    def strata(self, labels: Mapping[str, Label]) -> tuple[dict[str, int], tuple[str, ...]]:
+        """Return the stratum of each slide, and the names of strata. Folds keep them in balance."""
+        raise NotImplementedError
+
+    missing: ClassVar[Label]
+    """The label of a slide without one, in an array."""
+
+    def known(self, labels: Labels) -> NDArray[np.bool_]:
+        """Return which labels are not missing."""
+        raise NotImplementedError
+
+    def as_labels(self, labels: Iterable[Label | None]) -> Labels:
+        """Return labels as an array, with `missing` for None."""
+        raise NotImplementedError
+
+    def check_labels(self, labels: Labels) -> None:
+        """Raise ValueError unless these are labels of this target, or missing."""
+        raise NotImplementedError
+
+    def show_label(self, label: Label) -> str:
+        """Return a label as text."""
+        raise NotImplementedError
+
+    def parse_label(self, cell: str) -> Label:
+        """Return the label of a cell; raise ValueError with what is allowed."""
+        raise NotImplementedError
+
+    # Models
+
+    @property
+    def n_outputs(self) -> int:
+        """How many outputs a model has."""
+        raise NotImplementedError
+
+    def fit(self, labels: Sequence[Label]) -> Self:
+        """Return the target with what it needs of a fold's training labels: e.g. their scale."""
+        return self
+
+    def criterion(self, labels: Sequence[Label]) -> Criterion:
+        """Return the training loss of outputs and labels, for these training labels."""
+        raise NotImplementedError
+
+    @property
+    def scale(self) -> float:
+        """How large a unit of an answer is: deviations of answers are measured in it."""
+        return 1.0
+
+    def answer(self, outputs: "Tensor") -> "Tensor":
+        """Return the answers (B, A) of a model's outputs (B, C)."""
+        raise NotImplementedError
+
+    # Predictions
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of the columns of answers in a table of predictions."""
+        raise NotImplementedError
+
+    def owns(self, column: str) -> bool:
+        """Return whether a column of that name would be read as an answer."""
+        return column in self.columns
+
+    @classmethod
+    def from_table(
+        cls, table: "pd.DataFrame", label: str | None
+    ) -> "tuple[Target, str | None, list[str], Answers] | None":
+        """Recognise a table of predictions: target, label column, answer columns and answers.
+
+        None is returned for the table of another target.
+        """
+        raise NotImplementedError
+
+    def check_answers(self, answers: Answers, names: Sequence[str] | None = None) -> None:
+        """Raise unless these are answers of this target. `names` say what a row is called."""
+        raise NotImplementedError
+
+    def predicted(self, answers: Answers) -> list[str]:
+        """Return the one word or number that is predicted for each slide."""
+        raise NotImplementedError
+
+    def disagreement(self, answers: Answers) -> float:
+        """Return how far the answers of several models (rows) for one slide differ."""
+        raise NotImplementedError
+
+    def reordered(
+        self, other: "Target", labels: Labels, answers: Answers
+    ) -> tuple[Labels, Answers]:
+        """Return labels and answers of a table of `other` as this target has them."""
+        raise NotImplementedError
+
+    # Scores
+
+    @property
+    def metrics(self) -> dict[str, Metric]:
+        """The metrics that apply."""
+        return metrics_of(self)
+
+    @property
+    def headline_metric(self) -> Metric:
+        return self.metrics[self.headline]
+
+    def metric(self, name: str) -> Metric:
+        """Return a metric by its name."""
+        if name not in self.metrics:
+            raise UnknownNameError(f"metric of {self}", name, self.metrics)
+        return self.metrics[name]
+
+    def can_score(self, labels: Labels) -> bool:
+        """Whether the headline metric has a value for these labels."""
+        return len(labels) > 0
+
+    def score(self, labels: Labels, answers: Answers) -> dict[str, float]:
+        """Return every metric that applies, by name."""
+        return {name: metric.function(labels, answers) for name, metric in self.metrics.items()}
+
+    def notes(self, fold: str, labels: Labels, answers: Answers) -> Iterator[str]:
+        """Yield what a reader of a fold's scores should know."""
+        yield from ()
+
+    def comparison_notes(
+        self, fold: str, labels: Labels, owners: NDArray[np.int64]
+    ) -> Iterator[str]:
+        """Yield why the test of the headline metric has no result on a fold, if it has none."""
+        yield from ()
+
+    def summary(
+        self, folds: "Sequence[Answers]", pooled: "Answers | None", seed: int
+    ) -> dict[str, Any]:
+        """Return what the summary of scores holds beside the metrics, and its "notes".
+
+        `folds` are the answers of each fold; `pooled` all of them, or None where a slide is in
+        several folds.
+        """
+        return {}
+
+    def figures(self, folds: "Mapping[str, tuple[Labels, Answers]]") -> "dict[str, Figure]":
+        """Return figures of the test slides, by file name."""
+        raise NotImplementedError
+
+    # Baselines
+
+    def as_answers(self, labels: Labels) -> Answers:
+        """Return the answers (n, A) that would be exactly right."""
+        raise NotImplementedError
+
+    def linear_model(self, strength: float) -> Any:
+        """Return a linear model of scikit-learn; less strength means a simpler model."""
+        raise NotImplementedError
+
+    def linear_answers(self, model: Any, features: NDArray[np.float64]) -> Answers:
+        """Return the answers of a fitted linear model."""
+        raise NotImplementedError
+
+    def answer_loss(self, labels: Labels, answers: Answers) -> float:
+        """Return the loss by which the strength of a linear model is chosen."""
+        raise NotImplementedError
+
+    # Evidence
+
+    @property
+    def contrasts(self) -> tuple[Contrast, ...]:
+        """What evidence can be asked for."""
+        raise NotImplementedError
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What evidence can be shown for, by name: the name of each contrast."""
+        return tuple(contrast.name for contrast in self.contrasts)
+
+    def contrast_of(self, answer: NDArray[np.floating]) -> int:
+        """Return the number of the contrast to show first: e.g. that of the likeliest class."""
+        return 0

@@ -1,0 +1,302 @@
+"""Classification: one of several classes per slide."""
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from caprmil.errors import RecipeError, shorten
+from caprmil.io import tables
+from caprmil.io.findings import Findings
+from caprmil.io.tables import is_known, is_number
+from caprmil.targets.base import Answers, Contrast, Criterion, Label, Labels, Target
+from caprmil.targets.classification_metrics import ace_floor, auc, check_probabilities
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+    from torch import Tensor
+
+PREFIXES = ("prob_", "probability_", "p_")
+SCORE = ("probability", "prob", "score")
+ITERATIONS = 10_000  # of the logistic regression: far more than it takes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Classification(Target):
+    """One of several classes per slide. The answer is the probability of each class."""
+
+    classes: tuple[str, ...] = ()
+    """Order of the classes. By default sorted, as numbers if all of them are."""
+    class_weights: Literal["none", "balanced"] = "none"
+    """balanced: weight the loss of a bag by the rarity of its class."""
+
+    kind: ClassVar[str] = "classification"
+    has_classes: ClassVar[bool] = True
+    calibrates: ClassVar[bool] = True
+    headline: ClassVar[str] = "auc"
+    missing: ClassVar[Label] = -1
+
+    def __post_init__(self) -> None:
+        if len(set(self.classes)) < len(self.classes):
+            raise RecipeError(f"[target] classes names one twice: {', '.join(self.classes)}.")
+        if self.class_weights not in ("none", "balanced"):
+            raise RecipeError(
+                f"class_weights cannot be {self.class_weights!r}. Known: balanced, none."
+            )
+
+    def __str__(self) -> str:
+        return f"{len(self.classes)} classes"
+
+    # Labels
+
+    def read(
+        self, cells: Mapping[str, str], column: str, found: Findings, *, required: bool
+    ) -> tuple["Classification", dict[str, Label]]:
+        words = {
+            name: cell for name, cell in cells.items() if cell in self.classes or is_known(cell)
+        }
+        classes = self.classes or _in_order(set(words.values()))
+        report = found.problem if required else found.note
+        blank = [name for name in cells if name not in words]
+        report("Slides without a label", blank, f"Fill column {column}, or remove their rows.")
+        odd = [f"{name} ({word})" for name, word in words.items() if word not in classes]
+        advice = f"[target] classes are {', '.join(classes)}."
+        found.problem("Slides with a label that is not a class", odd, advice)
+        if required and len(classes) < 2:
+            text = f"Column {column} has fewer than two classes: {shorten(classes) or 'none'}."
+            found.problems.append(f"{text} Set [data] label if the label is in another column.")
+        spellings = defaultdict(list)
+        for word in classes:
+            spellings[float(word) if is_number(word) else word.casefold()].append(word)
+        alike = [" and ".join(group) for group in spellings.values() if len(group) > 1]
+        found.problem("Classes that differ only in spelling", alike, "Use one spelling.")
+        labels: dict[str, Label] = {
+            name: classes.index(word) for name, word in words.items() if word in classes
+        }
+        return replace(self, classes=classes), labels
+
+    @property
+    def ready(self) -> bool:
+        return len(self.classes) > 1
+
+    def example(self) -> "Classification":
+        return self if self.ready else replace(self, classes=("a", "b"))
+
+    def strata(self, labels: Mapping[str, Label]) -> tuple[dict[str, int], tuple[str, ...]]:
+        return {name: int(label) for name, label in labels.items()}, self.classes
+
+    def known(self, labels: Labels) -> NDArray[np.bool_]:
+        return np.asarray(labels >= 0)
+
+    def as_labels(self, labels: Iterable[Label | None]) -> Labels:
+        return np.array([-1 if label is None else label for label in labels], dtype=np.int64)
+
+    def check_labels(self, labels: Labels) -> None:
+        if not set(labels.tolist()) <= set(range(-1, len(self.classes))):
+            raise ValueError(f"Labels are class numbers, or -1 for none. {labels=}")
+
+    def show_label(self, label: Label) -> str:
+        return self.classes[int(label)] if label >= 0 else ""
+
+    def parse_label(self, cell: str) -> Label:
+        name = cell if cell in self.classes else cell.removesuffix(".0")  # a column of floats
+        if name not in self.classes:
+            raise ValueError(f"label '{cell}' is none of the classes {', '.join(self.classes)}.")
+        return self.classes.index(name)
+
+    # Models
+
+    @property
+    def n_outputs(self) -> int:
+        return len(self.classes)
+
+    def criterion(self, labels: Sequence[Label]) -> Criterion:
+        from functools import partial
+
+        import torch
+
+        from caprmil.models.layers import weighted_cross_entropy
+
+        if self.class_weights == "none":
+            return weighted_cross_entropy
+        counts = np.bincount([int(label) for label in labels], minlength=self.n_outputs)
+        weights = len(labels) / self.n_outputs / np.maximum(counts, 1)
+        tensor = torch.tensor(weights, dtype=torch.float32)
+        return partial(weighted_cross_entropy, weights=tensor)
+
+    def answer(self, outputs: "Tensor") -> "Tensor":
+        return outputs.softmax(dim=-1)
+
+    # Predictions
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return tuple(f"prob_{name}" for name in self.classes)
+
+    def owns(self, column: str) -> bool:
+        return column.startswith("prob_")
+
+    @classmethod
+    def from_table(
+        cls, table: "pd.DataFrame", label: str | None
+    ) -> "tuple[Target, str | None, list[str], Answers] | None":
+        """Recognise prob_<class>, probability_<class>, p_<class> or <label column>_<class> (STAMP).
+
+        For the labels 0 and 1, a single column probability, prob or score is enough.
+        """
+        found = _probability_columns(table, label)
+        if found is None:
+            return None
+        truth, columns = found
+        numbers = [tables.numbers(table, column) for column in columns.values() if column]
+        if len(numbers) == 1:  # the first of two classes may have no column
+            numbers.insert(0, [1 - p for p in numbers[0]])
+        target, answers = cls(classes=tuple(columns)), np.array(numbers).T
+        target.check_answers(answers, list(table.index))
+        return target, truth, [column for column in columns.values() if column], answers
+
+    def check_answers(self, answers: Answers, names: Sequence[str] | None = None) -> None:
+        if answers.ndim != 2 or answers.shape[1] != len(self.classes):
+            raise ValueError(f"Give slides x classes. {answers.shape=}, {self.classes=}")
+        check_probabilities(answers, names)
+
+    def predicted(self, answers: Answers) -> list[str]:
+        return [self.classes[code] for code in answers.argmax(axis=1)]
+
+    def disagreement(self, answers: Answers) -> float:
+        return float(answers[:, answers.mean(axis=0).argmax()].std(ddof=1))
+
+    def reordered(self, other: Target, labels: Labels, answers: Answers) -> tuple[Labels, Answers]:
+        assert isinstance(other, Classification)
+        columns = [other.classes.index(name) for name in self.classes]
+        codes = np.argsort(columns)  # the number here of each class of the other
+        return codes[labels], answers[:, columns].astype(np.float64)
+
+    # Scores
+
+    def can_score(self, labels: Labels) -> bool:
+        return len(set(labels.tolist())) > 1
+
+    def notes(self, fold: str, labels: Labels, answers: Answers) -> Iterator[str]:
+        if absent := [name for code, name in enumerate(self.classes) if code not in labels]:
+            undefined = np.isnan(auc(labels, answers))
+            left = "it has no AUC" if undefined else "its AUC is the mean of the others"
+            yield f"Fold {fold} has no slide of {', '.join(absent)}: {left}."
+
+    def comparison_notes(
+        self, fold: str, labels: Labels, owners: NDArray[np.int64]
+    ) -> Iterator[str]:
+        owned = np.unique(np.stack([labels, owners]), axis=1)[0]
+        patients = np.bincount(owned, minlength=len(self.classes))
+        for code in np.flatnonzero(patients == 1).tolist():
+            yield (
+                f"{fold} has one patient with {self.classes[code]}: the variance of the AUC is "
+                "not known there, and so it has no p."
+            )
+
+    def summary(
+        self, folds: Sequence[Answers], pooled: Answers | None, seed: int
+    ) -> dict[str, Any]:
+        """Return the ACE that a perfectly calibrated model would read: on a fold, and pooled."""
+        floors = [ace_floor(answers, seed=seed) for answers in folds]
+        found = {
+            "on a fold": tuple(np.mean(floors, axis=0).tolist()) if floors else None,
+            "on all slides pooled": None if pooled is None else ace_floor(pooled, seed=seed),
+        }
+        notes = [
+            f"A perfectly calibrated model with these probabilities would read an ACE of "
+            f"{floor[0]:.3f} ± {floor[1]:.3f} {where}."
+            for where, floor in found.items()
+            if floor
+        ]
+        return {
+            "ace_floor_on_a_fold": found["on a fold"],
+            "ace_floor_pooled": found["on all slides pooled"],
+            "notes": [
+                *notes,
+                "ACE and ECE have no interval: drawing slides again looks like miscalibration.",
+            ],
+        }
+
+    def figures(self, folds: "Mapping[str, tuple[Labels, Answers]]") -> "dict[str, Figure]":
+        from caprmil import figures
+
+        if not any(self.can_score(labels) for labels, _ in folds.values()):
+            return {}
+        return {"roc.png": figures.roc_curves(folds, self.classes)}
+
+    # Baselines
+
+    def as_answers(self, labels: Labels) -> Answers:
+        return np.eye(self.n_outputs)[labels]
+
+    def linear_model(self, strength: float) -> Any:
+        from sklearn.linear_model import LogisticRegression
+
+        return LogisticRegression(C=strength, max_iter=ITERATIONS)
+
+    def linear_answers(self, model: Any, features: NDArray[np.float64]) -> Answers:
+        """Return probabilities: 0 for a class that was not in the training part."""
+        answers = np.zeros((len(features), self.n_outputs))
+        answers[:, model.classes_] = model.predict_proba(features)
+        return answers
+
+    def answer_loss(self, labels: Labels, answers: Answers) -> float:
+        from sklearn.metrics import log_loss
+
+        return float(log_loss(labels, answers, labels=range(self.n_outputs)))
+
+    # Evidence
+
+    @property
+    def contrasts(self) -> tuple[Contrast, ...]:
+        """Each class against the mean of the others."""
+
+        def against_others(of: int) -> Any:
+            def contrast(outputs: Any) -> Any:
+                n = outputs.shape[-1]
+                return (outputs[..., of] * n - outputs.sum(-1)) / (n - 1)
+
+            return contrast
+
+        return tuple(
+            Contrast(name=name, of=against_others(number))
+            for number, name in enumerate(self.classes)
+        )
+
+    def contrast_of(self, answer: NDArray[np.floating]) -> int:
+        return int(answer.argmax())
+
+
+def _in_order(words: Collection[str]) -> tuple[str, ...]:
+    return tuple(sorted(sorted(words), key=float if all(map(is_number, words)) else str))
+
+
+def _probability_columns(
+    table: "pd.DataFrame", label: str | None
+) -> tuple[str | None, dict[str, str]] | None:
+    """Return the column of labels, if any, and the column of each class's probability."""
+    # Beside probabilities, `class` may as well be the predicted one.
+    words = (word for word in tables.COLUMNS["label"] if word != "class")
+    truth = label or tables.find_column(table, words)
+    for prefix in PREFIXES:
+        if len(columns := _starting_with(table, prefix)) > 1:
+            return truth, columns
+    # STAMP: the label column has any name, and <its name>_<class> are the probabilities.
+    for name in [truth] if truth else table.columns:
+        columns = _starting_with(table, f"{name}_")
+        if len(columns) > 1 and not columns.keys().isdisjoint(table[name]):
+            return name, columns
+    if score := tables.find_column(table, SCORE):
+        return truth, {"0": "", "1": score}
+    return None
+
+
+def _starting_with(table: "pd.DataFrame", prefix: str) -> dict[str, str]:
+    size = len(prefix)
+    same = (n for n in table.columns if n[:size].lower() == prefix.lower() and n[size:])
+    return {name[size:]: name for name in same}
