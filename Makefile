@@ -7,19 +7,19 @@ ENCODERS ?= .venv-encoders
 # A peer that only the benchmark of speed imports, without its own dependencies that we do not have already.
 TORCHMIL ?= .torchmil
 
-.PHONY: help demo bench test test-slow test-encoders check format clean
+.PHONY: help demo bench test test-slow test-encoders check format lock clean
 
 help:  ## What there is to make.
 	@sed -n 's/^\([a-z-]*\):.*## /\1  /p' $(MAKEFILE_LIST)
 
-$(VENV)/.core: pyproject.toml
+$(VENV)/.core: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "caprmil needs Python 3.11 or newer"'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -qq --no-compile -e .
+	$(BIN)/python -m pip install -qq --no-compile -c constraints.txt -e .
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.core
-	$(BIN)/python -m pip install -qq --no-compile -e '.[dev]'
+	$(BIN)/python -m pip install -qq --no-compile -c constraints.txt -e '.[dev]'
 	@touch $@
 
 demo: $(VENV)/.core  ## Generate a cohort, cross-validate three models on it, print a table and a plot.
@@ -55,6 +55,12 @@ check: $(VENV)/.dev  ## Format, lint, types and import contracts.
 format: $(VENV)/.dev  ## Put the code in form.
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+# Local version tags (torch 2.13.0+cpu) are removed: 2.13.0 allows the CPU and the CUDA build.
+lock: $(VENV)/.dev  ## Write the versions in the environment to constraints.txt.
+	$(BIN)/python -m pip freeze --exclude-editable --exclude caprmil | sed -n 's/^\([A-Za-z0-9._-]*==[^+ ]*\).*/\1/p' > constraints.txt.new
+	mv constraints.txt.new constraints.txt
+	@touch $(VENV)/.core $(VENV)/.dev
 
 clean:  ## Remove the environment and the caches, nothing that you made.
 	rm -rf $(VENV) $(ENCODERS) $(TORCHMIL) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
