@@ -18,9 +18,11 @@ from hypothesis.extra import numpy as hnp
 
 from caprmil.encoders import Card, load
 from caprmil.errors import BagError, CaprmilError
+from caprmil.explain import locate_slide
 from caprmil.features import bags
 from caprmil.features.extract import Extraction
 from caprmil.features.settings import configure
+from caprmil.runs.run import Run
 from caprmil.synthetic import Section
 
 N, E = 5, 8
@@ -669,3 +671,12 @@ def test_encode_stores_the_path_of_the_slide_and_does_not_depend_on_it(tmp_path:
     moved = slide.rename(tmp_path / "moved.tiff")
     job.run({"slide": moved})
     assert (tmp_path / "out" / "slide.h5").stat().st_mtime_ns == before
+
+
+def test_the_slide_of_a_bag_is_located_without_a_record(tmp_path: Path, tiny_run: Run) -> None:
+    slide = tmp_path / "slide.tiff"
+    slide.touch()
+    bag = bags.write(tmp_path / "slide.h5", FEATURES, slide_path=str(slide))
+    assert locate_slide(tiny_run, bag).pixels == slide
+    slide.unlink()
+    assert locate_slide(tiny_run, bag).pixels is None
