@@ -29,7 +29,7 @@ from sklearn.metrics import roc_auc_score
 from bags import MODELS
 from caprmil import config, encoders, explain, figures
 from caprmil.errors import CaprmilError, UnknownNameError
-from caprmil.explain.attribution import contrast, integrated_gradients, leave_one_out
+from caprmil.explain.attribution import integrated_gradients, leave_one_out
 from caprmil.features import bags
 from caprmil.features.bags import Bag
 from caprmil.features.extract import Extraction
@@ -138,7 +138,7 @@ def judge(
 ) -> dict[str, dict[str, float]]:
     """Return by map: how well it finds tumour, all patches and clear ones, and its area."""
     of = trained.target.names.index(CLASS)
-    told = explain.explain(model, bag, classes=trained.target.names, slide=slide)
+    told = explain.explain(model, bag, target=trained.target, slide=slide)
     maps = every_map(model, bag, told, of)
     flipped = explain.faithfulness(model, bag, told, of=of, maps=maps).curves
     if told.assignments is not None:
@@ -176,7 +176,8 @@ def every_map(
         "perturbation": leave_one_out(model, features, grid),
         "integrated gradients": integrated_gradients(model, features, grid),
     }
-    found = {name: contrast(each.terms, of).numpy() for name, each in estimates.items()}
+    contrast = told.target.contrasts[of]
+    found = {name: contrast.of(each.terms).numpy() for name, each in estimates.items()}
     return {**exact, **found, **maps}
 
 

@@ -58,7 +58,7 @@ def ask(path: Path, name: str, work: str) -> dict[str, float]:
         predict_file([TrainedModel(model, target)], path, torch.device("cpu"))
     else:
         with bags.streaming(path) as stream:
-            explain(model, stream, classes=("no", "yes"))
+            explain(model, stream, target=Classification(classes=("no", "yes")))
     return {"seconds": perf_counter() - start, "before": before, "peak": resident()}
 
 

@@ -25,8 +25,10 @@ from caprmil.explain.explanation_figures import most_informative_head
 from caprmil.features import bags
 from caprmil.models import MILModel, create, list_models
 from caprmil.runs.run import Run
+from caprmil.targets import Classification
 
 CLASSES = ("a", "b", "c")
+TARGET = Classification(classes=CLASSES)
 
 
 def small(name: str = "caprmil", **settings: object) -> MILModel:
@@ -49,7 +51,7 @@ def tensor(bag: bags.Bag) -> torch.Tensor:
 
 @pytest.mark.parametrize("pool", ["mean", "attention", "gated"])
 def test_evidence_and_rest_are_the_logit(pool: str) -> None:
-    explanation = explain(small(pool=pool), bag_of(30), classes=CLASSES)
+    explanation = explain(small(pool=pool), bag_of(30), target=TARGET)
     assert (explanation.method, explanation.exact) == ("exact", True)
     assert explanation.gap < 1e-5
     np.testing.assert_allclose(
@@ -68,10 +70,10 @@ def test_a_bag_that_is_read_in_chunks_is_explained_like_one_in_memory(
     model, bag = small(name), bag_of(40)
     path = bags.write(tmp_path / "a.h5", bag.features, bag.coords, step=100.0)
     bag = bags.read(path)  # float16 on disk
-    whole = explain(model, bag, classes=CLASSES)
+    whole = explain(model, bag, target=TARGET)
     with bags.streaming(path, rows=7) as stream:
-        found = explain(model, stream, classes=CLASSES)
-    for field in ("logits", "probabilities", "evidence", "rest", "attention", "coords", "cells"):
+        found = explain(model, stream, target=TARGET)
+    for field in ("logits", "answer", "evidence", "rest", "attention", "coords", "cells"):
         np.testing.assert_allclose(getattr(found, field), getattr(whole, field), atol=1e-6)
     assert found.gap < 1e-5
     assert found.before is None
@@ -86,7 +88,7 @@ def test_a_method_that_needs_the_whole_bag_refuses_chunks(
 ) -> None:
     path = bags.write(tmp_path / "a.h5", bag_of(40).features)
     with bags.streaming(path) as stream, pytest.raises(RunError, match="Read it into memory"):
-        explain(small(name), stream, classes=CLASSES, method=method)
+        explain(small(name), stream, target=TARGET, method=method)
 
 
 def test_a_large_bag_of_a_run_is_explained_in_chunks(
@@ -98,11 +100,11 @@ def test_a_large_bag_of_a_run_is_explained_in_chunks(
     monkeypatch.setattr(bags, "read", None)  # it must not be called
     found = explain_slide(tiny_run, locate_slide(tiny_run, slide))
     np.testing.assert_allclose(found.explanation.evidence, whole.explanation.evidence, atol=1e-6)
-    np.testing.assert_allclose(found.answer.probabilities, whole.answer.probabilities, atol=1e-6)
+    np.testing.assert_allclose(found.answer.mean, whole.answer.mean, atol=1e-6)
 
 
 def test_evidence_for_a_class_is_relative_to_the_mean_of_the_others() -> None:
-    explanation = explain(small(), bag_of(9), classes=CLASSES)
+    explanation = explain(small(), bag_of(9), target=TARGET)
     a, b, c = explanation.evidence.T
     np.testing.assert_allclose(explanation.evidence_for(1), b - (a + c) / 2, rtol=1e-4, atol=1e-6)
 
@@ -134,7 +136,7 @@ def test_integrated_gradients_are_the_sum_of_gradients_along_the_path() -> None:
 
 def test_perturbation_leaves_out_one_patch_at_a_time() -> None:
     model, bag = small("transmil"), bag_of(7)
-    explanation = explain(model, bag, classes=CLASSES, method="perturbation")
+    explanation = explain(model, bag, target=TARGET, method="perturbation")
     for patch in range(7):
         fewer = np.delete(bag.features, patch, axis=0)
         cells = np.delete(bag.grid(), patch, axis=0)  # type: ignore[arg-type]
@@ -181,14 +183,14 @@ def test_one_or_two_patches_have_a_principal_plane(n: int) -> None:
 
 
 def test_the_assignments_of_a_patch_sum_to_one() -> None:
-    explanation = explain(small(depth=2), bag_of(20), classes=CLASSES)
+    explanation = explain(small(depth=2), bag_of(20), target=TARGET)
     assert explanation.usage.shape == (2, 2, 3)
     np.testing.assert_allclose(explanation.usage.sum(axis=-1), 1, rtol=1e-5)
     np.testing.assert_allclose(sum(explanation.token(n) for n in range(3)), 1, rtol=1e-5)
 
 
 def assigned(shares: np.ndarray) -> Explanation:
-    explanation = explain(small(), bag_of(len(shares)), classes=CLASSES)
+    explanation = explain(small(), bag_of(len(shares)), target=TARGET)
     return replace(explanation, assignments=shares[None, None].astype(np.float32))
 
 
@@ -214,7 +216,7 @@ def test_top_patches_are_the_highest_and_ties_keep_their_order() -> None:
 
 @pytest.mark.parametrize("name", list_models())
 def test_layers_have_unique_keys_and_one_number_per_patch(name: str) -> None:
-    layers = list(explain(small(name), bag_of(11), classes=CLASSES).layers())
+    layers = list(explain(small(name), bag_of(11), target=TARGET).layers())
     keys = [layer.key for layer in layers]
     assert keys[:3] == ["evidence-0", "evidence-1", "evidence-2"]
     assert keys[3:7] == ["above-0", "above-1", "above-2", "attention"]
@@ -225,13 +227,13 @@ def test_layers_have_unique_keys_and_one_number_per_patch(name: str) -> None:
 def test_rows_follow_the_order_of_patches() -> None:
     bag, order = bag_of(15), np.random.default_rng(3).permutation(15)
     other = bags.from_arrays(bag.features[order], bag.coords[order])  # type: ignore[index]
-    one, two = (explain(small(), each, classes=CLASSES) for each in (bag, other))
+    one, two = (explain(small(), each, target=TARGET) for each in (bag, other))
     np.testing.assert_allclose(two.evidence, one.evidence[order], atol=1e-6)
     np.testing.assert_array_equal(two.cells, one.cells[order])
 
 
 def test_patches_without_coordinates_are_arranged_in_a_square() -> None:
-    explanation = explain(small(), bag_of(7, step=None), classes=CLASSES)
+    explanation = explain(small(), bag_of(7, step=None), target=TARGET)
     assert explanation.coords is None
     assert explanation.cells.tolist() == [[0, 0], [1, 0], [2, 0], [0, 1], [1, 1], [2, 1], [0, 2]]
     assert patch_boxes(explanation.info, explanation.coords, 0.5) is None
@@ -250,7 +252,7 @@ def test_patches_of_several_grids_keep_their_coordinates() -> None:
     """CLAM has a grid for each contour: two patches can be in one cell, and none is lost."""
     coords = np.array([[0, 0], [256, 0], [100, 30], [356, 30]])
     bag = bags.from_arrays(np.eye(4, 12), coords, step=256.0, patch_level0=256.0)
-    explanation = explain(small(), bag, classes=CLASSES)
+    explanation = explain(small(), bag, target=TARGET)
     assert explanation.gap < 1e-5
     found = patch_boxes(explanation.info, explanation.coords, None)
     assert found is not None
@@ -263,7 +265,7 @@ def test_a_slide_of_the_cohort_is_predicted_by_models_that_have_not_seen_it(tiny
     answer = predict_slide(tiny_run, reference, bags.read(reference.bag))
     expected = tiny_run.predict({name: reference.bag}, device="cpu").answers[0]
     assert (list(answer.by_fold), answer.unseen) == ([tiny_run.splits[1].name], True)
-    np.testing.assert_array_equal(answer.probabilities, expected)
+    np.testing.assert_array_equal(answer.mean, expected)
 
 
 def test_a_new_bag_is_predicted_by_all_models_and_explained_by_the_nearest(
@@ -273,7 +275,7 @@ def test_a_new_bag_is_predicted_by_all_models_and_explained_by_the_nearest(
     path = bags.write(tmp_path / "new.h5", old.features, old.coords, step=old.info.step)
     explained = explain_slide(tiny_run, locate_slide(tiny_run, path), device="cpu")
     expected = tiny_run.predict({"new": path}, device="cpu").answers[0]
-    np.testing.assert_allclose(explained.answer.probabilities, expected)
+    np.testing.assert_allclose(explained.answer.mean, expected)
     distances = {f: abs(p - expected).max() for f, p in explained.answer.by_fold.items()}
     assert explained.explanation.fold == min(distances, key=lambda fold: distances[fold])
     assert (explained.name, explained.label, len(distances)) == ("new", None, 3)

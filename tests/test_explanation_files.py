@@ -26,8 +26,10 @@ from caprmil.explain.patch_tables import patch_columns
 from caprmil.features import bags
 from caprmil.models import create
 from caprmil.slides import regions
+from caprmil.targets import Classification
 
 CLASSES = ("normal", 'tumour, "high" grade')
+TARGET = Classification(classes=CLASSES)
 
 
 def make(
@@ -39,7 +41,13 @@ def make(
     features = rng.normal(size=(n, 8)).astype(np.float32)
     sizes = {"patch_level0": 224.0, "step": 224.0} if placed else {}
     bag = bags.from_arrays(features, coords if placed else None, **sizes)
-    return explain(create(model, 8, 2, **settings), bag, classes=CLASSES, slide="s", fold="fold-0")
+    return explain(
+        create(model, 8, 2, **settings),
+        bag,
+        target=TARGET,
+        slide="s",
+        fold="fold-0",
+    )
 
 
 def geojson(explanation: Explanation, path: Path, **options: bool | int) -> list[dict]:

@@ -160,7 +160,7 @@ print(json.dumps([classes, probabilities.tolist(), attention.shape, features.sha
     )
     classes, probabilities, shares, shape = json.loads(result.stdout)
     expected = tiny_run.predict({"bag": bag}, fold=exported.metadata["fold"], device="cpu")
-    assert (classes, shares) == (list(expected.classes), shape[:1])
+    assert (classes, shares) == (list(expected.target.names), shape[:1])
     np.testing.assert_allclose(probabilities, expected.answers[0], atol=1e-5)
 
 

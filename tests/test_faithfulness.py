@@ -24,8 +24,11 @@ from caprmil.features import bags
 from caprmil.features.bags import Bag
 from caprmil.models import MILModel, create, list_models
 from caprmil.runs.run import Run
+from caprmil.targets import Classification
 
 WIDTH = 8
+
+TARGET = Classification(classes=("normal", "tumour"))
 
 
 def planted() -> MILModel:
@@ -55,7 +58,7 @@ def needle(n: int = 20) -> Bag:
 
 
 def measure(model: MILModel, bag: Bag, **options: Any) -> Faithfulness:
-    explanation = explain.explain(model, bag, classes=("normal", "tumour"), slide="a slide")
+    explanation = explain.explain(model, bag, target=TARGET, slide="a slide")
     return explain.faithfulness(model, bag, explanation, **options)
 
 
@@ -179,7 +182,10 @@ def test_every_model_has_gradients(name: str) -> None:
     model, bag = make(name), make_bag(12)
     cells = torch.from_numpy(bag.grid())
     gradients = explain.gradient_times_input(
-        model, torch.from_numpy(bag.features)[None], cells, of=1
+        model,
+        torch.from_numpy(bag.features)[None],
+        cells,
+        contrast=Classification(classes=("a", "b")).contrasts[1],
     )
     assert gradients.shape == (12,)
     assert gradients.abs().sum() > 0
@@ -200,7 +206,7 @@ def test_the_bag_is_not_changed() -> None:
 
 def test_an_explanation_of_another_bag_is_refused() -> None:
     model = make("mean")
-    explanation = explain.explain(model, make_bag(4), classes=("a", "b"))
+    explanation = explain.explain(model, make_bag(4), target=Classification(classes=("a", "b")))
     with pytest.raises(ValueError, match="patches"):
         explain.faithfulness(model, make_bag(5), explanation)
     with pytest.raises(ValueError, match="NaN"):

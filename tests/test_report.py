@@ -246,7 +246,7 @@ def test_the_evidence_adds_up_to_the_lead_of_the_model(
 ) -> None:
     rest, plus, minus, lead = sum_in(page)
     logits = with_pixels.explanation.logits.astype(float)
-    of = int(with_pixels.answer.probabilities.argmax())
+    of = int(with_pixels.answer.mean.argmax())
     assert rest + plus + minus == pytest.approx(lead, abs=1e-12)
     assert lead == pytest.approx(logits[of] - logits[1 - of], abs=1e-5)
     towards = with_pixels.explanation.evidence_for(of).astype(float)
@@ -414,8 +414,8 @@ def test_quality_flags_are_shown_as_sentences(tiny_run: Run, bag_only: Explained
 
 def of_model(case: ExplainedSlide, name: str, **settings: object) -> ExplainedSlide:
     bag = bags.read(case.reference.bag)
-    model = create(name, 64, len(case.explanation.classes), **settings)
-    explanation = explain.explain(model, bag, classes=case.explanation.classes, fold="fold-0")
+    model = create(name, 64, len(case.explanation.names), **settings)
+    explanation = explain.explain(model, bag, target=case.explanation.target, fold="fold-0")
     return replace(case, explanation=explanation)
 
 
@@ -452,13 +452,13 @@ def test_evidence_is_shown_for_the_likeliest_of_many_classes(
 ) -> None:
     bag = bags.read(bag_only.reference.bag)
     explanation = explain.explain(
-        create("mean", 64, 7), bag, classes=tuple("abcdefg"), fold="fold-0"
+        create("mean", 64, 7), bag, target=Classification(classes=tuple("abcdefg")), fold="fold-0"
     )
     answer = replace(
         bag_only.answer,
-        probabilities=explanation.probabilities,
+        mean=explanation.answer,
         calibrated=None,
-        by_fold={"fold-0": explanation.probabilities},
+        by_fold={"fold-0": explanation.answer},
     )
     case = replace(bag_only, explanation=explanation, answer=answer)
     inputs = SlideInputs(

@@ -129,12 +129,11 @@ def _report(case: "ExplainedSlide") -> None:
     from caprmil.explain.explanation_figures import METHOD_DESCRIPTIONS
 
     told, answer = case.explanation, case.answer
-    said = told.classes[int(answer.probabilities.argmax())]
     truth = "" if case.label is None else f" (label: {case.label})"
     models = len(answer.by_fold)
     known = "" if answer.unseen else " that saw it in training"
     typer.echo(
-        f"{case.name}: {said} {answer.probabilities.max():.4f}{truth}, by {models} "
+        f"{case.name}: {told.target.show(answer.mean)}{truth}, by {models} "
         f"model{'' if models == 1 else 's'}{known}. Explained: {told.model} of {told.fold}, "
         f"{len(told):,} patches."
     )
@@ -142,10 +141,10 @@ def _report(case: "ExplainedSlide") -> None:
     rows = [
         [name, f"{p:.4f}", f"{total:+.4f}", f"{rest:+.4f}", f"{logit:+.4f}"]
         for name, p, total, rest, logit in zip(
-            told.classes, told.probabilities, sums, told.rest, told.logits, strict=True
+            told.names, told.answer, sums, told.rest, told.logits, strict=True
         )
     ]
-    header = ["class", "probability", "sum of evidence", "+ rest", "= logit"]
+    header = ["output", told.target.answer_name, "sum of evidence", "+ rest", "= logit"]
     show_table(header, rows)
     more = f"It misses the logit by {told.gap:.1e}."
     if told.method == "perturbation":

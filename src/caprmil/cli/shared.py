@@ -138,7 +138,7 @@ def name_runs(paths: "Sequence[Path]") -> dict[Path, str]:
 def answers_table(answers: "Predictions") -> None:
     shown = zip(answers.slides[:20], answers.answers[:20], strict=True)
     rows = [[slide, *(f"{value:.4f}" for value in values)] for slide, values in shown]
-    show_table(["slide", *answers.target.names], rows)
+    show_table(["slide", *answers.target.titles], rows)
 
 
 def slides_text(count: int) -> str:

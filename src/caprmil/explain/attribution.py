@@ -13,6 +13,7 @@ from caprmil.errors import RunError
 from caprmil.io.progress import Step
 from caprmil.models import Evidence, MILModel
 from caprmil.models.base import Cells
+from caprmil.targets import Contrast
 
 Method: TypeAlias = Literal["exact", "integrated gradients", "perturbation"]
 METHODS: tuple[Method, ...] = ("exact", "integrated gradients", "perturbation")
@@ -103,18 +104,12 @@ def integrated_gradients(
 
 
 def gradient_times_input(
-    model: MILModel, features: Features, grid: Cells | None = None, *, of: int
+    model: MILModel, features: Features, grid: Cells | None = None, *, contrast: Contrast
 ) -> Float[Tensor, " N"]:
-    """Return the gradient of a class's contrast, times the features, summed over each patch."""
+    """Return the gradient of a contrast, times the features, summed over each patch."""
     point = features.to(next(model.parameters()).dtype).detach().requires_grad_()
-    (gradient,) = torch.autograd.grad(contrast(_logits(model.eval(), point, grid), of), point)
+    (gradient,) = torch.autograd.grad(contrast.of(_logits(model.eval(), point, grid)), point)
     return (gradient * point.detach()).sum(dim=-1)[0]
-
-
-def contrast(values: Float[Tensor, "*rows C"], of: int) -> Float[Tensor, "*rows"]:
-    """Return the value of a class minus the mean of the other classes."""
-    n = values.shape[-1]
-    return (values[..., of] * n - values.sum(dim=-1)) / (n - 1)
 
 
 def _logits(model: MILModel, features: Features, grid: Cells | None) -> Float[Tensor, " C"]:

@@ -45,7 +45,7 @@ def pack(explained: ExplainedSlide, slide: Slide | None = None, *, top: int = TO
     facts = {
         "slide": explained.name,
         "label": explained.label,
-        "classes": explanation.classes,
+        "classes": explanation.names,
         "predicted": explanation.predicted,
         "patches": len(explanation),
         "side": boxes.side,
@@ -133,13 +133,13 @@ def _model(explanation: Explanation) -> dict[str, Any]:
         "logits": explanation.logits.tolist(),
         "rest": explanation.rest.tolist(),
         "sums": explanation.evidence.astype(np.float64).sum(axis=0).tolist(),
-        "probabilities": explanation.probabilities.tolist(),
+        "probabilities": explanation.answer.tolist(),
     }
 
 
 def _answer(answer: Answer) -> dict[str, Any]:
     return {
-        "probabilities": answer.probabilities.tolist(),
+        "probabilities": answer.mean.tolist(),
         "calibrated": None if answer.calibrated is None else answer.calibrated.tolist(),
         "models": len(answer.by_fold),
         "unseen": answer.unseen,

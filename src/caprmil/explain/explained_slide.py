@@ -25,9 +25,9 @@ from caprmil.slides.slide import Slide
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Answer:
-    """The probabilities that a run gives to a slide: the mean over its models, as in `predict`."""
+    """The answer of a run for a slide: the mean over its models, as in `predict`."""
 
-    probabilities: NDArray[np.float64]  # (C,)
+    mean: NDArray[np.float64]  # (A,), e.g. the probability of each class
     calibrated: NDArray[np.float64] | None  # the same with the temperature of each fold, if known
     by_fold: Mapping[str, NDArray[np.float64]]
     unseen: bool  # whether these models have not seen the slide in training
@@ -35,9 +35,7 @@ class Answer:
     @property
     def nearest(self) -> str:
         """The fold whose model is nearest to the mean. Its model is the one to explain."""
-        return min(
-            self.by_fold, key=lambda fold: abs(self.by_fold[fold] - self.probabilities).max()
-        )
+        return min(self.by_fold, key=lambda fold: abs(self.by_fold[fold] - self.mean).max())
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -95,7 +93,7 @@ def predict_slide(
         batch = batches.collate([(Sample(reference.name, bag), bag)])
         by_fold = {name: predict_batch(each, batch, device)[0] for name, each in chosen.items()}
     return Answer(
-        probabilities=np.mean(list(by_fold.values()), axis=0),
+        mean=np.mean(list(by_fold.values()), axis=0),
         calibrated=run.calibrate(by_fold),
         by_fold=by_fold,
         unseen=bool(unseen),
@@ -131,7 +129,7 @@ def explain_slide(
         explanation = explain(
             run.model(answer.nearest),
             bag,
-            classes=run.target.names,
+            target=run.fold_target(answer.nearest),
             slide=reference.name,
             fold=answer.nearest,
             method=method,

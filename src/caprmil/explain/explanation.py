@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from caprmil.errors import RunError
-from caprmil.explain.attribution import Method, attribute, contrast
+from caprmil.explain.attribution import Method, attribute
 from caprmil.features.bags import Bag, BagInfo, Stream
 from caprmil.io.progress import Step
 from caprmil.models import CAPRMIL, MILModel
 from caprmil.runs.inference import chunks_of, may_keep
+from caprmil.targets import Target
 
 Numbers = NDArray[np.float32]
 TOP = 8  # patches in a gallery, as in the paper
@@ -49,11 +50,11 @@ class Explanation:
     slide: str
     model: str
     fold: str
-    classes: tuple[str, ...]
+    target: Target
     info: BagInfo
     coords: NDArray[Any] | None  # (N, 2), as in the bag
     cells: NDArray[np.int64]  # (N, 2), column and row in the bag's grid; without one, in a square
-    probabilities: NDArray[np.float64]  # (C,), of this model
+    answer: NDArray[np.float64]  # (A,), of this model: e.g. the probability of each class
     logits: Numbers  # (C,), the sum of evidence and rest
     evidence: Numbers  # (N, C)
     rest: Numbers  # (C,), the part of the logits that belongs to no patch
@@ -70,8 +71,14 @@ class Explanation:
         return len(self.evidence)
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """What evidence is shown for: the name of each contrast, e.g. of each class."""
+        return self.target.names
+
+    @property
     def predicted(self) -> int:
-        return int(self.probabilities.argmax())
+        """The number of the contrast to show first: e.g. that of the predicted class."""
+        return self.target.contrast_of(self.answer)
 
     @property
     def gap(self) -> float:
@@ -84,8 +91,8 @@ class Explanation:
         return self.method == "exact"
 
     def evidence_for(self, of: int) -> Numbers:
-        """Return what each patch adds to the logit of a class, minus the mean of the others."""
-        return contrast(torch.from_numpy(self.evidence), of).numpy()
+        """Return what each patch adds to a contrast: e.g. to a class against the others."""
+        return np.asarray(self.target.contrasts[of].of(torch.from_numpy(self.evidence)).numpy())
 
     @property
     def usage(self) -> Numbers:
@@ -114,7 +121,7 @@ class Explanation:
 
     def layers(self) -> Iterator[Layer]:
         """Yield every map, the most important first."""
-        for number, name in enumerate(self.classes):
+        for number, name in enumerate(self.names):
             values = self.evidence_for(number)
             yield Layer(
                 key=f"evidence-{number}",
@@ -122,7 +129,7 @@ class Explanation:
                 kind="diverging",
                 values=values,
             )
-        for number, name in enumerate(self.classes):
+        for number, name in enumerate(self.names):
             values, title = (
                 self.evidence_for(number),
                 f"Evidence for {name}, above the slide's mean",
@@ -134,11 +141,11 @@ class Explanation:
                 values=values - values.mean(),
             )
         yield Layer(key="attention", title="Attention", kind="amount", values=self.attention)
-        for number, name in enumerate(self.classes):
+        for number, name in enumerate(self.names):
             if self.class_attention is not None:
                 values, title = self.class_attention[number], f"Attention for {name}"
                 yield Layer(key=f"attention-{number}", title=title, kind="amount", values=values)
-        for number, name in enumerate(self.classes):
+        for number, name in enumerate(self.names):
             if self.scores is not None:
                 values, title = self.scores[:, number], f"Patch score for {name}"
                 yield Layer(key=f"score-{number}", title=title, kind="share", values=values)
@@ -185,7 +192,7 @@ def explain(
     model: MILModel,
     bag: Bag | Stream,
     *,
-    classes: tuple[str, ...],
+    target: Target,
     slide: str = "",
     fold: str = "",
     method: Method | None = None,
@@ -221,11 +228,11 @@ def explain(
         slide=slide,
         model=describe(model),
         fold=fold,
-        classes=classes,
+        target=target,
         info=bag.info,
         coords=bag.coords,
         cells=_square(bag.info.n_patches) if cells is None else cells,
-        probabilities=class_probabilities(output.logits[0]).cpu().numpy(),
+        answer=target.answer(output.logits[0].double()).cpu().numpy(),
         logits=_numbers(explained[0]),
         evidence=_numbers(evidence.terms),
         rest=_numbers(evidence.rest),
@@ -238,11 +245,6 @@ def explain(
         before=before,
         after=after,
     )
-
-
-def class_probabilities(logits: Float[Tensor, "*rows C"]) -> Float[Tensor, "*rows C"]:
-    """Return the probabilities of logits, in double precision."""
-    return logits.double().softmax(dim=-1)
 
 
 def can_stream(model: MILModel) -> bool:

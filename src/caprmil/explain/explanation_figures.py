@@ -74,12 +74,12 @@ class ExplanationFigures:
             values,
             explanation.attention,
             self.canvas,
-            contrast=explanation.classes[of],
+            contrast=explanation.names[of],
             **sides,
-            title=self._title(f"{explanation.classes[of]} {explanation.probabilities[of]:.4f}"),
+            title=self._title(explanation.target.show(explanation.answer)),
             remarks=[
                 f"evidence: {METHOD_DESCRIPTIONS[explanation.method]}",
-                _against(explanation.classes, of),
+                explanation.target.contrasts[of].against,
                 "framed: the patches below, left black, right blue" if self.slide else "",
             ],
         )
@@ -188,8 +188,3 @@ def choose_head(explanation: Explanation, head: int | None) -> int | None:
     if not 0 <= head <= heads:
         raise UnknownNameError("head", str(head), [str(n) for n in range(heads + 1)])
     return head - 1 if head else None
-
-
-def _against(classes: tuple[str, ...], of: int) -> str:
-    others = [name for number, name in enumerate(classes) if number != of]
-    return f"against {others[0]}" if len(others) == 1 else "against the mean of the other classes"

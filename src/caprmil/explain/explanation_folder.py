@@ -115,26 +115,25 @@ def explanation_record(
         "slide": explained.name,
         "label": explained.label,
         "answer": {
-            "predicted": run.target.names[int(answer.probabilities.argmax())],
-            "probabilities": _by_class(run.target.names, answer.probabilities),
+            **run.target.describe(answer.mean),
             "calibrated": None
             if answer.calibrated is None
-            else _by_class(run.target.names, answer.calibrated),
-            "by_fold": {fold: _by_class(run.target.names, p) for fold, p in answer.by_fold.items()},
+            else _by_name(run.target.titles, answer.calibrated),
+            "by_fold": {f: _by_name(run.target.titles, own) for f, own in answer.by_fold.items()},
             "unseen": answer.unseen,
         },
         "explained": {
             "model": explanation.model,
             "fold": explanation.fold,
             "patches": len(explanation),
-            "probabilities": _by_class(explanation.classes, explanation.probabilities),
+            **explanation.target.describe(explanation.answer),
             "method": explanation.method,
             "method_in_words": METHOD_DESCRIPTIONS[explanation.method],
-            "logits": _by_class(explanation.classes, explanation.logits),
-            "evidence": _by_class(
-                explanation.classes, explanation.evidence.astype(np.float64).sum(axis=0)
+            "logits": _by_name(explanation.names, explanation.logits),
+            "evidence": _by_name(
+                explanation.names, explanation.evidence.astype(np.float64).sum(axis=0)
             ),
-            "rest": _by_class(explanation.classes, explanation.rest),
+            "rest": _by_name(explanation.names, explanation.rest),
             "gap": explanation.gap,
         },
         "tokens": None if explanation.assignments is None else _tokens(explanation, head),
@@ -161,5 +160,5 @@ def _tokens(explanation: Explanation, head: int | None) -> dict[str, Any]:
     }
 
 
-def _by_class(classes: tuple[str, ...], values: Any) -> dict[str, float]:
+def _by_name(classes: tuple[str, ...], values: Any) -> dict[str, float]:
     return {name: float(value) for name, value in zip(classes, values, strict=True)}

@@ -16,14 +16,15 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-from caprmil.explain.attribution import contrast, gradient_times_input
-from caprmil.explain.explanation import Explanation, class_probabilities
+from caprmil.explain.attribution import gradient_times_input
+from caprmil.explain.explanation import Explanation
 from caprmil.features.bags import Bag
 from caprmil.figures import DeletionCurve, DeletionPanel, deletion_curves
 from caprmil.io.progress import Step
 from caprmil.io.tables import markdown_table
 from caprmil.models import MILModel
 from caprmil.models.base import Cells
+from caprmil.targets import Target
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -169,7 +170,7 @@ def faithfulness(
     def predict(rows: Rows | None) -> tuple[float, float]:
         nonlocal done
         done += 1
-        found = predict_rows(model, features, grid, rows, of=of)
+        found = predict_rows(model, features, grid, rows, target=explanation.target, of=of)
         if progress:
             progress(done, total)
         return found
@@ -180,7 +181,7 @@ def faithfulness(
         slide=explanation.slide,
         model=explanation.model,
         fold=explanation.fold,
-        followed=explanation.classes[of],
+        followed=explanation.names[of],
         method=explanation.method,
         patches=n,
         curves={
@@ -227,7 +228,8 @@ def relevance_maps(
         maps["class attention"] = explanation.class_attention[of]
     if explanation.scores is not None:
         maps["patch scores"] = explanation.scores[:, of]
-    gradients = gradient_times_input(model, features, grid, of=of)
+    contrast = explanation.target.contrasts[of]
+    gradients = gradient_times_input(model, features, grid, contrast=contrast)
     maps["gradients"] = gradients.float().cpu().numpy()
     return maps
 
@@ -291,14 +293,15 @@ def predict_rows(
     grid: Cells | None,
     rows: Rows | None,
     *,
+    target: Target,
     of: int,
 ) -> tuple[float, float]:
-    """Return probability and contrast of a class in a bag of these rows; None stands for all."""
+    """Return the answer and the contrast for a bag of these rows; None stands for all."""
     if rows is not None:
         kept = torch.from_numpy(rows).to(features.device)
         features, grid = features[:, kept], None if grid is None else grid[kept]
     logits = model(features, grid=None if grid is None else grid[None]).logits[0].cpu().double()
-    return float(class_probabilities(logits)[of]), float(contrast(logits, of))
+    return float(target.answer(logits)[of]), float(target.contrasts[of].of(logits))
 
 
 def area_between(removed: Numbers, most: Numbers, least: Numbers) -> float:

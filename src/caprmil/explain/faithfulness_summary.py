@@ -176,7 +176,7 @@ def measure_faithfulness(
             continue
         model = models[fold]
         explanation = explain(
-            model, bag, classes=run.target.names, slide=reference.name, fold=fold, device=device
+            model, bag, target=run.fold_target(fold), slide=reference.name, fold=fold, device=device
         )
         yield faithfulness(model, bag, explanation, device=device, progress=progress)
 

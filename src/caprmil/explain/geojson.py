@@ -69,7 +69,7 @@ def galleries(
 ) -> Iterator[tuple[str, str, Layer, NDArray[np.int64]]]:
     """Yield name, colour, layer and rows of each gallery: for, against, and of each token."""
     layers = {layer.key: layer for layer in explanation.layers()}
-    predicted = explanation.classes[explanation.predicted]
+    predicted = explanation.names[explanation.predicted]
     evidence = layers[f"evidence-{explanation.predicted}"]
     for word, colour, sign in (("for", VERMILLION, 1), ("against", BLUE, -1)):
         rows = top_patches(sign * evidence.values, top)
@@ -92,7 +92,7 @@ def _classes(explanation: Explanation) -> tuple[list[dict[str, Any]], list[int]]
         names = [f"Token {n + 1}" for n in range(weights.shape[1])]
         numbers = weights.argmax(axis=1)
     else:
-        names = [f"For {name}" for name in explanation.classes]
+        names = [f"For {name}" for name in explanation.names]
         numbers = explanation.evidence.argmax(axis=1)
     classes = [_class(name, colour_of(n)) for n, name in enumerate(names)]
     return classes, numbers.tolist()

@@ -34,7 +34,7 @@ def patch_columns(explanation: Explanation) -> dict[str, NDArray[Any]]:
         found |= {"x": explanation.coords[:, 0], "y": explanation.coords[:, 1]}
     found |= {
         f"term-{number}": explanation.evidence[:, number]
-        for number in range(len(explanation.classes))
+        for number in range(len(explanation.names))
     }
     return found | {layer.key: layer.values for layer in explanation.layers()}
 
@@ -70,7 +70,7 @@ def write_parquet(explanation: Explanation, path: str | Path) -> Path:
     texts = {
         name: str(value) for name, value in _metadata(explanation).items() if name != "classes"
     }
-    table = table.replace_schema_metadata({**texts, "classes": json.dumps(explanation.classes)})
+    table = table.replace_schema_metadata({**texts, "classes": json.dumps(explanation.names)})
     with atomic_write(path) as partial:
         pq.write_table(table, partial)
     return Path(path)
@@ -83,7 +83,7 @@ def write_hdf5(explanation: Explanation, path: str | Path) -> Path:
         "evidence": explanation.evidence,
         "rest": explanation.rest,
         "logits": explanation.logits,
-        "probabilities": explanation.probabilities,
+        "probabilities": explanation.answer,
         "attention": explanation.attention,
         "class_attention": explanation.class_attention,
         "scores": explanation.scores,
@@ -104,7 +104,7 @@ def _metadata(explanation: Explanation) -> dict[str, Any]:
     info = explanation.info
     found = {
         "slide": explanation.slide,
-        "classes": list(explanation.classes),
+        "classes": list(explanation.names),
         "model": explanation.model,
         "fold": explanation.fold,
         "method": explanation.method,

@@ -1,4 +1,4 @@
-"""The module that is exported: takes one bag of any size, returns probabilities and attention."""
+"""The module that is exported: takes one bag of any size, returns the answer and attention."""
 
 from collections.abc import Sequence
 from typing import cast
@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from caprmil.errors import ExportError
 from caprmil.models import CAPRMIL, MODELS, MILModel
+from caprmil.targets import Target
 
 
 class ExportModule(nn.Module):
@@ -16,8 +17,9 @@ class ExportModule(nn.Module):
     `outputs` are the names of the outputs.
     """
 
-    def __init__(self, models: Sequence[MILModel]) -> None:
+    def __init__(self, models: Sequence[MILModel], targets: Sequence[Target]) -> None:
         super().__init__()
+        self.targets = list(targets)
         self.models = nn.ModuleList(models)
         self.width = models[0].in_dim
         self.model_name = type(models[0]).__name__
@@ -34,16 +36,18 @@ class ExportModule(nn.Module):
         if len(self.mil_models) == 1 and isinstance(self.mil_models[0], CAPRMIL):
             blocks = len(self.mil_models[0].context.blocks)
         assignments = [f"assignments_{number + 1}" for number in range(blocks)]
-        return ["probabilities", "logits", "attention", *assignments]
+        return [self.targets[0].answer_name, "logits", "attention", *assignments]
 
     def forward(self, features: Tensor) -> tuple[Tensor, ...]:
-        results = [_forward_bag(model, features[None]) for model in self.mil_models]
+        pairs = zip(self.mil_models, self.targets, strict=True)
+        results = [_forward_bag(model, target, features[None]) for model, target in pairs]
         if len(results) == 1:
             return results[0]
-        probabilities, attention = (
-            torch.stack([result[number] for result in results]).mean(dim=0) for number in (0, 2)
+        answer, logits, attention = (
+            torch.stack([result[number] for result in results]).mean(dim=0) for number in range(3)
         )
-        return probabilities, probabilities.log(), attention
+        # The mean of probabilities has its own logits.
+        return answer, answer.log() if self.targets[0].has_classes else logits, attention
 
     def check_exportable(self) -> None:
         """Raise if a model, or a model inside it, cannot be exported for bags of any size."""
@@ -60,12 +64,7 @@ class ExportModule(nn.Module):
                 )
 
 
-def class_probabilities(logits: Tensor) -> Tensor:
-    """Return the probabilities of logits."""
-    return logits.softmax(dim=-1)
-
-
-def _forward_bag(model: MILModel, features: Tensor) -> tuple[Tensor, ...]:
+def _forward_bag(model: MILModel, target: Target, features: Tensor) -> tuple[Tensor, ...]:
     """Return the outputs for one bag, without the model's code for padding and chunks."""
     if type(model).forward_bags is MILModel.forward_bags:
         output = model.forward_bag(features, None)
@@ -73,4 +72,4 @@ def _forward_bag(model: MILModel, features: Tensor) -> tuple[Tensor, ...]:
         mask = torch.ones(features.shape[:2], dtype=torch.bool, device=features.device)
         output = model.forward_bags(features, mask, None)
     logits, assignments = output.logits[0], [each[0] for each in output.assignments]
-    return class_probabilities(logits), logits, output.attention[0], *assignments
+    return target.answer(logits), logits, output.attention[0], *assignments

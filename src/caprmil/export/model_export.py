@@ -14,7 +14,7 @@ import torch
 
 from caprmil import config
 from caprmil.errors import BagError, ExportError, RunError
-from caprmil.export.export_module import ExportModule, class_probabilities
+from caprmil.export.export_module import ExportModule
 from caprmil.export.model_files import FORMATS, Predict, Values, find_format, quiet
 from caprmil.features import bags
 from caprmil.io.atomic import atomic_write, check_new
@@ -22,6 +22,7 @@ from caprmil.io.paths import require_local
 from caprmil.io.progress import Step
 from caprmil.models import MILModel
 from caprmil.runs.run import Run
+from caprmil.targets import Classification, Target
 
 SIZES = (1, 2, 17, 1000, 5000)  # patches of the bags that a file is checked with
 TOLERANCE = 1e-4
@@ -34,7 +35,7 @@ class ExportedModel:
 
     path: Path
     to: str
-    deviation: float  # the largest of a probability
+    deviation: float  # the largest of an answer
     metadata: Mapping[str, Any]
 
     @property
@@ -70,7 +71,10 @@ def export_run(
             MILModel.from_pretrained(run.fold_folder(each) / "model", **changes) for each in folds
         ]
         metadata = run_metadata(run) | {"fold": name, "folds": folds, "changes": changes}
-        written.append(export_model(models, path, to=to, metadata=metadata, features=features))
+        targets = [run.fold_target(each) for each in folds]
+        written.append(
+            export_model(models, path, to=to, targets=targets, metadata=metadata, features=features)
+        )
         if progress:
             progress(number, len(groups))
     return written
@@ -81,15 +85,22 @@ def export_model(
     path: str | Path,
     *,
     to: str,
+    targets: Sequence[Target] | None = None,
     metadata: Mapping[str, Any] | None = None,
     features: Values | None = None,
 ) -> ExportedModel:
     """Write a model, or the mean of several, as one file; raise if its outputs differ.
 
+    `targets` are those of the models, by default classifications.
+
     The file is checked with bags of rows of `features`, or else of normally distributed numbers.
     """
     kind, path = find_format(to), Path(path)
-    module = ExportModule([models] if isinstance(models, MILModel) else models)
+    models = [models] if isinstance(models, MILModel) else list(models)
+    if targets is None:
+        classes = tuple(map(str, range(models[0].n_outputs)))
+        targets = [Classification(classes=classes)] * len(models)
+    module = ExportModule(models, targets)
     module.check_exportable()
     metadata = {
         **(metadata or {}),
@@ -129,7 +140,7 @@ def run_metadata(run: Run) -> dict[str, Any]:
 
 @torch.no_grad()
 def _check(predict: Predict, module: ExportModule, features: Values | None) -> float:
-    """Return the largest deviation of a probability; raise if any output deviates too far."""
+    """Return the largest deviation of an answer; raise if any output deviates too far."""
     generator, deviations = np.random.default_rng(0), []
     not_kept = "It was not kept. Choose another format, or use caprmil predict."
     for size in SIZES:
@@ -150,16 +161,17 @@ def _check(predict: Predict, module: ExportModule, features: Values | None) -> f
                 f"{deviation[largest]:.1e} on a bag of {size} patches; {TOLERANCE:g} is allowed. "
                 f"{not_kept}"
             )
-        deviations.append(deviation["probabilities"])
+        deviations.append(deviation[module.outputs[0]])
     return max(deviations)
 
 
 def _expected(module: ExportModule, bag: Values) -> dict[str, Values]:
     """Return the outputs of the models as `caprmil predict` runs them."""
     outputs = [model(torch.from_numpy(bag)[None]) for model in module.mil_models]
-    probabilities = [class_probabilities(each.logits[0]) for each in outputs]
+    pairs = zip(module.targets, outputs, strict=True)
+    answers = [target.answer(each.logits[0]) for target, each in pairs]
     expected = {
-        "probabilities": torch.stack(probabilities).mean(dim=0),
+        module.outputs[0]: torch.stack(answers).mean(dim=0),
         "attention": torch.stack([each.attention[0] for each in outputs]).mean(dim=0),
     }
     if len(outputs) == 1:

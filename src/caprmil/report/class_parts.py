@@ -45,7 +45,7 @@ class ClassParts:
     def prediction(self, case: ExplainedSlide) -> Markup:
         """Return the predicted class, its probability, the models, and the other test slides."""
         best, answer = likeliest(case), case.answer
-        shown = answer.probabilities if answer.calibrated is None else answer.calibrated
+        shown = answer.mean if answer.calibrated is None else answer.calibrated
         order = np.argsort(-shown, kind="stable")
         return render(
             "class_prediction.html",
@@ -64,7 +64,7 @@ class ClassParts:
         answer, known = case.answer, self.run.temperatures
         if answer.calibrated is not None:
             used = ", ".join(f"{known[fold]:.2f}" for fold in answer.by_fold)
-            before = percent(float(answer.probabilities[likeliest(case)]))
+            before = percent(float(answer.mean[likeliest(case)]))
             return (
                 f"Calibrated with the temperature of the fold ({used}), which was fitted on its "
                 f"validation slides. Before calibration: {before}."
@@ -104,7 +104,7 @@ class ClassParts:
         nearest = ", which is closest to the mean" if len(folds) > 1 else ""
         yield (
             f"Explained below: {explanation.model} of {explanation.fold}{nearest}. Its "
-            f"probability of {name} is {percent(float(explanation.probabilities[best]))}."
+            f"probability of {name} is {percent(float(explanation.answer[best]))}."
         )
         if explanation.predicted != best:
             yield f"That model alone predicts {self.classes[explanation.predicted]}."
@@ -112,7 +112,7 @@ class ClassParts:
     def _cohort(self, case: ExplainedSlide) -> dict[str, object]:
         """Return how the slide compares with the run's test slides, as a chart and a sentence."""
         best = likeliest(case)
-        name, here = self.classes[best], float(case.answer.probabilities[best])
+        name, here = self.classes[best], float(case.answer.mean[best])
         groups = self.test_slides(case.name, best)
         models = [float(p[best]) for p in case.answer.by_fold.values()]
         lower = [f"{_lower(values, here)} labelled {label}" for label, values in groups.items()]
@@ -150,8 +150,8 @@ class ClassParts:
 
     def contrasts(self, case: ExplainedSlide) -> list[Contrast]:
         """Return the predicted class and, of more than two, the next likely ones."""
-        classes = case.explanation.classes
-        order = np.argsort(-case.answer.probabilities, kind="stable")[:MAX_CONTRASTS]
+        classes = case.explanation.names
+        order = np.argsort(-case.answer.mean, kind="stable")[:MAX_CONTRASTS]
         numbers = [int(n) for n in order] if len(classes) > 2 else [likeliest(case)]
         found = []
         for number in numbers:
@@ -177,14 +177,14 @@ class ClassParts:
     def total_meaning(self, explanation: Explanation, total: float) -> str:
         """Return the probability of a lead, if it has one: two classes, and not an estimate."""
         estimated = explanation.method == "integrated gradients" or explanation.spread is not None
-        if len(explanation.classes) > 2 or estimated:
+        if len(explanation.names) > 2 or estimated:
             return ""
         probability = percent(float(1 / (1 + np.exp(-total))))
         return f"A lead of {signed(total)} corresponds to a probability of {probability}."
 
     def evidence_remark(self, case: ExplainedSlide) -> str:
         """Return what the evidence for one class says about the others."""
-        classes, contrasts = case.explanation.classes, self.contrasts(case)
+        classes, contrasts = case.explanation.names, self.contrasts(case)
         if len(classes) == 2:
             name = contrasts[0].name
             (other,) = (c for c in classes if c != name)
@@ -197,7 +197,7 @@ class ClassParts:
 
     def repeated_layers(self, case: ExplainedSlide) -> list[str]:
         """Of two classes, the evidence for one is that for the other with its sign reversed."""
-        two = len(case.explanation.classes) == 2
+        two = len(case.explanation.names) == 2
         return [f"evidence-{1 - likeliest(case)}"] if two else []
 
     # A run report
@@ -289,7 +289,7 @@ class ClassParts:
 
 def likeliest(case: ExplainedSlide) -> int:
     """Return the class with the highest mean probability over the models of a run."""
-    return int(case.answer.probabilities.argmax())
+    return int(case.answer.mean.argmax())
 
 
 def _lower(values: NDArray[np.float64], here: float) -> str:

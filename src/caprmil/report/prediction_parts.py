@@ -8,6 +8,7 @@ import numpy as np
 from markupsafe import Markup
 from numpy.typing import NDArray
 
+from caprmil.errors import RunError
 from caprmil.evaluation.predictions import Predictions
 from caprmil.explain import ExplainedSlide, Explanation
 from caprmil.runs.run import Run
@@ -95,6 +96,11 @@ class PredictionParts(Protocol):
 
 def parts_of(run: Run) -> PredictionParts:
     """Return the parts for what a run predicts."""
+    if not run.target.has_classes:
+        raise RunError(
+            f"A report of a {run.target.kind} cannot be written yet: reports show classes. See "
+            f"scores.md and predictions.csv in {run.folder}, or use caprmil explain."
+        )
     from caprmil.report.class_parts import ClassParts
 
     return ClassParts(run)

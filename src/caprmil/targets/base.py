@@ -36,6 +36,8 @@ class Contrast:
 
     name: str
     """What the evidence is for, e.g. the class."""
+    against: str = ""
+    """What it is compared with, in words, e.g. the other class."""
     of: Callable[[Any], Any]
     """The contrast (...) of outputs (..., C): a tensor of a tensor, an array of an array."""
 
@@ -51,6 +53,8 @@ class Target:
     """Whether answers can be calibrated by a temperature."""
     strata_title: ClassVar[str] = "Classes"
     """What the strata of folds are called in errors."""
+    answer_name: ClassVar[str]
+    """What the numbers of an answer are, in one word: e.g. probabilities."""
     headline: ClassVar[str]
     """The metric that is shown first, compared with baselines and printed while training."""
 
@@ -135,6 +139,11 @@ class Target:
         """Names of the columns of answers in a table of predictions."""
         raise NotImplementedError
 
+    @property
+    def titles(self) -> tuple[str, ...]:
+        """Titles of the numbers of an answer, for readers."""
+        return self.columns
+
     def owns(self, column: str) -> bool:
         """Return whether a column of that name would be read as an answer."""
         return column in self.columns
@@ -155,6 +164,14 @@ class Target:
 
     def predicted(self, answers: Answers) -> list[str]:
         """Return the one word or number that is predicted for each slide."""
+        raise NotImplementedError
+
+    def describe(self, answer: NDArray[np.floating]) -> dict[str, Any]:
+        """Return one answer as JSON holds it: what is predicted, and the numbers behind it."""
+        raise NotImplementedError
+
+    def show(self, answer: NDArray[np.floating]) -> str:
+        """Return one answer in a few words."""
         raise NotImplementedError
 
     def disagreement(self, answers: Answers) -> float:

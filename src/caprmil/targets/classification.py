@@ -37,6 +37,7 @@ class Classification(Target):
     kind: ClassVar[str] = "classification"
     has_classes: ClassVar[bool] = True
     calibrates: ClassVar[bool] = True
+    answer_name: ClassVar[str] = "probabilities"
     headline: ClassVar[str] = "auc"
     missing: ClassVar[Label] = -1
 
@@ -137,6 +138,10 @@ class Classification(Target):
     def columns(self) -> tuple[str, ...]:
         return tuple(f"prob_{name}" for name in self.classes)
 
+    @property
+    def titles(self) -> tuple[str, ...]:
+        return self.classes
+
     def owns(self, column: str) -> bool:
         return column.startswith("prob_")
 
@@ -166,6 +171,16 @@ class Classification(Target):
 
     def predicted(self, answers: Answers) -> list[str]:
         return [self.classes[code] for code in answers.argmax(axis=1)]
+
+    def describe(self, answer: NDArray[np.floating]) -> dict[str, Any]:
+        numbers = [float(value) for value in answer]
+        return {
+            "predicted": self.classes[int(answer.argmax())],
+            "probabilities": dict(zip(self.classes, numbers, strict=True)),
+        }
+
+    def show(self, answer: NDArray[np.floating]) -> str:
+        return f"{self.classes[int(answer.argmax())]} {answer.max():.4f}"
 
     def disagreement(self, answers: Answers) -> float:
         return float(answers[:, answers.mean(axis=0).argmax()].std(ddof=1))
@@ -263,8 +278,12 @@ class Classification(Target):
 
             return contrast
 
+        def others(of: int) -> str:
+            names = [name for number, name in enumerate(self.classes) if number != of]
+            return names[0] if len(names) == 1 else "the mean of the other classes"
+
         return tuple(
-            Contrast(name=name, of=against_others(number))
+            Contrast(name=name, against=f"against {others(number)}", of=against_others(number))
             for number, name in enumerate(self.classes)
         )
 

@@ -39,6 +39,7 @@ class Regression(Target):
     """Of the training labels. Set by `fit`, not in a recipe."""
 
     kind: ClassVar[str] = "regression"
+    answer_name: ClassVar[str] = "predicted"
     headline: ClassVar[str] = "r2"
     missing: ClassVar[Label] = float("nan")
     strata_title: ClassVar[str] = "Quarters of the labels"
@@ -151,6 +152,12 @@ class Regression(Target):
 
     def predicted(self, answers: Answers) -> list[str]:
         return [repr(float(value)) for value in answers[:, 0]]
+
+    def describe(self, answer: NDArray[np.floating]) -> dict[str, Any]:
+        return {"predicted": float(answer[0])}
+
+    def show(self, answer: NDArray[np.floating]) -> str:
+        return f"{answer[0]:.4g}"
 
     def disagreement(self, answers: Answers) -> float:
         return float(answers[:, 0].std(ddof=1))

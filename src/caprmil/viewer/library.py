@@ -85,6 +85,11 @@ class Library:
         room: int = ROOM,
     ) -> None:
         run.trained_folds()  # says what to do if there is no model yet
+        if not run.target.has_classes:
+            raise RunError(
+                f"The viewer shows classes, and {run.folder} predicts a {run.target.kind}. Use "
+                "caprmil explain."
+            )
         self.run, self.device = run, str(pick_device(device))
         self.shelf = Shelf(room)
         beside = find_bags(extra) if extra else {}
@@ -166,7 +171,7 @@ class Library:
         with torch.no_grad():
             said = {fold: self._model(fold)(features, grid=grid) for fold in told.folds}
         by_fold = {
-            fold: output.logits[0].cpu().double().softmax(dim=-1).numpy()
+            fold: self.run.fold_target(fold).answer(output.logits[0].cpu().double()).numpy()
             for fold, output in said.items()
         }
         own = said[told.fold]
