@@ -11,7 +11,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from caprmil.cohort.cohort import Cohort
     from caprmil.errors import CaprmilError
-    from caprmil.estimator import MILClassifier
+    from caprmil.estimator import MILClassifier, MILRegressor
     from caprmil.evaluation.predictions import Predictions
     from caprmil.features.bags import Bag
     from caprmil.models import CAPRMIL, MILModel, Output, create, list_models
@@ -27,6 +27,7 @@ _HOMES = {
     "Cohort": "cohort.cohort",
     "MILClassifier": "estimator",
     "MILModel": "models",
+    "MILRegressor": "estimator",
     "Output": "models",
     "Predictions": "evaluation.predictions",
     "Recipe": "training.recipe",
@@ -45,6 +46,7 @@ __all__ = [
     "Cohort",
     "MILClassifier",
     "MILModel",
+    "MILRegressor",
     "Output",
     "Predictions",
     "Recipe",
