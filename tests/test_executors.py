@@ -169,7 +169,7 @@ def test_the_status_command_shows_what_failed_and_why(tmp_path: Path) -> None:
 def test_ray_is_an_option_with_or_without_an_address(
     words: list[str], address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from caprmil.cli import studies
+    from caprmil.cli import run_commands
 
     addresses: list[str] = []
 
@@ -177,7 +177,7 @@ def test_ray_is_an_option_with_or_without_an_address(
         addresses.append(ray)
         raise CaprmilError("enough")
 
-    monkeypatch.setattr(studies, "find_executor", find_executor)
+    monkeypatch.setattr(run_commands, "find_executor", find_executor)
     CliRunner().invoke(app, ["train", *words, "--out", "run", "slides.csv"])
     assert addresses == [address]
 

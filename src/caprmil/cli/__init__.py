@@ -1,4 +1,4 @@
-"""The command line: parse, call, print. Imports of weight sit inside: --help stays quick."""
+"""The command line: parse, call, print. Heavy imports are inside functions: --help is fast."""
 
 import sys
 from pathlib import Path
@@ -8,35 +8,35 @@ import typer
 
 from caprmil import __version__
 from caprmil.cli import (
-    comparisons,
-    experiments,
-    explanations,
-    exporting,
-    faithfulness,
-    reporting,
-    reproduction,
-    slides,
-    standing,
-    studies,
-    viewing,
+    compare_commands,
+    experiment_commands,
+    explain_command,
+    export_command,
+    faithfulness_command,
+    report_command,
+    reproduce_command,
+    run_commands,
+    slide_commands,
+    status_command,
+    view_command,
 )
 from caprmil.cli.shared import Device, answers_table, app, show_table
 from caprmil.errors import CaprmilError
 
 __all__ = [
     "app",
-    "comparisons",
-    "experiments",
-    "explanations",
-    "exporting",
-    "faithfulness",
-    "reporting",
-    "reproduction",
+    "compare_commands",
+    "experiment_commands",
+    "explain_command",
+    "export_command",
+    "faithfulness_command",
+    "report_command",
+    "reproduce_command",
     "run",
-    "slides",
-    "standing",
-    "studies",
-    "viewing",
+    "run_commands",
+    "slide_commands",
+    "status_command",
+    "view_command",
 ]
 
 
@@ -49,7 +49,7 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def main(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     """Slide-level learning in computational pathology."""
@@ -57,7 +57,7 @@ def main(
 
 @app.command()
 def doctor() -> None:
-    """Look at this machine before a long night: versions, devices, memory and disk."""
+    """Check this machine before a long run: versions, devices, memory and disk."""
     from caprmil.doctor import examine
 
     findings = examine()
@@ -72,7 +72,7 @@ def demo(
     quick: Annotated[bool, typer.Option("--quick", help="Fewer and smaller slides.")] = False,
     device: Device = "auto",
 ) -> None:
-    """Generate slides, encode them, cross-validate three models, answer new slides from pixels."""
+    """Generate slides, encode them, cross-validate three models, predict new slides."""
     from caprmil import demo as show
     from caprmil.targets.metric import mean_and_spread
 
@@ -100,7 +100,7 @@ def demo(
 
 
 def run() -> None:
-    """Entry point: an error that a user can put right is one line, not a traceback."""
+    """Entry point: an error that a user can correct is one line, not a traceback."""
     try:
         app()
     except CaprmilError as problem:
@@ -108,7 +108,7 @@ def run() -> None:
         typer.secho(f"error: {problem}{notes}", err=True, fg="red")
         raise SystemExit(2) from None
     except SystemExit as end:
-        if end.code == 130:  # typer's word for Ctrl-C
+        if end.code == 130:  # typer's exit code for Ctrl-C
             resumes = {"train", "demo", "encode", "patch", "reproduce", "sweep"} & set(
                 sys.argv[1:2]
             )

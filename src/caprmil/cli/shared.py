@@ -23,25 +23,25 @@ if TYPE_CHECKING:
 
 
 class App(typer.Typer):
-    """Commands whose paths may be URLs: pathlib takes a slash of each, which is given back here."""
+    """Commands whose paths may be URLs. pathlib removes a slash of a URL; `as_path` restores it."""
 
     def command(self, *args: Any, **settings: Any) -> Callable[..., Any]:
         register = super().command(*args, **settings)
 
         def add(function: Callable[..., Any]) -> Callable[..., Any]:
             @wraps(function)
-            def with_places(**words: Any) -> Any:
-                return function(**{name: _placed(word) for name, word in words.items()})
+            def with_paths(**words: Any) -> Any:
+                return function(**{name: _as_paths(word) for name, word in words.items()})
 
-            register(with_places)
+            register(with_paths)
             return function
 
         return add
 
 
-def _placed(word: Any) -> Any:
+def _as_paths(word: Any) -> Any:
     if isinstance(word, list):
-        return [_placed(each) for each in word]
+        return [_as_paths(each) for each in word]
     return as_path(word) if isinstance(word, Path) else word
 
 
@@ -53,11 +53,11 @@ app = App(
     rich_markup_mode=None,
 )
 
-WIDE = 120  # columns of a table in a pipe or a file, which has no width of its own
+WIDE = 120  # columns of a table in a pipe or a file
 
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 or mps.")]
 SlideScale = Annotated[
-    float | None, typer.Option(help="Microns per pixel of the slides, instead of what they say.")
+    float | None, typer.Option(help="Microns per pixel of the slides, instead of their metadata.")
 ]
 Weights = Annotated[Path | None, typer.Option(help="Local file or folder of encoder weights.")]
 Trust = Annotated[
@@ -93,9 +93,9 @@ class RayCommand(TyperCommand):
 def find_executor(
     ray: str, device: str, gpus: float, readers: int = 1
 ) -> "AbstractContextManager[Executor]":
-    """Return who does the work: this process, or Ray at an address.
+    """Return the executor: this process, or Ray at an address.
 
-    There a worker has a share of a GPU, with cores for its readers; or as many as it has threads.
+    A worker of Ray has a share of a GPU and cores for its readers, or one core per thread.
     """
     from caprmil.errors import CaprmilError
     from caprmil.executors import LocalExecutor, RayExecutor
@@ -115,15 +115,15 @@ def show_table(header: "Sequence[str]", rows: "Iterable[Sequence[str]]") -> None
     from rich.table import Table
 
     table = Table(*header)
-    table.columns[0].no_wrap = True  # a name is kept whole as long as anything else can give way
+    table.columns[0].no_wrap = True  # other columns wrap first
     for row in rows:
         table.add_row(*row)
     width = None if sys.stdout.isatty() else WIDE
-    Console(markup=False, width=width).print(table)  # a name may hold brackets
+    Console(markup=False, width=width).print(table)  # a name may contain brackets
 
 
 def name_runs(paths: "Sequence[Path]") -> dict[Path, str]:
-    """Return what each is called: its last word, or all of it where that is not enough."""
+    """Return the name of each path: its last part, or the whole path if that is not unique."""
     from caprmil.errors import CohortError
 
     if len({path.resolve() for path in paths}) < len(paths):

@@ -1,4 +1,4 @@
-"""The command that tells how a long work stands: status."""
+"""The command status: the progress of a long command."""
 
 from pathlib import Path
 from typing import Annotated
@@ -7,14 +7,14 @@ import typer
 
 from caprmil.cli.shared import app, show_table
 
-MOST = 50  # rows of a table that somebody will read
+MOST = 50  # rows of the table
 
 
 @app.command()
 def status(
-    out: Annotated[Path, typer.Argument(help="What was --out: bags, a run, a sweep, ...")],
+    out: Annotated[Path, typer.Argument(help="The --out of a command: bags, a run, a sweep, ...")],
 ) -> None:
-    """Tell what of a long work is done, running, failed and why, from any machine."""
+    """Show what is done, running or failed, and why, from any machine."""
     from caprmil.experiments.status import read_status
 
     found = read_status(out)

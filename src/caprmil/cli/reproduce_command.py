@@ -1,12 +1,12 @@
-"""The command that runs the paper's benchmarks: reproduce."""
+"""The command reproduce: the benchmarks of the paper."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from caprmil.cli.run_commands import Changes
 from caprmil.cli.shared import Device, Gpus, Ray, RayCommand, app, find_executor, show_table
-from caprmil.cli.studies import Changes
 
 
 @app.command(cls=RayCommand)
@@ -21,14 +21,14 @@ def reproduce(
         Path | None, typer.Option(help="Folder for runs and tables. Default: runs/PROTOCOL.")
     ] = None,
     rehearse: Annotated[
-        bool, typer.Option("--rehearse", help="Generate a small stand-in and run on that.")
+        bool, typer.Option("--rehearse", help="Try it on a small generated cohort.")
     ] = False,
     change: Changes = None,
     device: Device = "auto",
     ray: Ray = "",
     gpus_per_worker: Gpus = 1.0,
 ) -> None:
-    """Run one of the paper's benchmarks, and put its figures beside ours."""
+    """Run a benchmark of the paper, and compare its figures with ours."""
     from caprmil.errors import CohortError
     from caprmil.experiments import reproduce as protocols
     from caprmil.io.paths import require_local

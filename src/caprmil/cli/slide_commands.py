@@ -31,7 +31,7 @@ Scale = Annotated[
     float | None, typer.Option(help="Microns per pixel of the patches; default: the encoder's.")
 ]
 Magnification = Annotated[
-    float | None, typer.Option(help="The same as a nickname: 10 is 1.0 um/px, 20 is 0.5.")
+    float | None, typer.Option(help="The same as a magnification: 10 is 1.0 um/px, 20 is 0.5.")
 ]
 Nominal = Annotated[
     bool, typer.Option("--nominal", help="Scale by nominal magnification, as TRIDENT does.")
@@ -44,7 +44,7 @@ SlideTable = Annotated[
     Path | None, typer.Option(help="Take the slides of this CSV; a column mpp gives their scale.")
 ]
 Drawn = Annotated[
-    Path | None, typer.Option(help="GeoJSON of QuPath: a file, or a folder with one a slide.")
+    Path | None, typer.Option(help="GeoJSON of QuPath: a file, or a folder with one per slide.")
 ]
 
 
@@ -110,7 +110,7 @@ def encode(
 def patch(
     slides: Slides,
     out: Annotated[Path, typer.Option(help="Folder for the pictures and the table.")],
-    encoder: Annotated[str, typer.Option(help="Whose scale and patches to take.")] = "lite0",
+    encoder: Annotated[str, typer.Option(help="Encoder of the scale and patches.")] = "lite0",
     mpp: Scale = None,
     magnification: Magnification = None,
     nominal: Nominal = False,
@@ -119,7 +119,7 @@ def patch(
     table: SlideTable = None,
     regions: Drawn = None,
 ) -> None:
-    """Find tissue and lay the grid, without encoding: pictures to look at before a long night."""
+    """Find tissue and patches without encoding: pictures to check before a long run."""
     from caprmil import encoders
     from caprmil.features import extract as extraction
     from caprmil.features import settings
@@ -172,16 +172,17 @@ def convert(
     out: Annotated[Path, typer.Option(help="Folder for the converted bags.")],
     to: Annotated[str, typer.Option(help="caprmil, trident, clam or stamp.")],
     slides: Annotated[
-        list[Path] | None, typer.Option(help="Slides or folders of them, for what bags leave out.")
+        list[Path] | None,
+        typer.Option(help="Slides or folders of them, for missing metadata."),
     ] = None,
     slide_mpp: SlideScale = None,
     patch_px: Annotated[
         int | None, typer.Option(help="Side of a patch as the encoder saw it.", min=1)
     ] = None,
     encoder: Annotated[str, typer.Option(help="Name of the encoder to write.")] = "",
-    replace: Annotated[bool, typer.Option(help="Write over files of other bags.")] = False,
+    replace: Annotated[bool, typer.Option(help="Replace existing files.")] = False,
 ) -> None:
-    """Write bags in the layout of another tool, or those of another tool in ours."""
+    """Convert bags between the formats of caprmil, TRIDENT, CLAM and STAMP."""
     from caprmil.cohort.cohort import find_bags
     from caprmil.features.convert import convert as convert_bags
     from caprmil.io.progress import bar
@@ -209,7 +210,7 @@ def convert(
 
 @app.command()
 def encoders() -> None:
-    """List the patch encoders: what they answer, what they were made for, who may use them."""
+    """List the patch encoders: width, features, scale, licence and source."""
     from caprmil.encoders import CARDS
 
     rows = []

@@ -31,7 +31,7 @@ RunFolder = Annotated[Path, typer.Argument(help="A run that `caprmil train` made
 
 @app.command(cls=RayCommand)
 def train(
-    recipe: Annotated[Path, typer.Argument(help="A recipe (.toml), or a table of slides (.csv).")],
+    recipe: Annotated[Path, typer.Argument(help="A recipe (.toml), or a table of slides.")],
     out: Annotated[Path, typer.Option(help="Folder for the run: a new one, or one to resume.")],
     features: Features = None,
     change: Changes = None,
@@ -55,7 +55,7 @@ def train(
         words: dict[str, Any] = {"device": device, "devices": devices, "nodes": nodes}
         run = training.cross_validate(settings, out, **words, executor=executor)
     if not ray and not ProcessGroup(device, devices, nodes).is_main:
-        return  # this process has only taken part in learning
+        return  # not the main process
     typer.echo((run.folder / "scores.md").read_text())
     typer.echo(f"Written to {out}: scores.md, predictions.csv, curves.png, roc.png, folds/.")
     typer.echo(f"Predict new bags with: caprmil predict {out} BAGS --out predictions.csv")
@@ -74,11 +74,11 @@ def predict(
     slide_mpp: SlideScale = None,
     weights: Weights = None,
     trust_remote_code: Trust = False,
-    fold: Annotated[str, typer.Option(help="Ask the model of one fold; default: all.")] = "",
+    fold: Annotated[str, typer.Option(help="Use the model of one fold; default: all.")] = "",
     force: Annotated[bool, typer.Option(help="Accept another encoder or scale.")] = False,
     device: Device = "auto",
 ) -> None:
-    """Answer slides or bags: class probabilities, the mean over the folds' models."""
+    """Predict slides or bags with the mean over the models of all folds."""
     from tempfile import TemporaryDirectory
 
     from caprmil.io.atomic import check_new
@@ -89,13 +89,13 @@ def predict(
     if out is not None:
         check_new(out)
     trained = Run(run)
-    with TemporaryDirectory(prefix="caprmil-") as passing:
+    with TemporaryDirectory(prefix="caprmil-") as temporary:
         options: dict[str, Any] = {"force": force, "device": device}
         with bar("Encoding") as step:
             found, failed = inference.bags_of(
                 trained,
                 inputs,
-                features or Path(passing),
+                features or Path(temporary),
                 weights=weights,
                 trust_remote_code=trust_remote_code,
                 mpp=slide_mpp,
@@ -168,11 +168,11 @@ def check(
     run: RunFolder,
     bags: Annotated[
         list[Path] | None,
-        typer.Argument(help="Bags to measure on; default: some of the run's own."),
+        typer.Argument(help="Bags to measure on; default: some bags of the run."),
     ] = None,
     most: Annotated[int, typer.Option(help="Bags to measure on, at most.", min=1)] = 8,
 ) -> None:
-    """Measure a model's promises on your own bags: the largest deviation of each."""
+    """Check padding, order, precision, chunks and saving of a model on your own bags."""
     from caprmil.cohort.cohort import find_bags
     from caprmil.runs.check import check as measure
     from caprmil.runs.run import Run
@@ -198,9 +198,9 @@ def check(
 @app.command()
 def models(
     in_dim: Annotated[int, typer.Option(help="Features of a patch.", min=1)] = 1024,
-    n_outputs: Annotated[int, typer.Option(help="Classes.", min=2)] = 2,
+    n_outputs: Annotated[int, typer.Option(help="Outputs, e.g. classes.", min=2)] = 2,
 ) -> None:
-    """List the models, with their size and what 1,000 patches cost."""
+    """List the models, with their parameters and operations for 1,000 patches."""
     from caprmil.experiments import cost
     from caprmil.models import POOLS, create, list_models
 

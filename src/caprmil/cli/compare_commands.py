@@ -1,4 +1,4 @@
-"""Commands that judge runs: compare, calibrate."""
+"""Commands on scores of runs: compare, calibrate."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -59,13 +59,13 @@ def compare(
 def _read(
     names: dict[Path, str],
 ) -> tuple[dict[str, "Predictions"], dict[str, dict[str, "Predictions"]]]:
-    """Return the answers of each run or CSV, and the baselines beside it, if there are any."""
+    """Return the predictions of each run or CSV, and its baselines, if there are any."""
     from caprmil.evaluation.predictions import Predictions
 
     tables, baselines = {}, {}
     for path, name in names.items():
         if path.is_dir():
-            from caprmil.runs.run import Run  # torch loads here, and CSVs have no need of it
+            from caprmil.runs.run import Run  # loads torch, which CSVs do not need
 
             run = Run(path)
             tables[name], baselines[name] = run.predictions, run.baselines
@@ -97,7 +97,7 @@ def _show(
 def calibrate(
     run: Annotated[Path, typer.Argument(help="A run that `caprmil train` made.")],
 ) -> None:
-    """Tell how far probabilities can be trusted, before and after temperature scaling."""
+    """Measure the calibration of a run, before and after temperature scaling."""
     from caprmil import figures
     from caprmil.evaluation import calibration
     from caprmil.io.atomic import write_text

@@ -1,4 +1,4 @@
-"""The command that opens a run in a browser: view."""
+"""The command view: a run in a browser."""
 
 from pathlib import Path
 from typing import Annotated
@@ -20,7 +20,7 @@ def view(
         typer.Option(help="A bag or a folder of bags to show as well. May be repeated."),
     ] = None,
     host: Annotated[
-        str, typer.Option(help="Address to listen at. Any but this machine's own asks a token.")
+        str, typer.Option(help="Address to listen at. All but 127.0.0.1 need a token.")
     ] = "127.0.0.1",
     port: Annotated[
         int | None,
@@ -33,7 +33,7 @@ def view(
     browser: Annotated[bool, typer.Option("--open/--no-open", help="Open a browser.")] = True,
     device: Device = "auto",
 ) -> None:
-    """Look at slides of a run in a browser: maps, patches, and what if a region were not there."""
+    """Show slides of a run in a browser: maps, patches, predictions without a region."""
     from caprmil.runs.run import Run
     from caprmil.viewer import Library, serve
 

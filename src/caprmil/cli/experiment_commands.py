@@ -1,4 +1,4 @@
-"""Commands that set models side by side: cost, sweep."""
+"""Commands that compare models and settings: cost, sweep."""
 
 import sys
 from pathlib import Path
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from caprmil.cli.run_commands import Features
 from caprmil.cli.shared import (
     Device,
     Gpus,
@@ -16,7 +17,6 @@ from caprmil.cli.shared import (
     name_runs,
     show_table,
 )
-from caprmil.cli.studies import Features
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

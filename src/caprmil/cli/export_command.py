@@ -1,4 +1,4 @@
-"""Commands that take a model out of the house: export."""
+"""The command export: models as files that run without caprmil."""
 
 from pathlib import Path
 from typing import Annotated
@@ -17,7 +17,7 @@ def export(
     ] = None,
     fold: Annotated[str, typer.Option(help="Export the model of one fold; default: each.")] = "",
     ensemble: Annotated[
-        bool, typer.Option("--ensemble", help="One file that answers with the mean of all folds.")
+        bool, typer.Option("--ensemble", help="One file that predicts the mean of all folds.")
     ] = False,
     change: Annotated[
         list[str] | None,
