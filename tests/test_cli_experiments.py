@@ -1,4 +1,4 @@
-"""Comparing, calibrating, measuring, sweeping and reproducing, as a user runs them."""
+"""The commands compare, calibrate, cost, sweep and reproduce, as a user runs them."""
 
 import csv
 import shutil
@@ -11,6 +11,8 @@ from typer.testing import CliRunner, Result
 
 from caprmil import cli
 from caprmil.runs.run import Run
+from caprmil.training import cross_validation as training
+from caprmil.training.recipe import Recipe
 
 
 def invoke(*words: object) -> Result:
@@ -18,7 +20,7 @@ def invoke(*words: object) -> Result:
 
 
 def caprmil(*words: object) -> str:
-    """Run a command and return what it printed."""
+    """Run a command and return its output."""
     result = invoke(*words)
     assert result.exit_code == 0, result.output
     return result.stdout
@@ -28,7 +30,7 @@ def caprmil(*words: object) -> str:
 def mistake(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., str]:
-    """Run a command that must end with 2 and one line, and return the line."""
+    """Run a command that must exit with 2 and one line, and return the line."""
 
     def run(*words: object) -> str:
         monkeypatch.setattr(sys, "argv", ["caprmil", *map(str, words)])
@@ -43,24 +45,24 @@ def mistake(
 
 @pytest.fixture
 def run(tiny_run: Run, tmp_path: Path) -> Path:
-    """A copy of a run, to do as one likes with."""
+    """A copy of a run, which a test may change."""
     return Path(shutil.copytree(tiny_run.folder, tmp_path / "run"))
 
 
 # compare
 
 
-def test_a_run_is_compared_with_another_and_with_shortcuts(run: Path, tmp_path: Path) -> None:
+def test_a_run_is_compared_with_another_and_with_baselines(run: Path, tmp_path: Path) -> None:
     other = shutil.copytree(run, tmp_path / "other")
-    said = caprmil("compare", run, other, "--out", tmp_path / "out")
-    assert "run and other: no difference in auc is shown" in said
+    output = caprmil("compare", run, other, "--out", tmp_path / "out")
+    assert "run and other: no difference in auc is shown" in output
     assert (tmp_path / "out/comparison.csv").read_text().count("\nrun,other,") == 9
     headings = [f"# {name} beside shortcuts" for name in ("run", "other")]
     text = (tmp_path / "out/comparison.md").read_text()
     assert all(heading in text for heading in headings)
 
 
-def test_comparing_what_cannot_be_compared_is_one_line(
+def test_predictions_that_cannot_be_compared_are_an_error_of_one_line(
     run: Path, mistake: Callable[..., str], tmp_path: Path
 ) -> None:
     table = run / "predictions.csv"
@@ -76,19 +78,19 @@ def test_comparing_what_cannot_be_compared_is_one_line(
 # calibrate
 
 
-def test_calibration_is_told_and_what_is_missing_is_written(run: Path) -> None:
+def test_calibration_is_printed_and_missing_files_are_written(run: Path) -> None:
     kept = (run / "calibration.json").read_text()
     (run / "reliability.png").unlink()
-    said = caprmil("calibrate", run)
-    assert "| before |" in said
-    assert f"Written to {run}: reliability.png." in said
+    output = caprmil("calibrate", run)
+    assert "| before |" in output
+    assert f"Written to {run}: reliability.png." in output
     assert (run / "reliability.png").read_bytes().startswith(b"\x89PNG")
     (run / "calibration.json").unlink()
     caprmil("calibrate", run)
     assert (run / "calibration.json").read_text() == kept
 
 
-def test_calibrating_what_is_no_finished_run_is_one_line(
+def test_calibrating_an_unfinished_run_is_an_error_of_one_line(
     run: Path, mistake: Callable[..., str], tmp_path: Path
 ) -> None:
     assert "is not a run" in mistake("calibrate", tmp_path)
@@ -102,16 +104,16 @@ def test_calibrating_what_is_no_finished_run_is_one_line(
 QUICK = ("--patches", 20, "--features", 16, "--repeats", 1, "--device", "cpu")
 
 
-def test_models_are_measured_and_nothing_is_written_unasked(
+def test_models_are_measured_and_nothing_is_written_without_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    said = caprmil("cost", "--models", "mean, abmil", *QUICK)
-    assert all(name in said for name in ("mean", "abmil", "One bag of 20 patches"))
+    output = caprmil("cost", "--models", "mean, abmil", *QUICK)
+    assert all(name in output for name in ("mean", "abmil", "One bag of 20 patches"))
     assert list(tmp_path.iterdir()) == []
 
 
-def test_two_runs_of_one_name_are_both_measured(run: Path, tmp_path: Path) -> None:
+def test_two_runs_with_the_same_name_are_both_measured(run: Path, tmp_path: Path) -> None:
     other = shutil.copytree(run, tmp_path / "more" / "run")
     caprmil("cost", "--run", run, "--run", other, "--out", tmp_path / "out", *QUICK)
     with (tmp_path / "out/cost.csv").open() as file:
@@ -122,14 +124,14 @@ def test_two_runs_of_one_name_are_both_measured(run: Path, tmp_path: Path) -> No
     assert (tmp_path / "out/performance.png").exists()
 
 
-def test_a_mistake_in_what_to_measure_is_one_line(
+def test_a_mistake_in_what_to_measure_is_an_error_of_one_line(
     mistake: Callable[..., str], tmp_path: Path
 ) -> None:
     assert "Did you mean 'abmil'?" in mistake("cost", "--models", "abmill", *QUICK)
     assert "is not a run" in mistake("cost", "--run", tmp_path, *QUICK)
     (tmp_path / "cost.tex").write_text("mine")
-    said = mistake("cost", "--models", "mean", "--out", tmp_path, *QUICK)
-    assert "cost.tex already exists" in said
+    error = mistake("cost", "--models", "mean", "--out", tmp_path, *QUICK)
+    assert "cost.tex already exists" in error
     assert [path.name for path in tmp_path.iterdir()] == ["cost.tex"]
 
 
@@ -138,16 +140,21 @@ def test_a_mistake_in_what_to_measure_is_one_line(
 
 @pytest.fixture
 def words(tiny_cohort: Path, tmp_path: Path) -> list[object]:
-    """A sweep, but for what varies in it."""
+    """A sweep command without the settings that vary."""
     settings = ["model.dim=16", "train.epochs=2", "train.warmup_epochs=0", "splits.folds=2"]
     changes = [word for setting in settings for word in ("--set", setting)]
     where = ["--features", tiny_cohort.parent / "features", "--out", tmp_path / "out"]
     return ["sweep", tiny_cohort, *where, *changes, "--device", "cpu"]
 
 
-def test_a_sweep_tells_of_a_failed_point_and_ends_with_2(
-    words: list[object], tmp_path: Path
+def test_a_sweep_reports_a_failed_point_and_exits_with_2(
+    words: list[object], tiny_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def complete(recipe: Recipe, out: Path, **_: object) -> Run:
+        recipe.try_model()
+        return Run(shutil.copytree(tiny_run.folder, out))
+
+    monkeypatch.setattr(training, "complete", complete)
     result = invoke(*words, "--set", "model.heads=2,99", "--metric", "brier")
     assert result.exit_code == 2
     assert "1/2 heads=2\n    brier on validation 0." in result.stderr
@@ -163,7 +170,7 @@ def test_a_sweep_tells_of_a_failed_point_and_ends_with_2(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["model.heads=2"], "Nothing varies here"),
+        (["model.heads=2"], "No setting varies"),
         (["model.heads=2..4"], "is a range, and a grid needs values"),
         (["model.heds=2,4"], "Did you mean 'heads'"),
         (["modl.heads=2,4"], "Did you mean 'model'"),
@@ -173,7 +180,7 @@ def test_a_sweep_tells_of_a_failed_point_and_ends_with_2(
         (["model.heads=2,4", "--device", "gpu"], "A device is auto, cpu"),
     ],
 )
-def test_a_mistake_in_a_sweep_is_one_line_before_anything_is_written(
+def test_a_mistake_in_a_sweep_is_an_error_before_anything_is_written(
     options: list[str], message: str, words: list[object], mistake: Callable[..., str]
 ) -> None:
     assert message in mistake(*words, "--set", *options)
@@ -183,22 +190,22 @@ def test_a_mistake_in_a_sweep_is_one_line_before_anything_is_written(
 # reproduce
 
 
-def test_a_rehearsal_goes_all_the_way_and_again_at_once(
+def test_a_rehearsal_runs_and_is_not_trained_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     changes = ["--set", "model.dim=16", "--set", "splits.folds=2", "--device", "cpu"]
     words = ["reproduce", "tcga-nsclc", "--rehearse", "--models", "mean,caprmil", *changes]
-    said = caprmil(*words)
+    output = caprmil(*words)
     out = Path("runs/tcga-nsclc-rehearsal")
-    assert "its figures stand for nothing" in said
-    assert "- 40 slides; the paper has 1,006." in said
-    assert f"caprmil compare {out / 'mean'} {out / 'caprmil'}" in said
+    assert "its figures stand for nothing" in output
+    assert "- 40 slides; the paper has 1,006." in output
+    assert f"caprmil compare {out / 'mean'} {out / 'caprmil'}" in output
     assert {path.name for path in out.iterdir()} == {
         *("stand-in", "cohort.csv", "mean", "caprmil", "table.md", "table.csv", "table.tex"),
     }
     before = (out / "caprmil/scores.json").stat().st_mtime_ns
-    assert caprmil(*words) == said
+    assert caprmil(*words) == output
     assert (out / "caprmil/scores.json").stat().st_mtime_ns == before
 
 
@@ -212,7 +219,7 @@ def test_a_rehearsal_goes_all_the_way_and_again_at_once(
         (["bracs", "--features", ".", "--labels", "nowhere.csv"], "There is no file nowhere.csv"),
     ],
 )
-def test_a_mistake_in_a_reproduction_is_one_line_before_anything_is_written(
+def test_a_mistake_in_a_reproduction_is_an_error_before_anything_is_written(
     options: list[str],
     message: str,
     mistake: Callable[..., str],

@@ -24,7 +24,8 @@ from caprmil import config
 from caprmil.executors import Executor, JobStatus, RayExecutor
 from caprmil.experiments import reproduce as protocols
 from caprmil.experiments.status import read_status
-from caprmil.experiments.sweep import Plan, sweep
+from caprmil.experiments.sweep.plan import Plan
+from caprmil.experiments.sweep.runner import run_sweep
 from caprmil.features import bags
 from caprmil.features.extract import Encoding, Extraction
 from caprmil.features.settings import ExtractionConfig
@@ -279,15 +280,15 @@ def test_a_sweep_on_ray_is_the_same_and_a_search_has_as_many_trials(
     )  # fmt: skip
     grid = Plan(recipe=small, axes={"model.tokens": "2,4,8"})
     options: dict[str, Any] = {"device": "cpu", "progress": False}
-    plain = sweep(grid, tmp_path / "plain", **options)
-    on_ray = sweep(grid, tmp_path / "ray", **options, executor=one)
-    assert [r.point for r in on_ray.results] == [r.point for r in plain.results]
-    assert [r.scores for r in on_ray.results] == [r.scores for r in plain.results]
+    plain = run_sweep(grid, tmp_path / "plain", **options)
+    on_ray = run_sweep(grid, tmp_path / "ray", **options, executor=one)
+    assert [r.point for r in on_ray.points] == [r.point for r in plain.points]
+    assert [r.scores for r in on_ray.points] == [r.scores for r in plain.points]
     search = replace(grid, axes={"train.lr": "1e-4..1e-2"}, search="bayes", prune=True)
-    first = sweep(search, tmp_path / "search", trials=3, **options, executor=one)
-    more = sweep(search, tmp_path / "search", trials=5, **options, executor=one)
-    assert [r.point for r in more.results][:3] == [r.point for r in first.results]
-    assert len(more.results) + len(more.pruned) == 5
+    first = run_sweep(search, tmp_path / "search", trials=3, **options, executor=one)
+    more = run_sweep(search, tmp_path / "search", trials=5, **options, executor=one)
+    assert [r.point for r in more.points][:3] == [r.point for r in first.points]
+    assert len(more.points) + len(more.pruned) == 5
 
 
 @pytest.mark.slow

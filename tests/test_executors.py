@@ -3,7 +3,6 @@
 The last part starts Ray on this machine. tests/test_cluster.py has two nodes.
 """
 
-import os
 import socket
 import sys
 import time
@@ -15,10 +14,9 @@ import pytest
 from typer.testing import CliRunner
 
 from caprmil.cli import app
-from caprmil.errors import CaprmilError, RunError
+from caprmil.errors import CaprmilError
 from caprmil.executors import (
     Failed,
-    JobStatus,
     LocalExecutor,
     RayExecutor,
     Succeeded,
@@ -27,7 +25,6 @@ from caprmil.executors import (
     read_statuses,
 )
 from caprmil.executors.job_status import heartbeat, status_path
-from caprmil.experiments.status import read_status
 from executor_workers import (
     CannotStart,
     ListsGpus,
@@ -120,40 +117,6 @@ def await_(true: Callable[[], bool], seconds: float = 20) -> None:
         time.sleep(0.01)
 
 
-# Status
-
-
-def test_a_task_whose_process_is_gone_is_not_shown_as_running(tmp_path: Path) -> None:
-    with heartbeat(status_path(tmp_path, "slide")):
-        (unit,) = read_status(tmp_path).units
-        assert unit.state == "running"
-        assert f"process {os.getpid()}" in unit.remark
-        JobStatus(state="running", last_heartbeat=1.0).write(status_path(tmp_path, "slide"))
-        (unit,) = read_status(tmp_path).units
-        assert unit.state == "stopped"
-        assert "no heartbeat" in unit.remark
-
-
-def test_a_result_counts_more_than_a_status_file(tmp_path: Path) -> None:
-    JobStatus(state="waiting", reason="Its worker was lost.").write(status_path(tmp_path, "slide"))
-    assert read_status(tmp_path).count() == {"waiting": 1}
-    (tmp_path / "slide.h5").touch()
-    assert read_status(tmp_path).count() == {"done": 1}
-
-
-def test_a_folder_of_something_else_has_no_status(tmp_path: Path) -> None:
-    (tmp_path / "mine.txt").touch()
-    with pytest.raises(RunError, match="holds no bags, run, sweep or reproduction"):
-        read_status(tmp_path)
-
-
-def test_the_status_command_shows_what_failed_and_why(tmp_path: Path) -> None:
-    list(LocalExecutor().run(make_tasks(tmp_path, a="refuse"), Obedient, silent))
-    output = CliRunner().invoke(app, ["status", str(tmp_path)]).stdout
-    assert "This slide is broken." in output
-    assert "1 failed" in output
-
-
 # Ray
 
 
@@ -230,7 +193,7 @@ def test_on_ray_a_task_that_dies_or_fails_is_tried_three_times_and_the_others_st
     assert failures["b"].startswith("Its worker was lost")
     starts = {name: count_starts(tmp_path, name) for name in payloads}
     assert starts == {"a": 1, "b": 3, "c": 3, "d": 1, "e": 2, "f": 1}
-    states = {unit.name: unit.state for unit in read_status(tmp_path).units}
+    states = {name: status.state for name, status in read_statuses(tmp_path).items()}
     assert states == dict.fromkeys("bcd", "failed")
 
 
@@ -288,7 +251,7 @@ def test_a_result_that_cannot_be_pickled_is_a_failure_after_three_attempts(
     (found,) = executor.run(make_tasks(tmp_path, a=""), ReturnsLock, silent)
     assert isinstance(found, Failed)
     assert found.attempts == 3
-    assert read_status(tmp_path).count() == {"failed": 1}
+    assert [status.state for status in read_statuses(tmp_path).values()] == ["failed"]
 
 
 def test_workers_share_a_gpu_and_have_their_own_cores(

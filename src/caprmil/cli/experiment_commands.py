@@ -21,9 +21,9 @@ from caprmil.cli.shared import (
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from caprmil.errors import CaprmilError
     from caprmil.experiments.cost import Cost
-    from caprmil.experiments.sweep import Point, Pruned, Result
+    from caprmil.experiments.sweep.axes import Point
+    from caprmil.experiments.sweep.runner import Outcome
 
 
 @app.command()
@@ -142,7 +142,9 @@ def sweep(
     trials: Annotated[
         int | None, typer.Option(help="Points to train, at most; default: the grid, or 20.", min=1)
     ] = None,
-    metric: Annotated[str, typer.Option(help="What is best, on the validation parts.")] = "auc",
+    metric: Annotated[
+        str, typer.Option(help="What is best, on the validation parts; default: auc, or r2.")
+    ] = "",
     seed: Annotated[int, typer.Option(help="Of the search, not of the training.", min=0)] = 0,
     prune: Annotated[
         bool,
@@ -155,40 +157,41 @@ def sweep(
     gpus_per_worker: Gpus = 1.0,
 ) -> None:
     """Train a recipe at many settings, each as a run of its own; choose on validation alone."""
-    from caprmil.experiments import sweep as sweeps
-    from caprmil.experiments.sweep.results import show
+    from caprmil.experiments.sweep.plan import read_plan
+    from caprmil.experiments.sweep.pruning import Pruned
+    from caprmil.experiments.sweep.results import PARTS, PointResult, show
+    from caprmil.experiments.sweep.runner import run_sweep
 
-    plan = sweeps.read_plan(
+    plan = read_plan(
         recipe, change, features=features, search=search, metric=metric, seed=seed, prune=prune
     )
 
-    def listen(
-        number: int, total: int, point: "Point", outcome: "Result | Pruned | CaprmilError | None"
-    ) -> None:
-        told = f"{number}/{total} {point.name}: " if ray else "    "
+    def on_point(number: int, total: int, point: "Point", outcome: "Outcome | None") -> None:
+        prefix = f"{number}/{total} {point.name}: " if ray else "    "
         if outcome is None:
             typer.echo(f"{number}/{total} {point.name}", err=True)
-        elif isinstance(outcome, sweeps.Pruned):
-            typer.echo(f"{told}pruned {outcome}", err=True)
-        elif isinstance(outcome, sweeps.Result):
-            said = [f"{part} {show(outcome.mean(part, metric))}" for part in ("validation", "test")]
-            typer.echo(f"{told}{metric} on {', on '.join(said)}; {outcome.seconds:.0f} s", err=True)
+        elif isinstance(outcome, Pruned):
+            typer.echo(f"{prefix}pruned {outcome}", err=True)
+        elif isinstance(outcome, PointResult):
+            scores = [f"{part} {show(outcome.mean(part, plan.metric))}" for part in PARTS]
+            seconds = f"{outcome.seconds:.0f} s"
+            typer.echo(f"{prefix}{plan.metric} on {', on '.join(scores)}; {seconds}", err=True)
         else:
-            typer.secho(f"{told}failed: {outcome}", err=True, fg="red")
+            typer.secho(f"{prefix}failed: {outcome}", err=True, fg="red")
 
     progress = sys.stderr.isatty()  # in a log file, a line for each point is enough
     with find_executor(ray, device, gpus_per_worker) as executor:
-        found = sweeps.sweep(
+        results = run_sweep(
             plan,
             out,
             trials=trials,
             device=device,
             progress=progress,
-            listen=listen,
+            on_point=on_point,
             executor=executor,
         )
-    typer.echo(found.as_markdown())
-    if found.results:
+    typer.echo(results.as_markdown())
+    if results.points:
         typer.echo(f"Written to {out}: sweep.csv, sweep.md, sweep.png, and the runs in points/.")
-    if found.failures:
+    if results.failures:
         raise typer.Exit(2)

@@ -18,10 +18,10 @@ def status(
     from caprmil.experiments.status import read_status
 
     found = read_status(out)
-    units = found.open()
+    units = found.unfinished()
     if units:
-        rows = [[unit.name, unit.state, unit.remark] for unit in units[:MOST]]
-        show_table(["unit", "state", "remark"], rows)
+        rows = [[unit.name, unit.state, unit.detail] for unit in units[:MOST]]
+        show_table(["task", "state", "detail"], rows)
     if len(units) > MOST:
         typer.echo(f"And {len(units) - MOST} more.")
     counted = ", ".join(f"{count} {state}" for state, count in found.count().items())

@@ -1,53 +1,55 @@
-"""Status: what of a long work is done, running, failed and still to do, by its files alone.
+"""Status of a folder: which tasks are done, running, failed or to do, read from its files.
 
-It can be asked from any machine that sees the folder, whether or not anybody is at work in it.
+It works on every machine that sees the folder, whether or not a process runs in it. It loads no
+torch, so that it is quick.
 """
 
 import time
-from collections.abc import Iterator, Mapping
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from caprmil import config
 from caprmil.errors import RecipeError, RunError
 from caprmil.executors.job_status import JobStatus, read_statuses
-from caprmil.experiments.sweep.plan import Plan
-from caprmil.experiments.sweep.pruning import PRUNED
-from caprmil.experiments.sweep.running import PICTURE, PLAN
+from caprmil.experiments.sweep import FIGURE, PLAN, POINTS, PRUNED
+from caprmil.experiments.sweep.axes import SearchSpace
 from caprmil.io.json_files import read_json
-from caprmil.io.paths import as_path
-from caprmil.runs.run import RECIPE, SCORES, Run
+from caprmil.io.paths import RemotePath, as_path
+from caprmil.runs.remote import FOLDS, LAST, START, finished_folds
 from caprmil.slides.qc import Record
 
+RECIPE, SPLITS, SCORES = START[0], START[1], LAST
 STATES = ("done", "no tissue", "pruned", "running", "waiting", "stopped", "failed", "to do")
-"""waiting: for another try, after one that failed. stopped: begun, but nobody is at it any more."""
+"""waiting: for a retry after a failure. stopped: started, but its process is gone."""
+RESUMES = "resumes from its last epoch"
 
 
 @dataclass(frozen=True)
-class Standing:
-    """How a unit of work stands."""
+class TaskStatus:
+    """The state of a slide, fold or point, with a detail such as the reason of a failure."""
 
     name: str
     state: str
-    remark: str = ""
+    detail: str = ""
 
 
 @dataclass(frozen=True)
 class Status:
-    """What a folder holds, and how each unit of it stands."""
+    """The kind of a folder, and the state of each task in it."""
 
     kind: str
-    units: tuple[Standing, ...]
+    tasks: tuple[TaskStatus, ...]
 
     def count(self) -> dict[str, int]:
-        """Return how many units are in each state in which there are any."""
-        counts = {state: sum(unit.state == state for unit in self.units) for state in STATES}
+        """Return the number of tasks in each state that occurs."""
+        counts = {state: sum(task.state == state for task in self.tasks) for state in STATES}
         return {state: count for state, count in counts.items() if count}
 
-    def open(self) -> list[Standing]:
-        """Return the units that are not done."""
-        return [unit for unit in self.units if unit.state not in ("done", "no tissue")]
+    def unfinished(self) -> list[TaskStatus]:
+        """Return the tasks that are not done."""
+        return [task for task in self.tasks if task.state not in ("done", "no tissue")]
 
 
 def read_status(folder: str | Path) -> Status:
@@ -60,98 +62,112 @@ def read_status(folder: str | Path) -> Status:
     if (folder / RECIPE).exists():
         return Status("a run", tuple(_folds(folder)))
     if models := sorted(path.parent for path in folder.glob(f"*/{RECIPE}")):
-        units = [unit for model in models for unit in _folds(model, f"{model.name}/")]
-        return Status("a reproduction", tuple(units))
-    if (units := list(_slides(folder))) or (folder / "qc.csv").exists():
-        return Status("bags", tuple(units))
+        tasks = [task for model in models for task in _folds(model, f"{model.name}/")]
+        return Status("a reproduction", tuple(tasks))
+    if (tasks := list(_slides(folder))) or (folder / "qc.csv").exists():
+        return Status("bags", tuple(tasks))
     raise RunError(
         f"{folder} holds no bags, run, sweep or reproduction. Name the folder that was --out."
     )
 
 
-def _slides(folder: Path) -> Iterator[Standing]:
-    """Tell of slides that were begun; what has not been is known to the command alone."""
+def _slides(folder: Path) -> Iterator[TaskStatus]:
+    """Yield the slides that were started. The folder does not say which others there are."""
     statuses = read_statuses(folder)
     records = {
         path.stem: Record.read(folder / "qc", path.stem) for path in folder.glob("qc/*.json")
     }
     bags = {path.stem for path in folder.glob("*.h5") if not path.name.startswith(".")}
     for name in sorted({*statuses, *records, *bags}):
-        record, at_work = records.get(name), _told(name, statuses)
-        if at_work and at_work.state == "running":
-            yield at_work
+        record, unfinished = records.get(name), _unfinished(name, statuses)
+        if unfinished and unfinished.state == "running":
+            yield unfinished
         elif record and record.state == "failed":
-            yield Standing(name, "failed", record.reason)
+            yield TaskStatus(name, "failed", record.reason)
         elif record or name in bags:
-            yield Standing(name, record.state if record else "done")
-        elif at_work:
-            yield at_work
+            yield TaskStatus(name, record.state if record else "done")
+        elif unfinished:
+            yield unfinished
 
 
-def _folds(folder: Path, prefix: str = "") -> Iterator[Standing]:
+def _folds(folder: Path, prefix: str = "") -> Iterator[TaskStatus]:
     try:
-        run = Run(folder)
-    except RunError:  # stopped before all of it was written
-        yield Standing(f"{prefix}folds", "to do", "the run has only just been opened")
+        folds: list[str] = [fold["name"] for fold in read_json(folder / SPLITS)["folds"]]
+    except (OSError, ValueError, KeyError):  # it was stopped before these files were written
+        yield TaskStatus(f"{prefix}folds", "to do", "the run was only just created")
         return
-    statuses, done = read_statuses(folder), {fold.name for fold in run.done}
-    for fold in run.splits:
-        name = prefix + fold.name
-        if fold.name in done:
-            yield Standing(name, "done")
-        elif told := _told(fold.name, statuses):
-            yield Standing(name, told.state, told.remark)
-        elif (folder / "folds" / f".{fold.name}.part").is_dir():
-            yield Standing(name, "stopped", "goes on from its last epoch")
+    statuses, done = read_statuses(folder), set(_finished_folds(folder, folds))
+    for fold in folds:
+        name = prefix + fold
+        if fold in done:
+            yield TaskStatus(name, "done")
+        elif unfinished := _unfinished(fold, statuses):
+            yield TaskStatus(name, unfinished.state, unfinished.detail)
+        elif (folder / FOLDS / f".{fold}.part").is_dir():
+            yield TaskStatus(name, "stopped", RESUMES)
         else:
-            yield Standing(name, "to do")
-    yield Standing(f"{prefix}scores", "done" if run.finished else "to do")
+            yield TaskStatus(name, "to do")
+    yield TaskStatus(f"{prefix}scores", "done" if (folder / SCORES).exists() else "to do")
 
 
-def _points(folder: Path) -> Iterator[Standing]:
+def _finished_folds(folder: Path, folds: Iterable[str]) -> list[str]:
+    if isinstance(folder, RemotePath):
+        return finished_folds(folder)
+    return [fold for fold in folds if (folder / FOLDS / fold).is_dir()]
+
+
+def _points(folder: Path) -> Iterator[TaskStatus]:
     statuses = read_statuses(folder)
-    names = {path.name: None for path in sorted((folder / "points").glob("*")) if path.is_dir()}
-    names |= dict.fromkeys(statuses)
-    # With --trials not all of a grid is asked for: once a sweep has its picture, none is to do.
-    # A grid too large to be trained whole is an error here; of a search nobody knows.
-    with suppress(RecipeError):
-        plan = config.load(folder / PLAN, into=Plan)
-        asked = plan.search == "grid" and not (folder / PICTURE).exists()
-        names |= {p.name: None for p in plan.listed()} if asked else {}
+    names = {path.name: None for path in sorted((folder / POINTS).glob("*")) if path.is_dir()}
+    names |= dict.fromkeys([*statuses, *_grid(folder)])
     for name in names:
-        point, told = folder / "points" / name, _told(name, statuses)
+        point, unfinished = folder / POINTS / name, _unfinished(name, statuses)
         if (point / SCORES).exists():
-            yield Standing(name, "done")
+            yield TaskStatus(name, "done")
         elif (point / PRUNED).exists():
-            facts = read_json(point / PRUNED)
-            yield Standing(name, "pruned", f"{facts['fold']}, after epoch {facts['epoch']}")
-        elif told:
-            yield told
+            pruned = read_json(point / PRUNED)
+            yield TaskStatus(name, "pruned", f"{pruned['fold']}, after epoch {pruned['epoch']}")
+        elif unfinished:
+            yield unfinished
         elif point.is_dir():
-            yield Standing(name, "stopped", "goes on from its last epoch")
+            yield TaskStatus(name, "stopped", RESUMES)
         else:
-            yield Standing(name, "to do")
+            yield TaskStatus(name, "to do")
 
 
-def _told(name: str, statuses: Mapping[str, JobStatus]) -> Standing | None:
+def _grid(folder: Path) -> list[str]:
+    """Return the points of a grid, in order; nothing for a search, whose points are not known.
+
+    A sweep with --trials trains a part of its grid. So when it has its figure, nothing is to do.
+    """
+    with suppress(
+        OSError, ValueError, KeyError, RecipeError
+    ):  # e.g. more points than a grid may have
+        plan = tomllib.loads((folder / PLAN).read_text(encoding="utf-8"))
+        if plan["search"] == "grid" and not (folder / FIGURE).exists():
+            return [point.name for point in SearchSpace(plan["axes"]).grid()]
+    return []
+
+
+def _unfinished(name: str, statuses: Mapping[str, JobStatus]) -> TaskStatus | None:
     """Return the state in a status file; "stopped" if its process is gone."""
     if name not in statuses:
         return None
     status = statuses[name]
     if status.lost:
-        silence = _span(status.silent_seconds)
-        return Standing(name, "stopped", f"no heartbeat for {silence} from {status.process}")
-    tries = f"attempt {status.attempt}" if status.attempt > 1 or status.state != "running" else ""
+        silence = _duration(status.silent_seconds)
+        return TaskStatus(name, "stopped", f"no heartbeat for {silence} from {status.process}")
+    attempt = f"attempt {status.attempt}" if status.attempt > 1 or status.state != "running" else ""
     if status.state == "running":
-        far = f"{status.done:g} of {status.total:g} {status.message}" if status.total else ""
-        since = f"since {_span(time.time() - status.started)}"
-        parts = [far, since, f"on {status.process}", tries]
+        done = f"{status.done:g} of {status.total:g} {status.message}" if status.total else ""
+        since = f"since {_duration(time.time() - status.started)}"
+        parts = [done, since, f"on {status.process}", attempt]
     else:
-        parts = [status.reason, tries]
-    return Standing(name, status.state, "; ".join(part for part in parts if part))
+        parts = [status.reason, attempt]
+    return TaskStatus(name, status.state, "; ".join(part for part in parts if part))
 
 
-def _span(seconds: float) -> str:
+def _duration(seconds: float) -> str:
     if seconds < 100:
         return f"{max(seconds, 0):.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.0f} h"

@@ -15,13 +15,12 @@ from caprmil.experiments.reproduce.protocols import (
     read_labels,
     recipe_folder,
 )
-from caprmil.experiments.reproduce.result import Line, Reproduction
-from caprmil.experiments.reproduce.running import reproduce
+from caprmil.experiments.reproduce.reproduction import ModelScore, Reproduction, reproduce
 
 __all__ = [
     "PROTOCOLS",
     "REHEARSAL",
-    "Line",
+    "ModelScore",
     "Protocol",
     "Reproduction",
     "all_models",

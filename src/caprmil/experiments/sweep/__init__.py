@@ -1,8 +1,16 @@
-"""Sweeps: one recipe at many settings, as a grid or a search, each point a run of its own."""
+"""Sweeps: a recipe trained at many points, as a grid or by a search. A sweep is a folder:
 
-from caprmil.experiments.sweep.plan import Plan, Point, read_plan
-from caprmil.experiments.sweep.pruning import Pruned
-from caprmil.experiments.sweep.results import Result, Sweep
-from caprmil.experiments.sweep.running import sweep
+sweep.toml     the plan
+points/NAME/   a run per point; pruned.json in a point that was pruned
+seconds.json   the training time of each point
+trials.json    the proposals of a Bayesian search
+sweep.csv      every metric of every point and fold
+sweep.md       a table of the points
+sweep.png      a figure, written when the sweep is finished
 
-__all__ = ["Plan", "Point", "Pruned", "Result", "Sweep", "read_plan", "sweep"]
+This file loads nothing, so that `caprmil status` is quick.
+"""
+
+PLAN, POINTS, PRUNED = "sweep.toml", "points", "pruned.json"
+SECONDS, PROPOSALS = "seconds.json", "trials.json"
+CSV, MARKDOWN, FIGURE = "sweep.csv", "sweep.md", "sweep.png"

@@ -1,35 +1,36 @@
-"""Pruning: a point is given up when its validation curve is worse than the median of the others.
+"""Pruning: Optuna's MedianPruner on the validation losses that runs keep.
 
-What is compared is the lowest validation loss so far, as a mean over the folds so far, with that of
-each finished point after as many folds and epochs. The runs themselves hold these curves, so who
-trains a point can tell by the files alone, on whatever machine.
+A worker reads the losses of finished points from their runs. So pruning needs no messages between
+workers, and works on every machine that sees the folder of the sweep.
 """
 
-import csv
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from math import nan
+from itertools import accumulate
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
+import optuna
+from optuna.pruners import MedianPruner
 
-from caprmil.errors import CaprmilError
-from caprmil.experiments.sweep.plan import Point
+from caprmil.experiments.sweep import PRUNED
+from caprmil.experiments.sweep.axes import Point
 from caprmil.io.atomic import write_text
 from caprmil.io.json_files import as_json, read_json
-from caprmil.runs.history import Row
+from caprmil.runs.history import HISTORY, Row, read_history
 from caprmil.runs.run import SCORES, SPLITS
 
-LEAST = 4  # finished points before any can be pruned
-PRUNED = "pruned.json"
+MIN_POINTS = 4  # finished points, before one can be pruned
+STEPS_PER_FOLD = 100_000  # more than epochs: a step stands for the same fold and epoch everywhere
 
-Curves = Sequence[Sequence[float]]
-"""The validation loss of each fold so far, epoch by epoch."""
+Losses: TypeAlias = Sequence[Sequence[float]]
+"""The validation loss of each fold so far, by epoch."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pruned:
-    """A point that was given up, and when: it is no result."""
+    """A point that was stopped early: in which fold, after which epoch, and why."""
 
     point: Point
     fold: str
@@ -45,83 +46,86 @@ class Pruned:
         )
 
     def write(self, folder: Path) -> None:
-        facts = {name: value for name, value in asdict(self).items() if name != "point"}
-        write_text(folder / PRUNED, as_json(facts))
+        fields = {name: value for name, value in asdict(self).items() if name != "point"}
+        write_text(folder / PRUNED, as_json(fields))
 
     @staticmethod
     def read(folder: Path, point: Point) -> "Pruned | None":
-        """Return that a point was pruned before, if it was."""
+        """Return how a point was pruned before, or None."""
         path = folder / PRUNED
         return Pruned(point=point, **read_json(path)) if path.exists() else None
 
 
-class GivenUp(CaprmilError):  # noqa: N818  no error: it has done what was asked
-    """Raised in the midst of a training that is given up."""
+class PruningCheck:
+    """A callback for every epoch of a point. It raises optuna.TrialPruned to stop the training."""
 
-    def __init__(self, verdict: Pruned) -> None:
-        super().__init__(f"Pruned {verdict}.")
-        self.verdict = verdict
-
-
-class Judge:
-    """Hears the epochs of a point, and raises when it is worse than the median of the others."""
-
-    def __init__(self, points: Path, point: Point, *, warmup: int) -> None:
-        self.points, self.point, self.warmup = points, point, warmup
-        self.others: dict[str, Curves] = {}
+    def __init__(self, points: Path, point: Point, *, warmup_epochs: int) -> None:
+        self.points, self.point = points, point
+        self.pruned: Pruned | None = None
+        self.read: set[str] = {point.name}
+        pruner = MedianPruner(MIN_POINTS, warmup_epochs, n_min_trials=MIN_POINTS)
+        self.study = optuna.create_study(direction="minimize", pruner=pruner)
+        self.trial = self.study.ask()
+        self.reported: dict[int, float] = {}
 
     def __call__(self, fold: str, row: Row) -> None:
         folder = self.points / self.point.name / "folds"
-        own = [*read_curves(folder, before=fold), _losses(folder / f".{fold}.part/history.csv")]
-        if len(own) == 1 and row["epoch"] < self.warmup:
-            return
-        self._look_around()
-        loss, others = lowest(own), [level_with(own, curves) for curves in self.others.values()]
-        others = [value for value in others if not np.isnan(value)]
-        if len(others) >= LEAST and loss > np.median(others):
-            raise GivenUp(
-                Pruned(
-                    point=self.point,
-                    fold=fold,
-                    epoch=int(row["epoch"]),
-                    loss=loss,
-                    median=float(np.median(others)),
-                    others=len(others),
-                )
-            )
+        losses = [*read_losses(folder, before=fold), _losses(folder / f".{fold}.part")]
+        for step, loss in reported_values(losses).items():
+            if step not in self.reported:
+                self.reported[step] = loss
+                self.trial.report(loss, step)
+        self._add_finished_points()
+        if self.trial.should_prune():
+            self.pruned = self._describe(fold, int(row["epoch"]))
+            raise optuna.TrialPruned(f"Pruned {self.pruned}.")
 
-    def _look_around(self) -> None:
-        """Read the curves of points that are finished by now."""
+    def _add_finished_points(self) -> None:
+        """Add the points that have finished by now to the study."""
         for scores in self.points.glob(f"*/{SCORES}"):
-            name = scores.parent.name
-            if name not in self.others and name != self.point.name:
-                self.others[name] = read_curves(scores.parent / "folds")
+            if scores.parent.name not in self.read:
+                self.read.add(scores.parent.name)
+                values = reported_values(read_losses(scores.parent / "folds"))
+                if values:
+                    finished = optuna.create_trial(
+                        value=list(values.values())[-1], intermediate_values=values
+                    )
+                    self.study.add_trial(finished)
+
+    def _describe(self, fold: str, epoch: int) -> Pruned:
+        step = max(self.reported)
+        finished = self.study.get_trials(states=(optuna.trial.TrialState.COMPLETE,))
+        others = [t.intermediate_values[step] for t in finished if step in t.intermediate_values]
+        return Pruned(
+            point=self.point,
+            fold=fold,
+            epoch=epoch,
+            loss=min(self.reported.values()),
+            median=float(np.median(others)),
+            others=len(others),
+        )
 
 
-def lowest(curves: Curves) -> float:
-    """Return the mean over folds of the lowest loss so far."""
-    return float(np.mean([min(losses, default=nan) for losses in curves]))
+def reported_values(losses: Losses) -> dict[int, float]:
+    """Return what is reported to Optuna after each epoch of each fold, by step.
 
-
-def level_with(own: Curves, other: Curves) -> float:
-    """Return the lowest loss of another point when it was as far; NaN if it never was.
-
-    In a fold that was stopped early the lowest stays what it was.
+    It is the mean over the folds so far of the lowest loss so far in each.
     """
-    if len(other) < len(own):
-        return nan
-    return lowest([*other[: len(own) - 1], other[len(own) - 1][: len(own[-1])]])
+    values: dict[int, float] = {}
+    finished: list[float] = []
+    for number, fold in enumerate(losses):
+        for epoch, lowest in enumerate(accumulate(fold, min)):
+            values[STEPS_PER_FOLD * number + epoch] = float(np.mean([*finished, lowest]))
+        finished += [min(fold)] if fold else []
+    return values
 
 
-def read_curves(folder: Path, *, before: str | None = None) -> Curves:
-    """Return the curves of the folds that are done, in order, up to one if it is named."""
-    splits = read_json(folder.parent / SPLITS)["folds"]
-    names: list[str] = [fold["name"] for fold in splits]
-    upto = names if before is None else names[: names.index(before)]
-    return [_losses(folder / name / "history.csv") for name in upto]
+def read_losses(folder: Path, *, before: str | None = None) -> Losses:
+    """Return the losses of the folds in order: of all, or of those before one."""
+    names: list[str] = [fold["name"] for fold in read_json(folder.parent / SPLITS)["folds"]]
+    names = names if before is None else names[: names.index(before)]
+    return [_losses(folder / name) for name in names]
 
 
-def _losses(path: Path) -> list[float]:
-    with path.open(encoding="utf-8") as file:
-        rows: list[Mapping[str, str]] = list(csv.DictReader(file))
-    return [float(row["val_loss"]) for row in rows if "val_loss" in row]
+def _losses(fold: Path) -> list[float]:
+    return read_history(fold / HISTORY).get("val_loss", [])

@@ -1,87 +1,114 @@
-"""Searching: points that Optuna proposes, one at a time or several at once."""
+"""Search: the points of a plan, in the order of a grid or as Optuna's samplers propose them.
+
+The study is in memory and is built anew from the runs. A file of Optuna's would be a second record
+of what the folders of points already say: it keeps killed trials as running, and cannot turn a
+failed trial into a finished one.
+"""
 
 import json
 from collections.abc import Iterator, Mapping
-from math import isnan
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
+import optuna
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+)
+from optuna.samplers import BaseSampler, RandomSampler, TPESampler
+from optuna.trial import Trial, TrialState
 
-from caprmil.errors import RecipeError
-from caprmil.experiments.sweep.plan import Plan, Point, Range
+from caprmil.experiments.sweep.axes import Axis, Point, Values
+from caprmil.experiments.sweep.plan import Plan
 from caprmil.io.atomic import write_text
-from caprmil.targets import find_metric
 
-Scores = Mapping[str, float | None]
-"""What a search goes by; None for a point that failed, NaN for one that was pruned."""
+DEFAULT_TRIALS = 20  # points of a search without --trials
+DRAWS_PER_POINT = 100  # until a space is taken to have no other points
+
+Score: TypeAlias = float | TrialState
+"""The score of a point on validation, or that it failed or was pruned."""
+
+optuna.logging.set_verbosity(optuna.logging.WARNING)
 
 
-def led_by_optuna(
-    plan: Plan, trials: int, scores: Scores, *, log: Path | None = None, several: bool = False
+def count_points(plan: Plan, trials: int | None) -> int:
+    """Return the number of points that a sweep trains, at most."""
+    if trials is not None and trials < 1:
+        raise ValueError(f"{trials=} must be at least 1.")
+    if plan.search == "grid" and trials is None:
+        return len(plan.space.grid())
+    return int(min(trials or DEFAULT_TRIALS, plan.space.size))
+
+
+def propose_points(
+    plan: Plan,
+    trials: int | None,
+    scores: Mapping[str, Score],
+    *,
+    log: Path | None = None,
+    parallel: bool = False,
 ) -> Iterator[Point]:
-    """Yield points that Optuna's TPE proposes, each with all scores in mind that are there by then.
+    """Yield the points to train, each once. `scores` has those known so far, by point.
 
-    Its memory is made anew from the runs, and each trial has a seed of its own. So a search that
-    was stopped comes to the same points again, finds them trained, and goes on as if it had never
-    been stopped. If several are trained at once, a proposal depends on which were done by then:
-    so what was drawn is kept in `log`, and drawn from there the next time.
+    A grid is in order. A part of a grid and a random search are drawn by Optuna's RandomSampler,
+    and more trials begin with the points of fewer. A Bayesian search uses its TPESampler, with all
+    scores that are known by then. Every trial has its own seed, so a search that was stopped
+    proposes the same points again, finds them trained, and continues. With parallel workers a
+    proposal depends on which points were finished, so the proposals are kept in `log`.
     """
-    optuna = import_optuna()
-    lower = not find_metric(plan.metric).higher_is_better
-    study = optuna.create_study(direction="minimize" if lower else "maximize")
-    drawn: list[dict[str, Any]] = json.loads(log.read_text()) if log and log.exists() else []
-    unheard: dict[Any, str] = {}  # trials whose points are in work
-    for number in range(trials):
-        for trial in [trial for trial, name in unheard.items() if name in scores]:
-            _tell(study, trial, scores[unheard.pop(trial)])
-        seed = np.random.SeedSequence([plan.seed, number]).generate_state(1)
-        study.sampler = optuna.samplers.TPESampler(seed=int(seed[0]), constant_liar=several)
-        if number < len(drawn):
-            study.enqueue_trial(drawn[number])
-        trial = study.ask()
-        point = plan.point(_draw(plan, trial))
-        if number >= len(drawn):
-            drawn.append(trial.params)
-            if log:
-                write_text(log, json.dumps(drawn, indent=2) + "\n", replace=True)
-        unheard[trial] = point.name
-        yield point
+    total = count_points(plan, trials)
+    if plan.search == "grid" and total == plan.space.size:
+        yield from plan.space.grid()
+        return
+    distributions = {key: distribution(axis) for key, axis in plan.space.axes.items()}
+    study = optuna.create_study(direction="maximize" if plan.higher_is_better else "minimize")
+    logged: list[dict[str, Any]] = json.loads(log.read_text()) if log and log.exists() else []
+    running: dict[Trial, str] = {}
+    names: set[str] = set()
+    for number in range(DRAWS_PER_POINT * total):
+        # TPE returns to a good point, and that counts as a trial. Other draws are repeated.
+        if (number if plan.search == "bayes" else len(names)) >= total:
+            return
+        for trial in [trial for trial, name in running.items() if name in scores]:
+            _tell(study, trial, scores[running.pop(trial)])
+        study.sampler = make_sampler(plan, number, parallel=parallel)
+        if number < len(logged):
+            study.enqueue_trial(logged[number])
+        trial = study.ask(distributions)
+        if log and number >= len(logged):
+            logged.append(trial.params)
+            write_text(log, json.dumps(logged, indent=2) + "\n", replace=True)
+        axes = plan.space.axes.items()
+        point = plan.space.point({key: axis.text(trial.params[key]) for key, axis in axes})
+        if plan.search == "bayes":
+            running[trial] = point.name
+        if point.name not in names:
+            names.add(point.name)
+            yield point
 
 
-def _draw(plan: Plan, trial: Any) -> dict[str, str]:
-    """Let a trial choose a value on every axis."""
-    changes = {}
-    for key, axis in plan.space().items():
-        if not isinstance(axis, Range):
-            changes[key] = trial.suggest_categorical(key, axis.texts)
-        elif axis.whole:
-            drawn = trial.suggest_int(key, int(axis.low), int(axis.high), log=axis.log)
-            changes[key] = axis.text(drawn)
-        else:
-            drawn = trial.suggest_float(key, axis.low, axis.high, log=axis.log)
-            changes[key] = axis.text(drawn)
-    return changes
+def distribution(axis: Axis) -> BaseDistribution:
+    """Return what Optuna samples an axis from."""
+    if isinstance(axis, Values):
+        return CategoricalDistribution(axis.texts)
+    if axis.integer:
+        return IntDistribution(int(axis.low), int(axis.high), log=axis.log)
+    return FloatDistribution(axis.low, axis.high, log=axis.log)
 
 
-def _tell(study: Any, trial: Any, score: float | None) -> None:
-    states = import_optuna().trial.TrialState
-    if score is None:
-        study.tell(trial, state=states.FAIL)
-    elif isnan(score):
-        study.tell(trial, state=states.PRUNED)
+def make_sampler(plan: Plan, number: int, *, parallel: bool) -> BaseSampler:
+    """Return the sampler of a trial, with a seed of the plan and the number of the trial."""
+    seed = int(np.random.SeedSequence([plan.seed, number]).generate_state(1)[0])
+    if plan.search == "bayes":
+        return TPESampler(seed=seed, constant_liar=parallel)
+    return RandomSampler(seed=seed)
+
+
+def _tell(study: optuna.Study, trial: Trial, score: Score) -> None:
+    if isinstance(score, TrialState):
+        study.tell(trial, state=score)
     else:
         study.tell(trial, score)
-
-
-def import_optuna() -> Any:
-    """Return Optuna, quiet; or say how to get it."""
-    try:
-        import optuna
-    except ImportError:
-        raise RecipeError(
-            "--search bayes needs Optuna: pip install 'caprmil[search]'. "
-            "--search random does without."
-        ) from None
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    return optuna
