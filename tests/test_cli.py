@@ -55,7 +55,7 @@ def test_training_leaves_everything_in_the_run(home: Path) -> None:
     names = {path.name for path in (home / "run").iterdir()}
     told = {"recipe.toml", "run.json", "splits.json", "predictions.csv", "scores.json"}
     told |= {"scores.md", "curves.png", "roc.png", "folds"}
-    assert names == told | {"shortcuts", "calibration.json", "reliability.png"}
+    assert names == told | {"baselines", "calibration.json", "reliability.png"}
 
 
 def test_training_again_into_the_same_folder_is_refused(home: Path) -> None:
@@ -123,7 +123,7 @@ def test_another_cohort_is_scored_by_every_folds_model(home: Path, tmp_path: Pat
 
 def test_slides_that_the_models_know_are_not_scored_again(home: Path) -> None:
     words = ("--cohort", home / "labels.csv", "--features", home / "features")
-    with pytest.raises(CaprmilError, match="know 24 of these slides"):
+    with pytest.raises(CaprmilError, match="trained on 24 of these slides"):
         caprmil("evaluate", home / "run", *words)
 
 

@@ -135,7 +135,7 @@ def exported(tiny_run: Run, tmp_path_factory: pytest.TempPathFactory) -> Exporte
 
 def test_a_file_holds_its_metadata(tiny_run: Run, exported: ExportedModel) -> None:
     metadata = export.read_metadata(exported.path)
-    assert metadata["classes"] == list(tiny_run.target.names)
+    assert metadata["target"]["classes"] == list(tiny_run.target.names)
     assert metadata["fold"] == tiny_run.done[0].name
     assert metadata["outputs"] == ["probabilities", "logits", "attention", "assignments_1"]
     assert {"encoder", "fingerprint", "mpp", "patch_px", "caprmil", "model"} <= metadata.keys()
