@@ -68,7 +68,7 @@ def pixels(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def library(tiny_run: "Run", pixels: Path) -> "Library":
-    """What the viewer shows of the tiny run."""
+    """The viewer's slides of the tiny run."""
     from caprmil.viewer import Library
 
     return Library(tiny_run, pixels=pixels, device="cpu")
@@ -121,7 +121,7 @@ def remote_cohort(request: pytest.FixtureRequest, tiny_cohort: Path) -> Iterator
         folder.filesystem.rm(str(folder), recursive=True)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # playwright's event loop would disturb other modules
 def chromium() -> Iterator[Any]:
     """A browser without a window, from Debian's package chromium."""
     path = shutil.which("chromium") or shutil.which("chromium-browser")

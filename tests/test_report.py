@@ -72,7 +72,7 @@ class Reader(HTMLParser):
         return [attributes for tag, attributes in self.tags if tag == name]
 
 
-def case_of(run: Run, bag: Path, pixels: Path | None = None) -> ExplainedSlide:
+def explain_bag(run: Run, bag: Path, pixels: Path | None = None) -> ExplainedSlide:
     return explain.explain_slide(run, explain.locate_slide(run, bag, pixels=pixels), device="cpu")
 
 
@@ -90,7 +90,7 @@ def slide_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def with_pixels(tiny_run: Run, slide_file: Path) -> ExplainedSlide:
     """A new slide with its slide file."""
-    return case_of(tiny_run, slide_file.with_suffix(".h5"), slide_file)
+    return explain_bag(tiny_run, slide_file.with_suffix(".h5"), slide_file)
 
 
 @pytest.fixture(scope="module")
@@ -183,14 +183,14 @@ def test_no_name_becomes_html_or_script(copy: Run, tmp_path: Path) -> None:
     bag = tmp_path / "<img src=x onerror=alert(1)>.h5"
     shutil.copy(copy.paths["slide_003"], bag)
     run = Run(copy.folder)
-    case = case_of(run, bag)
-    for text in (report.slide_report(run, case), report.run_report(run)):
+    explained = explain_bag(run, bag)
+    for text in (report.slide_report(run, explained), report.run_report(run)):
         check_offline(text)
         read = Reader(text)
         assert len(read.scripts) == 3
         assert "<img src=x onerror=alert(1)>" in read.text
         assert all(str(image["src"]).startswith("data:") for image in read.all("img"))
-    assert json.loads(Reader(report.slide_report(run, case)).scripts[0])["classes"][1] == NASTY
+    assert json.loads(Reader(report.slide_report(run, explained)).scripts[0])["classes"][1] == NASTY
 
 
 def test_templates_escape_text_but_not_markup() -> None:
@@ -353,7 +353,7 @@ def test_a_bag_alone_gives_a_report_without_pictures(
 def test_a_report_says_that_a_bag_has_no_coordinates(tiny_run: Run, tmp_path: Path) -> None:
     features = RareSignal(width=64, patches=(40, 80)).bag(7)[0]
     bag = bags.write(tmp_path / "placeless.h5", features, **KINDS)
-    text = report.slide_report(tiny_run, case_of(tiny_run, bag))
+    text = report.slide_report(tiny_run, explain_bag(tiny_run, bag))
     assert "has no coordinates: patches are shown row by row" in text
 
 
@@ -365,10 +365,10 @@ def test_coordinates_in_micrometres_are_shown_as_a_grid_without_the_slide(
         file["feats"] = features
         file["coords"] = 256.0 * np.stack(np.divmod(np.arange(12), 3), axis=1)
         file.attrs.update({"unit": "um", "tile_size_um": 256.0, "tile_size_px": 256})
-    case = case_of(tiny_run, tmp_path / "stamp.h5")
-    facts = pack(case).facts
+    explained = explain_bag(tiny_run, tmp_path / "stamp.h5")
+    facts = pack(explained).facts
     assert (facts["placed"], facts["grid"]["columns"], facts["grid"]["rows"]) == (False, 4, 3)
-    text = report.slide_report(tiny_run, case)
+    text = report.slide_report(tiny_run, explained)
     assert "has coordinates in micrometres" in text
     assert "patches are shown on their grid." in text
 
@@ -381,11 +381,11 @@ def test_a_slide_without_a_scale_has_pictures_and_no_micrometres(
     bag = bags.write(tmp_path / "plain.h5", features, coords, **PLACED)
     picture = tmp_path / "plain.png"
     Image.new("RGB", (896, 672), "white").save(picture)
-    case = case_of(tiny_run, bag, picture)
-    with case.open_slide() as opened:
-        facts = pack(case, opened).facts
+    explained = explain_bag(tiny_run, bag, picture)
+    with explained.open_slide() as opened:
+        facts = pack(explained, opened).facts
     assert (facts["pixels"], facts["mpp"]) == (True, None)
-    assert "data:image/jpeg" in report.slide_report(tiny_run, case)
+    assert "data:image/jpeg" in report.slide_report(tiny_run, explained)
 
 
 @pytest.mark.parametrize("empty", [True, False])
@@ -412,11 +412,11 @@ def test_quality_flags_are_shown_as_sentences(tiny_run: Run, bag_only: Explained
 # Other models
 
 
-def of_model(case: ExplainedSlide, name: str, **settings: object) -> ExplainedSlide:
-    bag = bags.read(case.reference.bag)
-    model = create(name, 64, len(case.explanation.names), **settings)
-    explanation = explain.explain(model, bag, target=case.explanation.target, fold="fold-0")
-    return replace(case, explanation=explanation)
+def of_model(explained: ExplainedSlide, name: str, **settings: object) -> ExplainedSlide:
+    bag = bags.read(explained.reference.bag)
+    model = create(name, 64, len(explained.explanation.names), **settings)
+    explanation = explain.explain(model, bag, target=explained.explanation.target, fold="fold-0")
+    return replace(explained, explanation=explanation)
 
 
 def test_a_model_without_tokens_has_no_token_section(
@@ -428,9 +428,9 @@ def test_a_model_without_tokens_has_no_token_section(
 
 
 def test_estimated_evidence_is_called_an_estimate(tiny_run: Run, bag_only: ExplainedSlide) -> None:
-    case = of_model(bag_only, "transmil", dim=16)
-    assert not case.explanation.exact
-    read = Reader(report.slide_report(tiny_run, case))
+    explained = of_model(bag_only, "transmil", dim=16)
+    assert not explained.explanation.exact
+    read = Reader(report.slide_report(tiny_run, explained))
     assert "estimates by integrated gradients" in read.text
     assert "corresponds to a probability" not in read.text  # it differs from the logit
     rest, positive, negative, total = sum_in(read)
@@ -440,10 +440,10 @@ def test_estimated_evidence_is_called_an_estimate(tiny_run: Run, bag_only: Expla
 def test_the_report_of_a_random_model_says_what_its_evidence_adds_up_to(
     tiny_run: Run, bag_only: ExplainedSlide
 ) -> None:
-    case = of_model(bag_only, "bayesmil")
-    assert case.explanation.spread is not None
-    read = Reader(report.slide_report(tiny_run, case))
-    assert ("mean logit over its draws" in read.text) == case.explanation.exact
+    explained = of_model(bag_only, "bayesmil")
+    assert explained.explanation.spread is not None
+    read = Reader(report.slide_report(tiny_run, explained))
+    assert ("mean logit over its draws" in read.text) == explained.explanation.exact
     assert "corresponds to a probability" not in read.text
 
 
@@ -460,13 +460,13 @@ def test_evidence_is_shown_for_the_likeliest_of_many_classes(
         calibrated=None,
         by_fold={"fold-0": explanation.answer},
     )
-    case = replace(bag_only, explanation=explanation, answer=answer)
+    explained = replace(bag_only, explanation=explanation, answer=answer)
     inputs = SlideInputs(
         run=tiny_run,
-        case=case,
+        explained=explained,
         parts=ClassParts(tiny_run),
-        pictures=PatchPictures(case, None),
-        numbers=pack(case),
+        pictures=PatchPictures(explained, None),
+        numbers=pack(explained),
         has_heads=False,
         no_pictures="",
     )
@@ -479,7 +479,7 @@ def test_the_report_of_a_huge_bag_stays_small(tiny_run: Run, tmp_path: Path) -> 
     features = np.random.default_rng(0).normal(size=(100_000, 64)).astype(np.float16)
     coords = 224 * np.stack(np.divmod(np.arange(100_000), 320), axis=1)
     bag = bags.write(tmp_path / "huge.h5", features, coords, **PLACED)
-    text = report.slide_report(tiny_run, case_of(tiny_run, bag))
+    text = report.slide_report(tiny_run, explain_bag(tiny_run, bag))
     assert len(text) < 5_000_000
     assert "Maps of single heads are left out" in text
     assert not any("head-" in n["key"] for n in json.loads(Reader(text).scripts[0])["layers"])

@@ -30,10 +30,10 @@ def files(tiny_run: Run, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
     found = {}
     for name, pixels in (("slide", slide), ("no_coordinates", None), ("slide_003", None)):
         what = name if name in tiny_run.paths else folder / f"{name}.h5"
-        subject = explain.locate_slide(tiny_run, what, pixels=pixels)
-        case = explain.explain_slide(tiny_run, subject, device="cpu")
+        reference = explain.locate_slide(tiny_run, what, pixels=pixels)
+        explained = explain.explain_slide(tiny_run, reference, device="cpu")
         found[name] = folder / f"{name}.html"
-        found[name].write_text(report.slide_report(tiny_run, case))
+        found[name].write_text(report.slide_report(tiny_run, explained))
     found["run"] = folder / "index.html"
     found["run"].write_text(report.run_report(tiny_run))
     return found

@@ -1,4 +1,4 @@
-"""What the viewer promises: the right pixels and numbers of a run, made once, nothing written."""
+"""The viewer: the right pixels and numbers of a run, computed once, and nothing is written."""
 
 import gzip
 import json
@@ -27,33 +27,33 @@ from caprmil.runs.run import Run
 from caprmil.slides.slide import Slide
 from caprmil.viewer import Library, create
 from caprmil.viewer import library as library_module
-from caprmil.viewer.app import STATIC, rows_of
+from caprmil.viewer.app import STATIC, removed_rows
+from caprmil.viewer.cache import SizedCache
 from caprmil.viewer.library import identify
-from caprmil.viewer.security import Guard
-from caprmil.viewer.serving import PORT, listen, url
-from caprmil.viewer.shelf import Shelf
+from caprmil.viewer.security import AccessMiddleware
+from caprmil.viewer.server import PORT, listen, url
 from caprmil.viewer.tiles import TILE
-from viewing import BARE, FIRST, SECOND, ask, call, rounded_down, texture
+from viewer_requests import BARE, FIRST, SECOND, call, predict, rounded_down, texture
 
 
 @pytest.fixture(scope="module")
-def app(library: Library) -> Guard:
+def app(library: Library) -> AccessMiddleware:
     return create(library)
 
 
 # The page
 
 
-def test_the_page_and_all_it_names_are_served(app: Guard) -> None:
+def test_the_page_and_all_its_files_are_served(app: AccessMiddleware) -> None:
     page = call(app, "/")
     assert page.headers["content-type"].startswith("text/html")
     wanted = re.findall(rb'(?:src|href)="(static/[^"]+)"', page.body)
     assert len(wanted) == 4
-    for name in [*(word.decode() for word in wanted), *(f"static/{name}" for name in STATIC)]:
+    for name in [*(name.decode() for name in wanted), *(f"static/{name}" for name in STATIC)]:
         assert call(app, f"/{name}").status == 200
 
 
-def test_every_module_that_a_script_imports_is_served() -> None:
+def test_every_imported_script_is_served() -> None:
     folder = files("caprmil.viewer") / "static"
     scripts = [path for path in folder.iterdir() if path.name.endswith(".js")]
     named = {name for path in scripts for name in re.findall(r'from "\./(.+?)"', path.read_text())}
@@ -61,7 +61,7 @@ def test_every_module_that_a_script_imports_is_served() -> None:
     assert {path.name for path in scripts} <= set(STATIC)
 
 
-def test_nothing_comes_from_elsewhere_and_nothing_is_inline(app: Guard) -> None:
+def test_nothing_is_loaded_from_other_servers_and_nothing_is_inline(app: AccessMiddleware) -> None:
     for name in [n for n in STATIC if "openseadragon" not in n]:
         text = call(app, f"/static/{name}").body.decode()
         assert not re.search(r"https?://(?!www\.w3\.org)", text), name
@@ -71,7 +71,7 @@ def test_nothing_comes_from_elsewhere_and_nothing_is_inline(app: Guard) -> None:
     assert not re.search(r'(src|href)="(?!static/|data:image/svg)', page)
 
 
-def test_openseadragon_comes_with_its_licence() -> None:
+def test_openseadragon_has_its_licence() -> None:
     vendor = files("caprmil.viewer") / "static" / "vendor"
     assert "openseadragon 6.1.1" in (vendor / "openseadragon.min.js").read_text()[:80]
     assert "Redistribution and use" in (vendor / "LICENSE").read_text()
@@ -80,7 +80,7 @@ def test_openseadragon_comes_with_its_licence() -> None:
 # The list
 
 
-def test_the_list_says_what_the_run_said(app: Guard, tiny_run: Run) -> None:
+def test_the_list_shows_the_predictions_of_the_run(app: AccessMiddleware, tiny_run: Run) -> None:
     rows = {row["name"]: row for row in call(app, "/api/slides").json["slides"]}
     table = tiny_run.predictions
     assert list(rows) == list(tiny_run.paths)
@@ -94,13 +94,14 @@ def test_the_list_says_what_the_run_said(app: Guard, tiny_run: Run) -> None:
         assert row["pixels"] == (slide in ("slide_000", "slide_001"))
 
 
-def test_the_run_is_described(app: Guard, tiny_run: Run) -> None:
-    told = call(app, "/api/run").json
-    assert (told["model"], told["classes"]) == ("caprmil", ["normal", "tumour"])
-    assert told["scores"]["auc"] == tiny_run.scores["metrics"]["auc"]["all_slides_pooled"]
+def test_the_run_is_described(app: AccessMiddleware, tiny_run: Run) -> None:
+    facts = call(app, "/api/run").json
+    assert (facts["model"], facts["classes"]) == ("caprmil", ["normal", "tumour"])
+    auc = tiny_run.scores["metrics"]["auc"]["all_slides_pooled"]
+    assert facts["score"] == f"AUC {auc:.3f}"
 
 
-def test_an_unfinished_run_can_be_looked_at(tiny_run: Run, tmp_path: Path) -> None:
+def test_an_unfinished_run_can_be_shown(tiny_run: Run, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(tiny_run.folder, tmp_path / "copy"))
     (folder / "scores.json").unlink()
     app = create(Library(Run(folder), device="cpu"))
@@ -109,10 +110,10 @@ def test_an_unfinished_run_can_be_looked_at(tiny_run: Run, tmp_path: Path) -> No
     assert call(app, f"/api/slides/{FIRST}").json["label"] is None
 
 
-# Why
+# Explanations
 
 
-def test_the_numbers_are_those_of_the_explanation(app: Guard) -> None:
+def test_the_numbers_are_those_of_the_explanation(app: AccessMiddleware) -> None:
     facts = call(app, f"/api/slides/{FIRST}").json
     data = call(app, f"/api/slides/{FIRST}/numbers").body
     n, (layer, *_) = facts["patches"], facts["layers"]
@@ -124,9 +125,10 @@ def test_the_numbers_are_those_of_the_explanation(app: Guard) -> None:
     assert facts["size"] == [2016, 2016]
 
 
-def test_numbers_are_compressed_for_who_takes_it_and_sent_once(app: Guard) -> None:
+def test_numbers_are_compressed_if_accepted_and_sent_once(app: AccessMiddleware) -> None:
     target = f"/api/slides/{FIRST}/numbers"
     plain = call(app, target)
+    assert plain.headers["vary"] == "Accept-Encoding"
     small = call(app, target, "GET", b"", ("accept-encoding", "br, gzip;q=0.8"))
     assert gzip.decompress(small.body) == plain.body
     assert small.headers["content-encoding"] == "gzip"
@@ -138,8 +140,8 @@ def test_numbers_are_compressed_for_who_takes_it_and_sent_once(app: Guard) -> No
 
 
 @pytest.mark.parametrize("key", [FIRST, BARE])
-def test_asking_without_a_region_is_predicting_a_bag_without_it(
-    app: Guard, tiny_run: Run, tmp_path: Path, key: str
+def test_a_prediction_without_a_region_is_that_of_a_bag_without_it(
+    app: AccessMiddleware, tiny_run: Run, tmp_path: Path, key: str
 ) -> None:
     name = {FIRST: "slide_000", BARE: "slide_002"}[key]
     bag = bags.read(tiny_run.paths[name])
@@ -147,35 +149,36 @@ def test_asking_without_a_region_is_predicting_a_bag_without_it(
     path = bags.write(
         tmp_path / f"{name}.h5", bag.features[left], bag.coords[left], encoder="synthetic", mpp=1.0
     )
-    said = ask(app, key, {"without": [[1, 5], [20, 31]]}).json
+    reply = predict(app, key, {"without": [[1, 5], [20, 31]]}).json
     expected = tiny_run.predict({name: path}, device="cpu").answers[0]
-    np.testing.assert_allclose(said["answer"], expected, atol=1e-6)
-    assert (said["left"], said["out"]) == (len(left), 15)
+    np.testing.assert_allclose(reply["answer"], expected, atol=1e-6)
+    assert (reply["left"], reply["removed"]) == (len(left), 15)
     fold = call(app, f"/api/slides/{key}").json["model"]["fold"]
     own = tiny_run.predict({name: path}, fold=fold, device="cpu").answers[0]
-    np.testing.assert_allclose(said["probabilities"], own, atol=1e-6)
-    shares = np.exp(said["logits"]) / np.exp(said["logits"]).sum()
+    np.testing.assert_allclose(reply["probabilities"], own, atol=1e-6)
+    shares = np.exp(reply["logits"]) / np.exp(reply["logits"]).sum()
     np.testing.assert_allclose(shares, own, atol=1e-6)
 
 
-def test_asking_without_anything_taken_out_is_the_answer(app: Guard) -> None:
+def test_a_prediction_with_nothing_removed_does_not_change(app: AccessMiddleware) -> None:
     facts = call(app, f"/api/slides/{FIRST}").json
-    said = ask(app, FIRST, {"without": []}).json
-    np.testing.assert_allclose(said["answer"], facts["answer"]["probabilities"], atol=1e-7)
-    np.testing.assert_allclose(said["logits"], facts["model"]["logits"], atol=1e-4)
+    reply = predict(app, FIRST, {"without": []}).json
+    np.testing.assert_allclose(reply["answer"], facts["answer"]["probabilities"], atol=1e-7)
+    np.testing.assert_allclose(reply["logits"], facts["model"]["logits"], atol=1e-4)
 
 
-@given(st.lists(st.tuples(st.integers(0, 29), st.integers(1, 30)).filter(lambda s: s[0] < s[1])))
-def test_ranges_may_overlap(spans: list[tuple[int, int]]) -> None:
+@given(st.lists(st.tuples(st.integers(0, 29), st.integers(1, 30)), max_size=8))
+def test_ranges_may_overlap(drawn: list[tuple[int, int]]) -> None:
+    spans = [(first, min(first + length, 30)) for first, length in drawn]
     expected = np.zeros(31, dtype=bool)
     for first, end in spans:
         expected[first:end] = True
-    rows = rows_of({"without": [list(span) for span in spans]}, 31)
+    rows = removed_rows({"without": [list(span) for span in spans]}, 31)
     np.testing.assert_array_equal(rows, expected)
 
 
 @pytest.mark.parametrize(
-    "question",
+    "body",
     [
         *(None, 3, "x", [], {}, {"without": None}, {"without": 3}, {"without": {}}),
         *({"without": [3]}, {"without": [[3]]}, {"without": [[1, 2, 3]]}, {"without": ["ab"]}),
@@ -184,16 +187,16 @@ def test_ranges_may_overlap(spans: list[tuple[int, int]]) -> None:
         *({"without": [[0, float("nan")]]}, {"without": [["0", "3"]]}, {"without": [[None, 3]]}),
     ],
 )
-def test_a_question_that_makes_no_sense_is_refused(app: Guard, question: object) -> None:
-    answer = ask(app, FIRST, question)
-    assert answer.status == 400
-    assert answer.json["reason"]
+def test_an_invalid_region_is_refused(app: AccessMiddleware, body: object) -> None:
+    reply = predict(app, FIRST, body)
+    assert reply.status == 400
+    assert reply.json["reason"]
 
 
-def test_a_slide_of_which_nothing_is_left_is_refused(app: Guard) -> None:
+def test_removing_all_patches_is_refused(app: AccessMiddleware) -> None:
     n = call(app, f"/api/slides/{FIRST}").json["patches"]
-    answer = ask(app, FIRST, {"without": [[0, n]]})
-    assert (answer.status, "Leave one patch" in answer.json["reason"]) == (400, True)
+    reply = predict(app, FIRST, {"without": [[0, n]]})
+    assert (reply.status, "Keep at least one" in reply.json["reason"]) == (400, True)
 
 
 @pytest.mark.parametrize(
@@ -210,21 +213,23 @@ def test_a_slide_of_which_nothing_is_left_is_refused(app: Guard) -> None:
         (b'{"without": [' + b"[0, 1], " * 200_000 + b"[0, 1]]}", "application/json", 413),
     ],
 )
-def test_what_is_no_question_is_refused(app: Guard, body: bytes, kind: str, status: int) -> None:
+def test_other_content_than_json_is_refused(
+    app: AccessMiddleware, body: bytes, kind: str, status: int
+) -> None:
     headers = (("content-type", kind),)
-    assert call(app, f"/api/slides/{FIRST}/ask", "POST", body, *headers).status == status
+    assert call(app, f"/api/slides/{FIRST}/predict", "POST", body, *headers).status == status
 
 
-def test_a_question_that_says_it_is_huge_is_refused_unread(app: Guard) -> None:
+def test_a_request_with_a_huge_content_length_is_refused_unread(app: AccessMiddleware) -> None:
     for length, status in (("99999999999", 413), ("-1", 400), ("1e9", 400), ("9" * 40, 400)):
         headers = (("content-type", "application/json"), ("content-length", length))
-        assert call(app, f"/api/slides/{FIRST}/ask", "POST", b"{}", *headers).status == status
+        assert call(app, f"/api/slides/{FIRST}/predict", "POST", b"{}", *headers).status == status
 
 
 # Pixels
 
 
-def test_tiles_patches_and_pictures_are_served(app: Guard, pixels: Path) -> None:
+def test_tiles_patches_and_galleries_are_served(app: AccessMiddleware, pixels: Path) -> None:
     one = f"/api/slides/{FIRST}"
     with Slide(pixels / "slide_000.tiff") as slide:
         first = call(app, f"{one}/tiles/2/1_0.jpg?v=1")
@@ -247,38 +252,38 @@ def test_tiles_patches_and_pictures_are_served(app: Guard, pixels: Path) -> None
 
 
 @pytest.mark.parametrize(
-    "place", ["3/0_0", "0/1_0", "2/4_0", "2/0_4", "99/0_0", "999999999/0_0", "2/999999999_0"]
+    "address", ["3/0_0", "0/1_0", "2/4_0", "2/0_4", "99/0_0", "999999999/0_0", "2/999999999_0"]
 )
-def test_beyond_a_slide_there_is_no_tile(app: Guard, place: str) -> None:
-    assert call(app, f"/api/slides/{FIRST}/tiles/{place}.jpg").status == 404
+def test_there_is_no_tile_outside_of_a_slide(app: AccessMiddleware, address: str) -> None:
+    assert call(app, f"/api/slides/{FIRST}/tiles/{address}.jpg").status == 404
 
 
-# What is missing
+# Missing files
 
 
-def test_a_slide_without_pixels_has_its_numbers_all_the_same(app: Guard) -> None:
+def test_a_slide_without_a_slide_file_still_has_its_numbers(app: AccessMiddleware) -> None:
     facts = call(app, f"/api/slides/{BARE}").json
     assert facts["tiles"] is None
     assert "--slides" in facts["problem"]
     for rest in ("tiles/0/0_0.jpg", "patches/0.jpg", "gallery.jpg", "thumbnail.jpg"):
-        answer = call(app, f"/api/slides/{BARE}/{rest}")
-        assert (answer.status, "not at hand" in answer.json["reason"]) == (410, True)
+        reply = call(app, f"/api/slides/{BARE}/{rest}")
+        assert (reply.status, "was not found" in reply.json["reason"]) == (410, True)
 
 
-def test_a_slide_that_is_gone_or_damaged_says_so(tiny_run: Run, tmp_path: Path) -> None:
+def test_a_missing_or_damaged_slide_is_reported(tiny_run: Run, tmp_path: Path) -> None:
     for number in range(2):
         path = tmp_path / f"slide_00{number}.tiff"
         rounded_down(path, texture(2016, 2016))
     app = create(Library(tiny_run, pixels=tmp_path, device="cpu"))
     (tmp_path / "slide_000.tiff").unlink()
     (tmp_path / "slide_001.tiff").write_bytes(b"II*\0 no slide at all")
-    for key, status, word in ((FIRST, 410, "no longer at"), (SECOND, 409, "damaged")):
-        answer = call(app, f"/api/slides/{key}/tiles/0/0_0.jpg")
-        assert (answer.status, word in answer.json["reason"]) == (status, True)
-        assert word in call(app, f"/api/slides/{key}").json["problem"]
+    for key, status, text in ((FIRST, 410, "no longer at"), (SECOND, 409, "damaged")):
+        reply = call(app, f"/api/slides/{key}/tiles/0/0_0.jpg")
+        assert (reply.status, text in reply.json["reason"]) == (status, True)
+        assert text in call(app, f"/api/slides/{key}").json["problem"]
 
 
-def test_a_bag_that_is_gone_is_listed_and_says_so(tiny_run: Run, tmp_path: Path) -> None:
+def test_a_missing_bag_is_listed_and_reported(tiny_run: Run, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(tiny_run.folder, tmp_path / "copy"))
     splits = json.loads((folder / "splits.json").read_text())
     splits["paths"]["slide_000"] = str(tmp_path / "gone.h5")
@@ -293,12 +298,10 @@ def test_a_bag_that_is_gone_is_listed_and_says_so(tiny_run: Run, tmp_path: Path)
     assert (facts["placed"], facts["patches"], facts["label"]) == (False, 5, "normal")
 
 
-def test_another_slide_of_that_name_is_not_shown_under_the_map(
-    tiny_run: Run, tmp_path: Path
-) -> None:
-    said = {"encoder": "synthetic", "mpp": 1.0, "patch_level0": 64.0, "step": 64.0}
+def test_another_slide_of_the_same_name_is_not_shown(tiny_run: Run, tmp_path: Path) -> None:
+    info = {"encoder": "synthetic", "mpp": 1.0, "patch_level0": 64.0, "step": 64.0}
     coords = np.arange(5)[:, None] * [64, 0]
-    new = bags.write(tmp_path / "new.h5", np.ones((5, 64)), coords, **said, slide_size=(320, 64))
+    new = bags.write(tmp_path / "new.h5", np.ones((5, 64)), coords, **info, slide_size=(320, 64))
     Image.new("RGB", (640, 64)).save(tmp_path / "new.png")
     app = create(Library(tiny_run, pixels=tmp_path, extra=[new], device="cpu"))
     facts = call(app, f"/api/slides/{identify('new')}").json
@@ -307,7 +310,7 @@ def test_another_slide_of_that_name_is_not_shown_under_the_map(
     assert call(app, f"/api/slides/{identify('new')}/tiles/0/0_0.jpg").status == 409
 
 
-def test_bags_of_others_are_shown_beside_the_runs_own(tiny_run: Run, tmp_path: Path) -> None:
+def test_extra_bags_are_shown_after_those_of_the_run(tiny_run: Run, tmp_path: Path) -> None:
     other = bags.write(tmp_path / "new.h5", np.ones((5, 64)), encoder="synthetic", mpp=1.0)
     wrong = bags.write(tmp_path / "wide.h5", np.ones((5, 32)), encoder="synthetic", mpp=1.0)
     app = create(Library(tiny_run, extra=[other, wrong], device="cpu"))
@@ -330,11 +333,11 @@ def test_a_run_without_models_or_bags_is_refused(tiny_run: Run, tmp_path: Path) 
         Library(Run(folder), device="cpu")
 
 
-# Doing things once
+# Cache
 
 
-def test_two_who_want_the_same_wait_for_one_making() -> None:
-    shelf, made = Shelf(100), []
+def test_a_value_is_computed_once_for_several_threads() -> None:
+    cache, made = SizedCache(100), []
 
     def make() -> str:
         made.append(1)
@@ -342,9 +345,7 @@ def test_two_who_want_the_same_wait_for_one_making() -> None:
         return "it"
 
     with ThreadPoolExecutor(8) as pool:
-        got = [
-            job.result() for job in [pool.submit(shelf.once, "key", make, len) for _ in range(8)]
-        ]
+        got = [job.result() for job in [pool.submit(cache.get, "key", make, len) for _ in range(8)]]
     assert (got, len(made)) == (["it"] * 8, 1)
 
 
@@ -352,11 +353,11 @@ def test_a_slide_is_explained_once_for_two_requests(
     tiny_run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = []
-    whole_examine = library_module.explain_slide
+    explain_slide = library_module.explain_slide
     monkeypatch.setattr(
         library_module,
         "explain_slide",
-        lambda *a, **k: (calls.append(a), time.sleep(0.2), whole_examine(*a, **k))[2],
+        lambda *a, **k: (calls.append(a), time.sleep(0.2), explain_slide(*a, **k))[2],
     )
     app = create(Library(tiny_run, device="cpu"))
     with ThreadPoolExecutor(2) as pool:
@@ -364,22 +365,22 @@ def test_a_slide_is_explained_once_for_two_requests(
     assert (both, len(calls)) == ([200, 200], 1)
 
 
-def test_a_shelf_lets_go_of_what_was_used_longest_ago() -> None:
-    shelf = Shelf(10)
+def test_the_cache_drops_what_was_not_used_for_longest() -> None:
+    cache = SizedCache(10)
     for key in ("a", "b"):
-        shelf.once(key, lambda: "1234", len)
-    shelf.once("a", lambda: pytest.fail("it is kept"), len)
-    shelf.once("c", lambda: "1234", len)
-    assert (len(shelf), shelf.used) == (2, 8)
-    assert shelf.once("b", lambda: "new", len) == "new"
-    assert shelf.once("huge", lambda: "x" * 99, len) == "x" * 99  # it does not fit, and is used
+        cache.get(key, lambda: "1234", len)
+    cache.get("a", lambda: pytest.fail("it is cached"), len)
+    cache.get("c", lambda: "1234", len)
+    assert (len(cache), cache.used_bytes) == (2, 8)
+    assert cache.get("b", lambda: "new", len) == "new"
+    assert cache.get("huge", lambda: "x" * 99, len) == "x" * 99  # it is larger than the cache
 
 
-def test_what_fails_is_tried_again() -> None:
-    shelf = Shelf(10)
+def test_an_error_is_not_cached() -> None:
+    cache = SizedCache(10)
     with pytest.raises(ZeroDivisionError):
-        shelf.once("key", lambda: 1 / 0, lambda _: 1)
-    assert shelf.once("key", lambda: 5, lambda _: 1) == 5
+        cache.get("key", lambda: 1 / 0, lambda _: 1)
+    assert cache.get("key", lambda: 5, lambda _: 1) == 5
 
 
 def test_nothing_is_written(
@@ -396,14 +397,14 @@ def test_nothing_is_written(
     app = create(Library(tiny_run, pixels=pixels, device="cpu"))
     for rest in ("", "/numbers", "/tiles/0/0_0.jpg", "/patches/0.jpg", "/gallery.jpg"):
         assert call(app, f"/api/slides/{FIRST}{rest}").status == 200
-    assert ask(app, FIRST, {"without": [[0, 3]]}).status == 200
+    assert predict(app, FIRST, {"without": [[0, 3]]}).status == 200
     assert state() == before
 
 
-# Serving
+# Server
 
 
-def test_the_next_free_port_is_taken_unless_one_is_given() -> None:
+def test_the_next_free_port_is_used_unless_one_is_given() -> None:
     with listen("127.0.0.1", None) as first, listen("127.0.0.1", None) as second:
         ports = [sock.getsockname()[1] for sock in (first, second)]
         assert PORT <= ports[0] < ports[1]
@@ -423,17 +424,17 @@ def test_the_address_can_be_opened() -> None:
     assert url("0.0.0.0", 80, "abc") == f"http://{socket.gethostname()}:80/?token=abc"
 
 
-def test_the_command_prints_an_address_and_ends_well(tiny_run: Run) -> None:
-    words = [sys.executable, "-m", "caprmil", "view", str(tiny_run.folder), "--no-open"]
+def test_the_command_prints_an_address_and_stops_at_ctrl_c(tiny_run: Run) -> None:
+    command = [sys.executable, "-m", "caprmil", "view", str(tiny_run.folder), "--no-open"]
     settings = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=settings) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=settings) as process:
         assert process.stdout is not None
         line = process.stdout.readline()
         match = re.search(r"http://127\.0\.0\.1:\d+/", line)
         assert match, line
         assert "Ctrl-C" in line
-        with urlopen(match[0] + "api/run", timeout=60) as answer:
-            assert json.load(answer)["model"] == "caprmil"
+        with urlopen(match[0] + "api/run", timeout=60) as reply:
+            assert json.load(reply)["model"] == "caprmil"
         process.send_signal(signal.SIGINT)
         assert process.stdout.read().strip() == "Stopped."
         assert process.wait(timeout=60) == 0

@@ -1,4 +1,4 @@
-"""The viewer in a real browser: it loads, zooms, switches maps, lassoes, and complains of none."""
+"""The viewer in a real browser: zoom, maps, lasso and links, without an error in the console."""
 
 import math
 import os
@@ -18,11 +18,11 @@ from caprmil.features import bags
 from caprmil.runs.run import Run
 from caprmil.viewer import Library, create
 from caprmil.viewer.library import identify
-from caprmil.viewer.serving import listen
-from viewing import BARE, FIRST, SECOND
+from caprmil.viewer.server import listen
+from viewer_requests import BARE, FIRST, SECOND
 
 READY = "body[data-state=ready]"
-LOST = "lost"
+NO_COORDINATES = "no_coordinates"
 NAMELESS = """() => [...document.querySelectorAll("button, input, select")].filter((node) =>
   !(node.ariaLabel || node.textContent.trim() || node.labels?.length)).map((node) => node.outerHTML)
 """
@@ -31,40 +31,40 @@ Open = Callable[..., "Tab"]
 
 
 class Tab:
-    """A page, what it asked for, and what it complained of."""
+    """A page, its requests, and its errors."""
 
     def __init__(self, page: Any, base: str, shots: Path) -> None:
         self.page, self.base, self.shots = page, base, shots
-        self.asked: list[str] = []
-        self.complaints: list[str] = []
+        self.requests: list[str] = []
+        self.errors: list[str] = []
         self.pending = 0
-        page.on("request", self._asked)
-        page.on("requestfinished", lambda r: r.url.startswith("data:") or self._answered())
-        page.on("pageerror", lambda problem: self.complaints.append(str(problem)))
+        page.on("request", self._requested)
+        page.on("requestfinished", lambda r: r.url.startswith("data:") or self._responded())
+        page.on("pageerror", lambda problem: self.errors.append(str(problem)))
         page.on("requestfailed", self._failed)
-        page.on("console", self._heard)
-        page.on("response", lambda r: self._heard_status(r.status, r.url))
+        page.on("console", self._check_console)
+        page.on("response", lambda r: self._check_status(r.status, r.url))
 
-    def _asked(self, request: Any) -> None:
+    def _requested(self, request: Any) -> None:
         if not request.url.startswith("data:"):
-            self.asked.append(request.url)
+            self.requests.append(request.url)
             self.pending += 1
 
-    def _answered(self) -> None:
+    def _responded(self) -> None:
         self.pending -= 1
 
     def _failed(self, request: Any) -> None:
-        self._answered()
-        if request.failure != "net::ERR_ABORTED":  # we gave up a slide for the next
-            self.complaints.append(f"{request.url}: {request.failure}")
+        self._responded()
+        if request.failure != "net::ERR_ABORTED":  # another slide was opened meanwhile
+            self.errors.append(f"{request.url}: {request.failure}")
 
-    def _heard(self, message: Any) -> None:
+    def _check_console(self, message: Any) -> None:
         if message.type == "error":
-            self.complaints.append(message.text)
+            self.errors.append(message.text)
 
-    def _heard_status(self, status: int, url: str) -> None:
+    def _check_status(self, status: int, url: str) -> None:
         if status >= 400:
-            self.complaints.append(f"{status} {url}")
+            self.errors.append(f"{status} {url}")
 
     def go(self, hash_: str = "") -> "Tab":
         self.page.goto(self.base + hash_)
@@ -73,11 +73,11 @@ class Tab:
         return self
 
     def settle(self) -> None:
-        """Wait until nothing is asked for, and the address is written."""
+        """Wait until no request is pending, and the address is written."""
         while True:
-            asked = len(self.asked)
+            before = len(self.requests)
             self.page.wait_for_timeout(300)
-            if self.pending == 0 and len(self.asked) == asked:
+            if self.pending == 0 and len(self.requests) == before:
                 return
 
     def press(self, *keys: str) -> None:
@@ -97,7 +97,7 @@ class Tab:
         return float(self.state["v"].split(",")[2])
 
     def at(self, x: float, y: float) -> tuple[float, float]:
-        """Return where a point of the slide is in the window, as the address says."""
+        """Return the position of a point of the slide in the window, from the address."""
         centre_x, centre_y, zoom = map(float, self.state["v"].split(","))
         box = self.page.locator("#stage").bounding_box()
         middle = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
@@ -112,7 +112,7 @@ class Tab:
         mouse.up()
 
     def pixels(self, name: str) -> Any:
-        """Return the stage as it looks, and keep the picture of the page."""
+        """Return the pixels of the stage, and save a screenshot of the page."""
         self.page.screenshot(path=self.shots / f"{name}.png")
         picture = self.page.locator("#stage").screenshot()
         return np.asarray(Image.open(BytesIO(picture)).convert("RGB")).astype(float)
@@ -123,16 +123,16 @@ class Tab:
     def wait_for_slide(self, key: str) -> None:
         self.wait(f"() => location.hash.includes('{key}') && document.querySelector('{READY}')")
 
-    def wait_for_answer(self, words: str) -> None:
-        self.wait(f"() => document.querySelector('#answer').innerText.includes('{words}')")
+    def wait_for_prediction(self, text: str) -> None:
+        self.wait(f"() => document.querySelector('#prediction').innerText.includes('{text}')")
 
 
 @pytest.fixture(scope="module")
 def server(tiny_run: Run, pixels: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The viewer of the tiny run, with a bag beside it that has no coordinates."""
+    """The viewer of the tiny run, with an extra bag that has no coordinates."""
     folder = tmp_path_factory.mktemp("extra")
     features = bags.read(tiny_run.paths["slide_003"]).features
-    bags.write(folder / f"{LOST}.h5", features, encoder="synthetic", mpp=1.0)
+    bags.write(folder / f"{NO_COORDINATES}.h5", features, encoder="synthetic", mpp=1.0)
     library = Library(tiny_run, pixels=pixels, extra=[folder], device="cpu")
     with listen("127.0.0.1", None) as sock:
         running = uvicorn.Server(uvicorn.Config(create(library), log_level="warning"))
@@ -145,7 +145,7 @@ def server(tiny_run: Run, pixels: Path, tmp_path_factory: pytest.TempPathFactory
 
 @pytest.fixture
 def open_tab(chromium: Any, server: str, tmp_path: Path) -> Iterator[Open]:
-    """Opens pages; at the end none of them may have complained."""
+    """Opens pages. At the end, none of them may have an error."""
     shots = Path(os.environ.get("CAPRMIL_SCREENSHOTS", tmp_path))
     tabs: list[Tab] = []
     contexts: list[Any] = []
@@ -159,31 +159,33 @@ def open_tab(chromium: Any, server: str, tmp_path: Path) -> Iterator[Open]:
         return tabs[-1]
 
     yield make
-    complaints = [line for tab in tabs for line in tab.complaints]
+    errors = [line for tab in tabs for line in tab.errors]
     for context in contexts:
         context.close()
-    assert complaints == []
+    assert errors == []
 
 
 def test_the_page_shows_the_slide_and_its_map(open_tab: Open) -> None:
     tab = open_tab().go()
     assert tab.text("run-name") == "run"
-    assert "right" in tab.text("answer") or "wrong" in tab.text("answer")
-    assert "Exact" in tab.text("sentence")
+    assert "right" in tab.text("prediction") or "wrong" in tab.text("prediction")
+    assert "Exact" in tab.text("description")
     assert tab.page.is_visible("#scale")
     with_map = tab.pixels("1-desktop")
     tab.press("o")
     without = tab.pixels("2-slide")
     middle = np.s_[200:500, 200:500]
-    assert without[middle].std() > 5  # tissue, not paper
+    assert without[middle].std() > 5  # tissue, not background
     assert np.abs(with_map - without)[middle].mean() > 5
     assert tab.page.evaluate(NAMELESS) == []
-    assert {url.split("/")[2] for url in tab.asked} == {tab.base.split("/")[2]}  # nobody else
+    assert {url.split("/")[2] for url in tab.requests} == {
+        tab.base.split("/")[2]
+    }  # no other server
 
 
-def test_maps_are_switched_without_a_request(open_tab: Open) -> None:
+def test_maps_are_switched_without_requests(open_tab: Open) -> None:
     tab = open_tab().go()
-    asked = len(tab.asked)
+    before = len(tab.requests)
     titles, pictures = set(), []
     for key in ("t", "t", "h", "h", "]", "]", "[", "a", "e", "e"):
         tab.press(key)
@@ -193,13 +195,13 @@ def test_maps_are_switched_without_a_request(open_tab: Open) -> None:
     assert {"head-1-token-1", "evidence-0", "evidence-1"} <= set(pictures)
     tab.page.click("#groups button:has-text('Tokens')")
     tab.page.select_option("#head-choice", "1")
-    tab.page.click("#choices button:has-text('undecided')")
+    tab.page.click("#choices button:has-text('entropy')")
     assert tab.state["m"] == "entropy"
     tab.settle()
-    assert tab.asked[asked:] == []
+    assert tab.requests[before:] == []
 
 
-def test_a_map_lies_exactly_on_its_patches_at_every_zoom(open_tab: Open) -> None:
+def test_a_map_is_aligned_with_its_patches_at_every_zoom(open_tab: Open) -> None:
     tab = open_tab().go()
     n = int(re.findall(r"(\d+) patches", tab.text("slide-name"))[0])
     rows = math.ceil(n / math.ceil(math.sqrt(n)))  # the generated bag is a square, row by row
@@ -211,86 +213,88 @@ def test_a_map_lies_exactly_on_its_patches_at_every_zoom(open_tab: Open) -> None
         changed = np.abs(with_map - tab.pixels("3-bare")).sum(axis=-1) > 0
         tab.press("o")
         middle, across = changed.shape[0] // 2, changed.shape[1] // 2
-        assert changed[middle - 3, across]  # the last patch ends in the middle of the window
+        assert changed[
+            middle - 3, across
+        ]  # the centre of the window is the lower edge of the last patch
         assert not changed[middle + 3, across]
-    assert any("/tiles/2/" in url for url in tab.asked)
+    assert any("/tiles/2/" in url for url in tab.requests)
     assert tab.zoom == pytest.approx(3.7)
     tab.press("0")
     tab.settle()
     assert tab.zoom < 0.4
 
 
-def test_a_click_on_a_patch_shows_its_numbers_and_its_like(open_tab: Open) -> None:
+def test_a_click_on_a_patch_shows_its_numbers_and_similar_patches(open_tab: Open) -> None:
     tab = open_tab().go()
     tab.page.mouse.click(*tab.at(224 * 2.5, 224 * 3.5))
     tab.page.wait_for_selector("#patch h2")
     row = int(tab.state["p"])
     assert tab.text("patch").startswith(f"Patch {row}")
     assert "At 448, 672 px, 224 µm wide" in tab.text("patch")
-    assert tab.page.locator("#patch .heat tbody tr").count() == 2  # heads
-    assert tab.page.locator("#patch .thumbs button").count() == 8
+    assert tab.page.locator("#patch .token-weights tbody tr").count() == 2  # heads
+    assert tab.page.locator("#patch .thumbnails button").count() == 8
     tab.settle()
     tab.pixels("4-patch")
-    tab.page.locator("#patch .thumbs button").first.click()
+    tab.page.locator("#patch .thumbnails button").first.click()
     assert int(tab.state["p"]) != row
-    tab.page.locator("#patch .heat button").first.click()
+    tab.page.locator("#patch .token-weights button").first.click()
     assert tab.state["m"] == "head-0-token-0"
     tab.settle()
     tab.press("Escape")
     assert "p" not in tab.state
 
 
-def test_a_top_patch_jumps_to_its_place(open_tab: Open) -> None:
+def test_a_click_on_a_top_patch_moves_to_it(open_tab: Open) -> None:
     tab = open_tab().go()
-    button = tab.page.locator("#gallery .thumbs button").first
+    button = tab.page.locator("#gallery .thumbnails button").first
     row = button.get_attribute("data-row")
     button.click()
     tab.settle()
     assert tab.state["p"] == row
-    assert tab.zoom > 0.9  # 220 pixels of the screen for 224
+    assert tab.zoom > 0.9  # 224 pixels of the slide are 220 on the screen
     tab.settle()
 
 
-def test_a_lasso_changes_the_answer_and_can_be_undone(open_tab: Open) -> None:
+def test_a_lasso_changes_the_prediction_and_can_be_undone(open_tab: Open) -> None:
     tab = open_tab().go(f"#s={SECOND}")
-    before = tab.text("answer")
+    before = tab.text("prediction")
     region = ((0, 0), (1400, 0), (1400, 1400), (0, 1400))
     tab.press("l")
     tab.draw(*region)
-    assert re.fullmatch(r"\d+ patches", tab.text("asking-said"))
+    assert re.fullmatch(r"\d+ patches", tab.text("region-text"))
     tab.pixels("5-lasso")
-    tab.page.click("#take-out")
-    tab.page.wait_for_selector("#answer .region")
-    tab.wait_for_answer("→")
-    after = tab.text("answer")
-    assert "36 patches out" in after
+    tab.page.click("#remove")
+    tab.page.wait_for_selector("#prediction .region")
+    tab.wait_for_prediction("→")
+    after = tab.text("prediction")
+    assert "36 patches removed" in after
     assert after != before
     tab.pixels("6-out")
     tab.press("l")
     tab.draw((1344, 0), (2016, 0), (2016, 450), (1344, 450))
     tab.page.click("#keep-only")
-    assert "36 patches out" not in tab.text("answer")
+    assert "36 patches removed" not in tab.text("prediction")
     tab.press("u")
-    tab.wait_for_answer("36 patches out")
-    tab.page.click("#answer button:has-text('Reset')")
-    assert tab.text("answer") == before
+    tab.wait_for_prediction("36 patches removed")
+    tab.page.click("#prediction button:has-text('Reset')")
+    assert tab.text("prediction") == before
     tab.page.go_back()
-    tab.wait_for_answer("36 patches out")
+    tab.wait_for_prediction("36 patches removed")
 
 
 def test_a_link_restores_the_view(open_tab: Open) -> None:
     tab = open_tab().go(f"#s={SECOND}")
     tab.press("l")
     tab.draw((0, 0), (900, 0), (900, 900), (0, 900))
-    tab.page.click("#take-out")
-    tab.wait_for_answer("→")
+    tab.page.click("#remove")
+    tab.wait_for_prediction("→")
     tab.press("t", "h", "+")
     tab.page.fill("#opacity", "80")
     tab.settle()
     tab.page.mouse.click(*tab.at(1100, 1100))
     tab.settle()
     other = open_tab().go("#" + tab.page.url.partition("#")[2])
-    other.wait_for_answer("→")
+    other.wait_for_prediction("→")
     other.settle()
     assert other.state == tab.state
     for part in ("legend-title", "slide-name"):
@@ -325,32 +329,32 @@ def test_the_list_is_searched_filtered_and_sorted(open_tab: Open, tiny_run: Run)
     tab.page.select_option("#filter", "class:tumour")
     assert tab.page.locator("#list li").count() == int((table.labels == 1).sum())
     tab.page.select_option("#filter", "all")
-    tab.page.select_option("#sort", "unsure")
+    tab.page.select_option("#sort", "uncertain")
     first = tab.page.locator("#list b").first.text_content()
     assert first == table.slides[int(table.answers.max(axis=1).argmin())]
     tab.page.fill("#search", "slide_01")
     assert tab.page.locator("#list li").count() == 10
-    tab.page.fill("#search", "nobody")
+    tab.page.fill("#search", "no such slide")
     assert "No slide" in tab.text("count")
     tab.settle()
 
 
 @pytest.mark.parametrize(
-    ("name", "said"), [("slide_002", "not at hand"), (LOST, "has no coordinates")]
+    ("name", "text"), [("slide_002", "was not found"), (NO_COORDINATES, "has no coordinates")]
 )
-def test_a_bag_without_pixels_or_places_is_a_bare_grid(
-    open_tab: Open, name: str, said: str
+def test_a_bag_without_pixels_or_coordinates_is_shown_as_a_grid(
+    open_tab: Open, name: str, text: str
 ) -> None:
     tab = open_tab().go(f"#s={identify(name)}")
-    assert said in tab.text("notice")
+    assert text in tab.text("notice")
     assert tab.page.locator("#gallery .swatch").count() > 0
     picture = tab.pixels(f"8-bare-{name}")
     assert len(np.unique(picture[100:-100, 100:-100].reshape(-1, 3), axis=0)) > 20
-    tab.page.mouse.click(*tab.at(*[0.5 if name == LOST else 100] * 2))
+    tab.page.mouse.click(*tab.at(*[0.5 if name == NO_COORDINATES else 100] * 2))
     assert tab.text("patch").startswith("Patch 0")
 
 
-def test_a_model_without_tokens_has_no_empty_words(open_tab: Open) -> None:
+def test_a_model_without_tokens_shows_no_empty_texts(open_tab: Open) -> None:
     tab = open_tab()
 
     def without_tokens(route: Any) -> None:
@@ -363,23 +367,23 @@ def test_a_model_without_tokens_has_no_empty_words(open_tab: Open) -> None:
     tab.page.mouse.click(*tab.at(560, 560))
     tab.page.wait_for_selector("#patch h2")
     tab.press("t", "h", "]", "[")
-    assert not re.search("null|undefined|NaN", tab.text("patch") + tab.text("answer"))
+    assert not re.search("null|undefined|NaN", tab.text("patch") + tab.text("prediction"))
     assert tab.page.locator("#groups button").all_inner_texts() == ["Evidence", "Attention"]
     tab.settle()
 
 
-def test_rows_fit_into_a_link_and_come_out_again(open_tab: Open) -> None:
+def test_rows_are_packed_into_an_address_and_unpacked(open_tab: Open) -> None:
     tab = open_tab().go()
     wrong = tab.page.evaluate(
         """async () => {
-          const { packRows, unpackRows, spans } = await import("./static/link.js");
+          const { packRows, unpackRows, ranges } = await import("./static/url_state.js");
           const same = (a, b) => a.length === b.length && a.every((row, n) => row === b[n]);
           const wrong = [];
           for (let n = 1; n < 400; n += 7) {
             for (const share of [0, 0.02, 0.5, 0.98, 1]) {
               const rows = Uint8Array.from({ length: n }, () => (Math.random() < share ? 1 : 0));
               const again = new Uint8Array(n);
-              for (const [first, end] of spans(rows)) again.fill(1, first, end);
+              for (const [first, end] of ranges(rows)) again.fill(1, first, end);
               if (!same(unpackRows(packRows(rows), n), rows) || !same(again, rows)) wrong.push(n);
             }
           }
@@ -392,7 +396,7 @@ def test_rows_fit_into_a_link_and_come_out_again(open_tab: Open) -> None:
     assert wrong == []
 
 
-def test_help_names_the_keys_and_escape_leaves(open_tab: Open) -> None:
+def test_help_lists_the_keys_and_escape_closes_it(open_tab: Open) -> None:
     tab = open_tab().go()
     tab.press("?")
     assert tab.page.is_visible("#keys")
@@ -403,12 +407,12 @@ def test_help_names_the_keys_and_escape_leaves(open_tab: Open) -> None:
     assert tab.page.get_attribute("#lasso", "aria-pressed") == "false"
     tab.press("/")
     tab.page.keyboard.type("jk")
-    assert tab.page.input_value("#search") == "jk"  # typing is no shortcut
+    assert tab.page.input_value("#search") == "jk"  # typed text is not a shortcut
 
 
 def test_on_a_phone_panels_are_drawers(open_tab: Open) -> None:
     tab = open_tab(390, 844, has_touch=True, is_mobile=True, color_scheme="dark").go()
-    for name in ("slides", "map", "answer", "patches"):
+    for name in ("slides", "map", "prediction", "patches"):
         tab.page.tap(f"#tabs [data-tab={name}]")
         assert tab.page.is_visible(f"#{name}")
         tab.pixels(f"9-phone-{name}")
@@ -421,10 +425,10 @@ def test_on_a_phone_panels_are_drawers(open_tab: Open) -> None:
     tab.settle()
 
 
-def test_a_viewer_that_is_gone_says_so(open_tab: Open) -> None:
+def test_a_stopped_viewer_is_reported(open_tab: Open) -> None:
     tab = open_tab().go()
     tab.page.route("**/api/**", lambda route: route.abort())
     tab.press("j")
     tab.page.wait_for_selector("body[data-state=failed]")
     assert "still running" in tab.text("notice")
-    tab.complaints.clear()
+    tab.errors.clear()

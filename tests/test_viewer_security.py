@@ -1,4 +1,4 @@
-"""Who may ask the viewer, and that nothing one can send makes it stumble."""
+"""Access to the viewer, and that no request can break it."""
 
 import asyncio
 from typing import Any
@@ -7,17 +7,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from caprmil.errors import RunError
 from caprmil.viewer import Library, create
-from caprmil.viewer.security import HEADERS, Guard, door, is_loopback
-from viewing import BARE, FIRST, Answer, ask, call
+from caprmil.viewer.security import HEADERS, AccessMiddleware, access_rules, is_loopback
+from viewer_requests import BARE, FIRST, Reply, call, predict
 
 
 @pytest.fixture(scope="module")
-def app(library: Library) -> Guard:
+def app(library: Library) -> AccessMiddleware:
     return create(library)
 
 
-# Who may ask
+# Access
 
 
 @pytest.mark.parametrize(
@@ -26,22 +27,22 @@ def app(library: Library) -> Guard:
         *(("/", "GET"), ("/static/viewer.js", "GET"), ("/static/none", "GET"), ("/api/run", "GET")),
         *((f"/api/slides/{FIRST}", "GET"), (f"/api/slides/{FIRST}/numbers", "GET")),
         *((f"/api/slides/{FIRST}/tiles/0/0_0.jpg", "GET"), ("/nowhere", "GET"), ("/", "DELETE")),
-        *((f"/api/slides/{FIRST}/ask", "POST"), (f"/api/slides/{FIRST}/ask", "GET")),
+        *((f"/api/slides/{FIRST}/predict", "POST"), (f"/api/slides/{FIRST}/predict", "GET")),
     ],
 )
-def test_every_answer_has_the_headers(app: Guard, target: str, method: str) -> None:
+def test_every_response_has_the_headers(app: AccessMiddleware, target: str, method: str) -> None:
     for host in ("localhost", "evil.example"):
-        answer = call(app, target, method, b"", ("host", host))
+        reply = call(app, target, method, b"", ("host", host))
         for name, value in HEADERS.items():
-            assert answer.headers[name.lower()] == value
-        assert answer.headers["cache-control"]
-        assert "server" not in answer.headers
+            assert reply.headers[name.lower()] == value
+        assert reply.headers["cache-control"]
+        assert "server" not in reply.headers
 
 
-def test_a_mistake_of_ours_is_one_line_without_a_traceback(
-    app: Guard, library: Library, monkeypatch: pytest.MonkeyPatch
+def test_a_bug_is_reported_in_one_line_without_a_traceback(
+    app: AccessMiddleware, library: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(library, "told", lambda _: {}["secret"])
+    monkeypatch.setattr(library, "explained", lambda _: {}["secret"])
     sent: list[Any] = []
 
     async def send(message: Any) -> None:
@@ -52,7 +53,7 @@ def test_a_mistake_of_ours_is_one_line_without_a_traceback(
 
     path = f"/api/slides/{FIRST}"
     scope = {"type": "http", "method": "GET", "path": path, "query_string": b"", "root_path": ""}
-    with pytest.raises(KeyError):  # it is raised again, for the window of the viewer
+    with pytest.raises(KeyError):  # it is raised again, for the terminal of the viewer
         asyncio.run(app({**scope, "headers": [(b"host", b"localhost")]}, receive, send))
     assert sent[0]["status"] == 500
     assert b"secret" not in sent[1]["body"]
@@ -62,7 +63,7 @@ def test_a_mistake_of_ours_is_one_line_without_a_traceback(
 @pytest.mark.parametrize(
     "host", ["127.0.0.1:8765", "127.0.0.1", "localhost:1", "LOCALHOST", "[::1]:9"]
 )
-def test_loopback_names_are_let_in_at_any_port(app: Guard, host: str) -> None:
+def test_loopback_names_are_allowed_at_any_port(app: AccessMiddleware, host: str) -> None:
     assert call(app, "/api/run", "GET", b"", ("host", host)).status == 200
 
 
@@ -73,47 +74,58 @@ def test_loopback_names_are_let_in_at_any_port(app: Guard, host: str) -> None:
         *("localhost:80@evil", "localhost:x", "[::1", "127.0.0.1, evil", "0.0.0.0"),
     ],
 )
-def test_other_names_are_refused(app: Guard, host: str) -> None:
+def test_other_names_are_refused(app: AccessMiddleware, host: str) -> None:
     assert call(app, "/", "GET", b"", ("host", host)).status == 421
 
 
-def test_two_names_or_none_are_refused(app: Guard) -> None:
+def test_two_host_headers_are_refused(app: AccessMiddleware) -> None:
     two = (("host", "localhost"), ("host", "evil.example"))
     assert call(app, "/", "GET", b"", *two).status == 400
 
 
-def test_a_proxy_may_have_its_name(library: Library) -> None:
-    app = create(library, door("127.0.0.1", 8765, ["Hub.example.org"]))
+def test_the_name_of_a_proxy_can_be_allowed(library: Library) -> None:
+    app = create(library, access_rules("127.0.0.1", 8765, ["Hub.example.org"]))
     assert call(app, "/api/run", "GET", b"", ("host", "hub.example.org:443")).status == 200
     assert call(app, "/api/run", "GET", b"", ("host", "evil.example")).status == 421
 
 
-def test_any_loopback_address_answers_to_itself(library: Library) -> None:
-    app = create(library, door("127.0.0.2", 8765))
+@pytest.mark.parametrize("name", ["*", "*.example.org"])
+def test_a_pattern_is_not_the_name_of_a_proxy(name: str) -> None:
+    with pytest.raises(RunError, match="--proxy-host without"):
+        access_rules("127.0.0.1", 8765, [name])
+
+
+def test_a_refusal_says_what_to_do(app: AccessMiddleware) -> None:
+    reply = call(app, "/", "GET", b"", ("host", "evil.example"))
+    assert "--proxy-host" in reply.json["reason"]
+
+
+def test_any_loopback_address_is_allowed_as_its_own_name(library: Library) -> None:
+    app = create(library, access_rules("127.0.0.2", 8765))
     assert call(app, "/api/run", "GET", b"", ("host", "127.0.0.2:8765")).status == 200
     assert call(app, "/api/run", "GET", b"", ("host", "127.0.0.3:8765")).status == 421
 
 
-def test_elsewhere_a_token_is_asked_for_once(library: Library) -> None:
-    entrance = door("0.0.0.0", 8765)
-    app = create(library, entrance)
+def test_other_addresses_require_a_token_once(library: Library) -> None:
+    rules = access_rules("0.0.0.0", 8765)
+    app = create(library, rules)
     host = ("host", "pathology.example:8765")
-    assert entrance.token is not None
+    assert rules.token is not None
     assert call(app, "/", "GET", b"", host).status == 403
     assert call(app, "/?token=wrong", "GET", b"", host).status == 403
     assert call(app, "/?token=%ff&token=", "GET", b"", host).status == 403
-    let_in = call(app, f"/?token={entrance.token}", "GET", b"", host)
-    cookie = let_in.headers["set-cookie"]
-    assert let_in.status == 200
+    allowed = call(app, f"/?token={rules.token}", "GET", b"", host)
+    cookie = allowed.headers["set-cookie"]
+    assert allowed.status == 200
     assert "HttpOnly" in cookie
     assert "SameSite=Strict" in cookie
     mine = ("cookie", f"other=1; {cookie.partition(';')[0]}")
     again = call(app, "/api/run", "GET", b"", host, mine)
     assert again.status == 200
     assert "set-cookie" not in again.headers
-    for jar in (f"{entrance.cookie}=wrong", f"{entrance.cookie}=", "x=" + entrance.token, ";;=;"):
-        assert call(app, "/api/run", "GET", b"", host, ("cookie", jar)).status == 403
-    assert door("0.0.0.0", 8765).token != entrance.token
+    for cookies in (f"{rules.cookie}=wrong", f"{rules.cookie}=", "x=" + rules.token, ";;=;"):
+        assert call(app, "/api/run", "GET", b"", host, ("cookie", cookies)).status == 403
+    assert access_rules("0.0.0.0", 8765).token != rules.token
 
 
 @pytest.mark.parametrize(
@@ -128,14 +140,16 @@ def test_elsewhere_a_token_is_asked_for_once(library: Library) -> None:
         (("sec-fetch-site", "same-site"), False),
     ],
 )
-def test_only_our_own_page_may_ask(app: Guard, header: tuple[str, str], allowed: bool) -> None:
+def test_only_our_own_page_may_send_requests(
+    app: AccessMiddleware, header: tuple[str, str], allowed: bool
+) -> None:
     headers = (("content-type", "application/json"), header)
-    answer = call(app, f"/api/slides/{FIRST}/ask", "POST", b'{"without": []}', *headers)
-    assert answer.status == (200 if allowed else 403)
-    assert call(app, "/", "GET", b"", header).status == 200  # anybody may link to the page
+    reply = call(app, f"/api/slides/{FIRST}/predict", "POST", b'{"without": []}', *headers)
+    assert reply.status == (200 if allowed else 403)
+    assert call(app, "/", "GET", b"", header).status == 200  # any page may link to ours
 
 
-def test_a_websocket_is_closed(app: Guard) -> None:
+def test_a_websocket_is_closed(app: AccessMiddleware) -> None:
     sent: list[Any] = []
 
     async def send(message: Any) -> None:
@@ -149,19 +163,19 @@ def test_a_websocket_is_closed(app: Guard) -> None:
 
 
 @pytest.mark.parametrize(
-    ("host", "own"),
+    ("host", "expected"),
     [
         *(("127.0.0.1", True), ("127.9.9.9", True), ("::1", True), ("[::1]", True)),
         *(("localhost", True), ("0.0.0.0", False), ("192.168.1.4", False), ("::", False)),
         ("example.org", False),
     ],
 )
-def test_loopback_is_told_from_the_rest(host: str, own: bool) -> None:
-    assert is_loopback(host) is own
-    assert (door(host, 1).token is None) is own
+def test_loopback_addresses_need_no_token(host: str, expected: bool) -> None:
+    assert is_loopback(host) is expected
+    assert (access_rules(host, 1).token is None) is expected
 
 
-# Wild requests
+# Malformed requests
 
 NASTY = (
     *("..%2f..%2fetc%2fpasswd", "../../etc/passwd", "%2e%2e/%2e%2e", "....//", "%00", "a%00b"),
@@ -186,7 +200,7 @@ NASTY = (
 )
 SHAPES = (
     *("/{}", "/static/{}", "/static/vendor/{}", "/api/{}", "/api/slides/{}", "/api/run/{}"),
-    *("/api/slides/{}/numbers", "/api/slides/{}/tiles/0/0_0.jpg", "/api/slides/{}/ask"),
+    *("/api/slides/{}/numbers", "/api/slides/{}/tiles/0/0_0.jpg", "/api/slides/{}/predict"),
     *(f"/api/slides/{FIRST}/" + "{}", f"/api/slides/{FIRST}/tiles/" + "{}/0_0.jpg"),
     *(f"/api/slides/{FIRST}/tiles/0/" + "{}", f"/api/slides/{FIRST}/tiles/0/" + "{}_0.jpg"),
     *(f"/api/slides/{FIRST}/tiles/0/0_" + "{}.jpg", f"/api/slides/{FIRST}/patches/" + "{}.jpg"),
@@ -194,29 +208,29 @@ SHAPES = (
 )
 
 
-def is_calm(answer: Answer) -> bool:
-    if answer.status == 200:
+def is_handled(reply: Reply) -> bool:
+    if reply.status == 200:
         return True
-    return 400 <= answer.status < 500 and (answer.body == b"" or bool(answer.json["reason"]))
+    return 400 <= reply.status < 500 and (reply.body == b"" or bool(reply.json["reason"]))
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_nasty_words_are_refused_calmly(app: Guard, shape: str) -> None:
+def test_malformed_paths_are_refused(app: AccessMiddleware, shape: str) -> None:
     for word in NASTY:
-        answer = call(app, shape.format(word))
-        assert is_calm(answer), (word, answer.status)
+        reply = call(app, shape.format(word))
+        assert is_handled(reply), (word, reply.status)
         if "patches/{}" in shape or "tiles" in shape or "static" in shape:
-            assert b"root:" not in answer.body
+            assert b"root:" not in reply.body
 
 
 @pytest.mark.parametrize(
     "method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "FOO", "HEAD"]
 )
-def test_other_methods_are_refused_calmly(app: Guard, method: str) -> None:
+def test_other_methods_are_refused(app: AccessMiddleware, method: str) -> None:
     for target in ("/", "/api/run", "/api/slides", f"/api/slides/{FIRST}", "/static/viewer.js"):
-        answer = call(app, target, method)
-        assert answer.status == (200 if method == "HEAD" else 405)
-    assert call(app, f"/api/slides/{FIRST}/ask", method).status in (405, 415)
+        reply = call(app, target, method)
+        assert reply.status == (200 if method == "HEAD" else 405)
+    assert call(app, f"/api/slides/{FIRST}/predict", method).status in (405, 415)
 
 
 words = st.one_of(
@@ -230,13 +244,13 @@ words = st.one_of(
 
 @settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(words, max_size=7), words, st.sampled_from(["GET", "POST", "HEAD"]), st.binary())
-def test_any_request_gets_an_answer(
-    app: Guard, parts: list[str], query: str, method: str, body: bytes
+def test_any_request_gets_a_response(
+    app: AccessMiddleware, parts: list[str], query: str, method: str, body: bytes
 ) -> None:
     path = "/".join(["", *parts]).replace("?", "%3f")
     target = f"{path}?px={query}&token={query}"
     safe = target.encode("utf-8", "surrogatepass").decode("latin-1")
-    assert is_calm(call(app, safe, method, body, ("content-type", "application/json")))
+    assert is_handled(call(app, safe, method, body, ("content-type", "application/json")))
 
 
 @settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow])
@@ -247,6 +261,6 @@ def test_any_request_gets_an_answer(
         max_leaves=12,
     )
 )
-def test_any_question_gets_an_answer(app: Guard, question: object) -> None:
-    assert is_calm(ask(app, FIRST, question))
-    assert is_calm(ask(app, FIRST, {"without": question}))
+def test_any_json_gets_a_response(app: AccessMiddleware, body: object) -> None:
+    assert is_handled(predict(app, FIRST, body))
+    assert is_handled(predict(app, FIRST, {"without": body}))

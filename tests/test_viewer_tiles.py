@@ -1,4 +1,4 @@
-"""What tiles promise: the pixels of the slide, from the level that is just fine enough."""
+"""Tiles: the pixels of the slide, read from the right level."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -12,9 +12,9 @@ from PIL import Image
 from caprmil.slides.slide import Slide
 from caprmil.viewer import tiles
 from caprmil.viewer.tiles import Pyramid, is_joined, tile
-from viewing import rounded_down, rounded_up, texture
+from viewer_requests import rounded_down, rounded_up, texture
 
-TILE = 64  # small tiles make small slides large
+TILE = 64  # with small tiles, small slides have many
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -82,8 +82,8 @@ def check_seams(slide: Slide, up: int) -> None:
     middle = (scale - 1) // 2
     expected = texture(*slide.size)[y[:, None] * scale + middle, x * scale + middle].astype(float)
     error = np.abs(image[: len(y), : len(x)] - expected)
-    assert error.mean() < 9  # a few pixels off, of waves that are some hundreds long
-    if image.shape[1] > TILE + 2:  # beside a seam it is no worse than elsewhere
+    assert error.mean() < 9  # a few pixels of waves that are hundreds of pixels long
+    if image.shape[1] > TILE + 2:  # the error next to a seam is not larger
         assert error[:, TILE - 2 : TILE + 2].mean() < error.mean() + 3
 
 
@@ -93,22 +93,22 @@ def test_tiles_join_without_seams(pyramidal: Slide, up: int) -> None:
 
 
 @pytest.mark.parametrize("up", [2, 3, 4])
-def test_tiles_that_are_joined_from_others_have_no_seams_either(plain: Slide, up: int) -> None:
+def test_joined_tiles_have_no_seams(plain: Slide, up: int) -> None:
     check_seams(plain, up)
 
 
-def test_a_slide_without_levels_is_joined_from_below(plain: Slide) -> None:
+def test_a_tile_of_a_slide_without_levels_is_joined_from_the_next_zoom(plain: Slide) -> None:
     assert [is_joined(plain, 2**n) for n in range(5)] == [False, False, False, True, True]
     pyramid = Pyramid(*plain.size)
     children = [tile(plain, 1, x, y) for y in (0, 1) for x in (0, 1)]
-    asked: list[tuple[int, ...]] = []
+    calls: list[tuple[int, ...]] = []
 
-    def child(*place: int) -> Any:
-        asked.append(place)
-        return children[2 * place[2] + place[1]]
+    def child(*address: int) -> Any:
+        calls.append(address)
+        return children[2 * address[2] + address[1]]
 
     assert tile(plain, 0, 0, 0, child=child).shape[:2] == pyramid.size(0, 0, 0)[::-1]
-    assert asked == [(1, 0, 0), (1, 1, 0), (1, 0, 1), (1, 1, 1)]
+    assert calls == [(1, 0, 0), (1, 1, 0), (1, 0, 1), (1, 1, 1)]
 
 
 @given(width=st.integers(1, 300_000), height=st.integers(1, 300_000))

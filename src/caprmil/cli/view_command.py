@@ -44,6 +44,6 @@ def view(
         port=port,
         names=proxy_host or (),
         browser=browser,
-        say=typer.echo,
+        show=typer.echo,
     )
     typer.echo("Stopped.")

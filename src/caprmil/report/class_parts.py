@@ -42,29 +42,29 @@ class ClassParts:
 
     # A slide report
 
-    def prediction(self, case: ExplainedSlide) -> Markup:
+    def prediction(self, explained: ExplainedSlide) -> Markup:
         """Return the predicted class, its probability, the models, and the other test slides."""
-        best, answer = likeliest(case), case.answer
+        best, answer = likeliest(explained), explained.answer
         shown = answer.mean if answer.calibrated is None else answer.calibrated
         order = np.argsort(-shown, kind="stable")
         return render(
             "class_prediction.html",
             predicted=self.classes[best],
-            label=case.label,
+            label=explained.label,
             probability=float(shown[best]),
             is_calibrated=answer.calibrated is not None,
-            calibration=self.calibration(case),
+            calibration=self.calibration(explained),
             bars=[(self.classes[n], float(shown[n])) for n in order],
-            models=" ".join(self.models(case)),
-            **self._cohort(case),
+            models=" ".join(self.models(explained)),
+            **self._cohort(explained),
         )
 
-    def calibration(self, case: ExplainedSlide) -> str:
+    def calibration(self, explained: ExplainedSlide) -> str:
         """Return how the probability was calibrated, or why it was not."""
-        answer, known = case.answer, self.run.temperatures
+        answer, known = explained.answer, self.run.temperatures
         if answer.calibrated is not None:
             used = ", ".join(f"{known[fold]:.2f}" for fold in answer.by_fold)
-            before = percent(float(answer.mean[likeliest(case)]))
+            before = percent(float(answer.mean[likeliest(explained)]))
             return (
                 f"Calibrated with the temperature of the fold ({used}), which was fitted on its "
                 f"validation slides. Before calibration: {before}."
@@ -81,14 +81,14 @@ class ClassParts:
         why = [f"{', '.join(folds)}: {reason}" for reason, folds in reasons.items()]
         return f"Not calibrated. {' '.join(why) or 'A fold has no temperature.'}"
 
-    def models(self, case: ExplainedSlide) -> Iterator[str]:
+    def models(self, explained: ExplainedSlide) -> Iterator[str]:
         """Yield which models predict, how far they agree, and which one is explained."""
-        answer, best, explanation = case.answer, likeliest(case), case.explanation
+        answer, best, explanation = explained.answer, likeliest(explained), explained.explanation
         name, folds = self.classes[best], list(answer.by_fold)
         if not answer.unseen:
             yield "Caution: every model of this prediction has seen this slide in training."
         if len(folds) == 1:
-            unseen = answer.unseen and case.name in self.run.paths and len(self.run.done) > 1
+            unseen = answer.unseen and explained.name in self.run.paths and len(self.run.done) > 1
             yield f"Predicted by the model of {folds[0]}" + (
                 ", which has not seen this slide in training." if unseen else "."
             )
@@ -109,12 +109,12 @@ class ClassParts:
         if explanation.predicted != best:
             yield f"That model alone predicts {self.classes[explanation.predicted]}."
 
-    def _cohort(self, case: ExplainedSlide) -> dict[str, object]:
+    def _cohort(self, explained: ExplainedSlide) -> dict[str, object]:
         """Return how the slide compares with the run's test slides, as a chart and a sentence."""
-        best = likeliest(case)
-        name, here = self.classes[best], float(case.answer.mean[best])
-        groups = self.test_slides(case.name, best)
-        models = [float(p[best]) for p in case.answer.by_fold.values()]
+        best = likeliest(explained)
+        name, here = self.classes[best], float(explained.answer.mean[best])
+        groups = self.test_slides(explained.name, best)
+        models = [float(p[best]) for p in explained.answer.by_fold.values()]
         lower = [f"{_lower(values, here)} labelled {label}" for label, values in groups.items()]
         chart = EMPTY
         if groups:
@@ -148,11 +148,11 @@ class ClassParts:
                 groups[label] = np.array(means, dtype=np.float64)
         return groups
 
-    def contrasts(self, case: ExplainedSlide) -> list[Contrast]:
+    def contrasts(self, explained: ExplainedSlide) -> list[Contrast]:
         """Return the predicted class and, of more than two, the next likely ones."""
-        classes = case.explanation.names
-        order = np.argsort(-case.answer.mean, kind="stable")[:MAX_CONTRASTS]
-        numbers = [int(n) for n in order] if len(classes) > 2 else [likeliest(case)]
+        classes = explained.explanation.names
+        order = np.argsort(-explained.answer.mean, kind="stable")[:MAX_CONTRASTS]
+        numbers = [int(n) for n in order] if len(classes) > 2 else [likeliest(explained)]
         found = []
         for number in numbers:
             name = classes[number]
@@ -182,9 +182,9 @@ class ClassParts:
         probability = percent(float(1 / (1 + np.exp(-total))))
         return f"A lead of {signed(total)} corresponds to a probability of {probability}."
 
-    def evidence_remark(self, case: ExplainedSlide) -> str:
+    def evidence_remark(self, explained: ExplainedSlide) -> str:
         """Return what the evidence for one class says about the others."""
-        classes, contrasts = case.explanation.names, self.contrasts(case)
+        classes, contrasts = explained.explanation.names, self.contrasts(explained)
         if len(classes) == 2:
             name = contrasts[0].name
             (other,) = (c for c in classes if c != name)
@@ -195,10 +195,10 @@ class ClassParts:
         more = f" {count(left, 'less likely class')} {verb} shown on the map only." if left else ""
         return remark + more
 
-    def repeated_layers(self, case: ExplainedSlide) -> list[str]:
+    def repeated_layers(self, explained: ExplainedSlide) -> list[str]:
         """Of two classes, the evidence for one is that for the other with its sign reversed."""
-        two = len(case.explanation.names) == 2
-        return [f"evidence-{1 - likeliest(case)}"] if two else []
+        two = len(explained.explanation.names) == 2
+        return [f"evidence-{1 - likeliest(explained)}"] if two else []
 
     # A run report
 
@@ -287,9 +287,9 @@ class ClassParts:
         return self.classes[code] if code >= 0 else ""
 
 
-def likeliest(case: ExplainedSlide) -> int:
+def likeliest(explained: ExplainedSlide) -> int:
     """Return the class with the highest mean probability over the models of a run."""
-    return int(case.answer.mean.argmax())
+    return int(explained.answer.mean.argmax())
 
 
 def _lower(values: NDArray[np.float64], here: float) -> str:

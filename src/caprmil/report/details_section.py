@@ -28,7 +28,7 @@ def slide_details(inputs: SlideInputs) -> Markup:
     """Return the quality of the slide, and how to make this report again."""
     return render(
         "slide_details.html",
-        quality=list(quality(inputs.case.reference.record)),
+        quality=list(quality(inputs.explained.reference.record)),
         provenance=list(slide_provenance(inputs)),
     )
 
@@ -67,8 +67,8 @@ def quality(record: Record | None) -> Iterator[str]:
 
 def slide_provenance(inputs: SlideInputs) -> Iterator[Fact]:
     """Yield what it takes to make the report of a slide again."""
-    run, case = inputs.run, inputs.case
-    explanation = case.explanation
+    run, explained = inputs.run, inputs.explained
+    explanation = explained.explanation
     info = explanation.info
     yield (
         "Model",
@@ -83,9 +83,9 @@ def slide_provenance(inputs: SlideInputs) -> Iterator[Fact]:
     size = f"{info.patch_px} px" if info.patch_px else ""
     scale = f"{info.mpp:g} µm/px" if info.mpp else ""
     yield "Its patches", " at ".join(filter(None, (size, scale))) or "size not stored in the bag"
-    if case.reference.pixels is not None:
-        yield "Slide file", case.reference.pixels.name
-    name = case.name if case.name in run.paths else str(case.reference.bag)
+    if explained.reference.pixels is not None:
+        yield "Slide file", explained.reference.pixels.name
+    name = explained.name if explained.name in run.paths else str(explained.reference.bag)
     yield from report_origin(["caprmil", "report", str(run.folder), name])
 
 

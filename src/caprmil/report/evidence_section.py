@@ -110,11 +110,11 @@ class Side(NamedTuple):
 
 def evidence_section(inputs: SlideInputs) -> Markup:
     """Return the evidence for the predicted contrast, and folded away that for others."""
-    explanation, parts = inputs.case.explanation, inputs.parts
-    contrasts = parts.contrasts(inputs.case)
+    explanation, parts = inputs.explained.explanation, inputs.parts
+    contrasts = parts.contrasts(inputs.explained)
     sums = {c: EvidenceSum.of(explanation, parts, c.number) for c in contrasts}
     inputs.pictures.include([s.top(sign) for s in sums.values() for sign in (1, -1)], TOP)
-    remark = parts.evidence_remark(inputs.case)
+    remark = parts.evidence_remark(inputs.explained)
     terms = sums[contrasts[0]].terms
     if (terms > 0).all() or (terms < 0).all():
         remark += (
@@ -137,9 +137,9 @@ def _contrast(inputs: SlideInputs, contrast: Contrast, evidence: EvidenceSum) ->
         contrast=contrast,
         patches=len(evidence.terms),
         half=evidence.half(),
-        rows=_rows(inputs.case.explanation, contrast, evidence),
+        rows=_rows(inputs.explained.explanation, contrast, evidence),
         gap=evidence.gap,
-        meaning=inputs.parts.total_meaning(inputs.case.explanation, evidence.sum),
+        meaning=inputs.parts.total_meaning(inputs.explained.explanation, evidence.sum),
         sides=[_side(inputs, contrast, evidence, sign) for sign in (1, -1)],
     )
 

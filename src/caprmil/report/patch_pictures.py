@@ -40,9 +40,9 @@ class Picture(NamedTuple):
 class PatchPictures:
     """The pictures of a slide report. Without a slide there are none, only numbers of patches."""
 
-    def __init__(self, case: ExplainedSlide, slide: Slide | None) -> None:
+    def __init__(self, explained: ExplainedSlide, slide: Slide | None) -> None:
         self.slide = slide
-        self.boxes: PatchBoxes | None = case.patch_boxes(slide) if slide is not None else None
+        self.boxes: PatchBoxes | None = explained.patch_boxes(slide) if slide is not None else None
         self.rows: list[int] = []
 
     @property

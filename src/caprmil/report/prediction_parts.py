@@ -40,10 +40,10 @@ class PredictionParts(Protocol):
 
     # A slide report
 
-    def prediction(self, case: ExplainedSlide) -> Markup:
+    def prediction(self, explained: ExplainedSlide) -> Markup:
         """Return the first section: what is predicted, by which models, and how certain it is."""
 
-    def contrasts(self, case: ExplainedSlide) -> list[Contrast]:
+    def contrasts(self, explained: ExplainedSlide) -> list[Contrast]:
         """Return what evidence is shown for, the most important first."""
 
     def total(self, outputs: NDArray[np.floating], number: int) -> float:
@@ -52,10 +52,10 @@ class PredictionParts(Protocol):
     def total_meaning(self, explanation: Explanation, total: float) -> str:
         """Return a sentence on what the value of a contrast means, or nothing."""
 
-    def evidence_remark(self, case: ExplainedSlide) -> str:
+    def evidence_remark(self, explained: ExplainedSlide) -> str:
         """Return what a reader of the evidence should know."""
 
-    def repeated_layers(self, case: ExplainedSlide) -> list[str]:
+    def repeated_layers(self, explained: ExplainedSlide) -> list[str]:
         """Return the keys of layers that say nothing new beside those of the first contrast."""
 
     # A run report

@@ -85,10 +85,10 @@ def report_paths(run: Run, names: Iterable[str], out: Path | None) -> dict[str, 
 
 
 def write_slide_report(
-    run: Run, case: ExplainedSlide, path: Path, *, replace: bool, progress: Step | None = None
+    run: Run, explained: ExplainedSlide, path: Path, *, replace: bool, progress: Step | None = None
 ) -> Path:
     """Write the report of a slide."""
-    return write_text(path, slide_report(run, case, progress=progress), replace=replace)
+    return write_text(path, slide_report(run, explained, progress=progress), replace=replace)
 
 
 def chosen_slides(run: Run, most: int) -> list[str]:
@@ -127,9 +127,9 @@ def write_run_report(
     written, missing = [], []
     for done, (name, slide_path) in enumerate(paths.items(), 1):
         try:
-            subject = locate_slide(run, name, pixels=pixels)
-            case = explain_slide(run, subject, force=force, device=device)
-            written.append(write_slide_report(run, case, slide_path, replace=replace))
+            reference = locate_slide(run, name, pixels=pixels)
+            explained = explain_slide(run, reference, force=force, device=device)
+            written.append(write_slide_report(run, explained, slide_path, replace=replace))
         except (BagError, RunError) as problem:  # the report of the run does not need it
             missing.append(f"{name}: {problem}")
         if progress:

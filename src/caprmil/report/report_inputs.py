@@ -20,7 +20,7 @@ class SlideInputs:
     """What the sections of a slide report are made from."""
 
     run: Run
-    case: ExplainedSlide
+    explained: ExplainedSlide
     parts: PredictionParts
     pictures: PatchPictures  # a section includes the patches that it shows
     numbers: BrowserData  # the layers of the map

@@ -25,7 +25,7 @@ MAX_BYTES = 2_000_000  # of all layers of the map; beyond that, single heads are
 
 def prediction_section(inputs: SlideInputs) -> Markup:
     """Return what is predicted, by which models, and how certain it is."""
-    return inputs.parts.prediction(inputs.case)
+    return inputs.parts.prediction(inputs.explained)
 
 
 def map_section(inputs: SlideInputs) -> Markup:
@@ -54,7 +54,7 @@ SECTIONS: tuple[SlideSection, ...] = (
 )
 
 
-def slide_report(run: Run, case: ExplainedSlide, *, progress: Step | None = None) -> str:
+def slide_report(run: Run, explained: ExplainedSlide, *, progress: Step | None = None) -> str:
     """Return the report of a slide as one HTML page.
 
     Large content is bounded: a bag of 100,000 patches gives a file of a few megabytes. If the
@@ -62,24 +62,24 @@ def slide_report(run: Run, case: ExplainedSlide, *, progress: Step | None = None
     """
     reason = "There are no pictures: the slide file was not found, only its bag."
     try:
-        slide = case.open_slide()
+        slide = explained.open_slide()
         if slide is not None:
             with slide:
-                return _page(run, case, slide, "", progress)
+                return _page(run, explained, slide, "", progress)
     except SlideError as problem:
         reason = f"There are no pictures: {problem}"
-    return _page(run, case, None, reason, progress)
+    return _page(run, explained, None, reason, progress)
 
 
 def _page(
-    run: Run, case: ExplainedSlide, slide: Slide | None, reason: str, progress: Step | None
+    run: Run, explained: ExplainedSlide, slide: Slide | None, reason: str, progress: Step | None
 ) -> str:
-    numbers, has_heads = limit_layers(pack(case, slide))
+    numbers, has_heads = limit_layers(pack(explained, slide))
     inputs = SlideInputs(
         run=run,
-        case=case,
+        explained=explained,
         parts=parts_of(run),
-        pictures=PatchPictures(case, slide),
+        pictures=PatchPictures(explained, slide),
         numbers=numbers,
         has_heads=has_heads,
         no_pictures=reason,
@@ -87,19 +87,19 @@ def _page(
     sections = [section(inputs) for section in SECTIONS]
     return page(
         "slide_report.html",
-        title=f"{case.name}, slide report",
-        name=case.name,
-        model=case.explanation.model,
+        title=f"{explained.name}, slide report",
+        name=explained.name,
+        model=explained.explanation.model,
         run=run.folder.resolve().name,
-        patches=len(case.explanation),
+        patches=len(explained.explanation),
         sections=sections,
         symbols=inputs.pictures.symbols(progress),
         scripts=(pages.asset("paint.js"), asset("slide_report.js")),
         facts={
             **numbers.facts,
             "pictures": inputs.pictures.rows,
-            "first_layer": f"evidence-{inputs.parts.contrasts(case)[0].number}",
-            "repeated_layers": inputs.parts.repeated_layers(case),
+            "first_layer": f"evidence-{inputs.parts.contrasts(explained)[0].number}",
+            "repeated_layers": inputs.parts.repeated_layers(explained),
         },
         data=numbers.data,
     )

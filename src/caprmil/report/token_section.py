@@ -25,7 +25,7 @@ class TokenCard(NamedTuple):
 
 def token_section(inputs: SlideInputs) -> Markup:
     """Return the tokens of the last block; nothing if the model has none."""
-    explanation, pictures = inputs.case.explanation, inputs.pictures
+    explanation, pictures = inputs.explained.explanation, inputs.pictures
     if explanation.assignments is None:
         return EMPTY
     _, heads, _, tokens = explanation.assignments.shape

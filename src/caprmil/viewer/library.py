@@ -1,9 +1,8 @@
-"""The library: the slides of a run by their ids, and all that is told and shown of them.
+"""The slides of a run by their ids, and everything that the viewer shows of them.
 
-Everything is made at first use and kept on a shelf. Nothing is written.
+Everything is computed when it is first needed and kept in a cache. Nothing is written.
 """
 
-import gzip
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL import Image
 
 from caprmil.cohort.cohort import find_bags
 from caprmil.errors import BagError, RunError, SlideError
@@ -33,43 +33,44 @@ from caprmil.models.device import pick_device
 from caprmil.runs.run import Run
 from caprmil.slides.readers import Pixels
 from caprmil.slides.slide import Slide, find_slides
-from caprmil.viewer.shelf import Shelf
+from caprmil.viewer.cache import SizedCache
+from caprmil.viewer.class_predictions import summarise
 from caprmil.viewer.tiles import Pyramid, is_joined, jpeg, tile
 
-ROOM = 768 * 2**20  # bytes of all that is kept
-OF_SLIDE = 32 * 2**20  # what an open slide may hold in its reader's cache
-GALLERY_PX, GALLERY_ROW, MOST_IN_GALLERY = 112, 16, 512
-LONGEST = 8192  # pixels on a side that are read for one patch
+CACHE_BYTES = 768 * 2**20
+OPEN_SLIDE_BYTES = 32 * 2**20  # what the reader of an open slide may hold
+EXPLANATION_BYTES = 200_000  # of an explained slide, without its numbers
+THUMBNAIL_PX = 160  # of the longer side
+GALLERY_PX, GALLERY_COLUMNS, MAX_GALLERY = 112, 16, 512
+MAX_PATCH_PX = 8192  # pixels on a side that are read for one patch
 
 
-class Gone(SlideError):  # noqa: N818  reads as it is said
-    """What is asked for is known, but no longer there."""
+class GoneError(SlideError):
+    """A file that is known, but missing."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """A slide on the list."""
+    """A slide in the list."""
 
     id: str
-    subject: SlideReference | None
+    reference: SlideReference | None
     name: str
     problem: str | None = None  # why it cannot be explained
 
 
 @dataclass(frozen=True, kw_only=True)
-class Told:
-    """A case as the page gets it."""
+class PackedSlide:
+    """A slide and its explanation as the page gets them."""
 
     facts: dict[str, Any]
-    data: bytes
-    packed: bytes  # the data, compressed
+    data: bytes  # the numbers of patches
     version: str
     fold: str  # whose model is explained
-    folds: tuple[str, ...]  # whose models answer
+    folds: tuple[str, ...]  # whose models predict
     exact: bool
-    calibrated: bool
-    where: PatchBoxes | None  # where patches lie on the slide, if its pixels can be shown
-    gallery: tuple[int, ...]  # rows of the patches that any map may show first
+    boxes: PatchBoxes | None  # of patches on the slide, if its pixels can be shown
+    gallery: tuple[int, ...]  # rows of the patches that any map shows first
 
 
 class Library:
@@ -82,227 +83,209 @@ class Library:
         pixels: Path | None = None,
         extra: Sequence[Path] = (),
         device: str = "auto",
-        room: int = ROOM,
+        cache_bytes: int = CACHE_BYTES,
     ) -> None:
-        run.trained_folds()  # says what to do if there is no model yet
+        run.trained_folds()  # raises if there is no trained model yet
         if not run.target.has_classes:
             raise RunError(
                 f"The viewer shows classes, and {run.folder} predicts a {run.target.kind}. Use "
                 "caprmil explain."
             )
         self.run, self.device = run, str(pick_device(device))
-        self.shelf = Shelf(room)
-        beside = find_bags(extra) if extra else {}
-        if not beside:
+        self.cache = SizedCache(cache_bytes)
+        extra_bags = find_bags(extra) if extra else {}
+        if not extra_bags:
             run.bag_paths()
         slides = {} if pixels is None else find_slides([pixels])
-        self.entries = {
-            entry.id: entry
-            for entry in (self._entry(n, beside, slides) for n in self._names(beside))
-        }
+        names = dict.fromkeys([*run.paths, *extra_bags])
+        entries = [self._entry(name, extra_bags, slides) for name in names]
+        self.entries = {entry.id: entry for entry in entries}
 
-    def _names(self, beside: Iterable[str]) -> list[str]:
-        return list(dict.fromkeys([*self.run.paths, *beside]))
-
-    def _entry(self, name: str, beside: dict[str, Path], slides: dict[str, Path]) -> Entry:
-        own = self.run.paths.get(name)
-        what = name if own is not None and as_path(own).exists() else beside.get(name, name)
+    def _entry(self, name: str, extra_bags: dict[str, Path], slides: dict[str, Path]) -> Entry:
+        path = self.run.paths.get(name)
+        is_there = path is not None and as_path(path).exists()
         try:
-            subject = locate_slide(self.run, what, pixels=slides.get(name))
+            what = name if is_there else extra_bags.get(name, name)
+            reference = locate_slide(self.run, what, pixels=slides.get(name))
         except RunError as problem:
-            return Entry(id=identify(name), name=name, subject=None, problem=str(problem))
-        return Entry(id=identify(name), name=name, subject=subject)
+            return Entry(id=identify(name), name=name, reference=None, problem=str(problem))
+        return Entry(id=identify(name), name=name, reference=reference)
 
-    def subject(self, key: str) -> SlideReference:
-        """Return the slide of that id. A KeyError says that there is none."""
+    def reference(self, key: str) -> SlideReference:
+        """Return the slide of an id; raise KeyError if there is none."""
         entry = self.entries[key]
-        if entry.subject is None:
-            raise Gone(entry.problem or f"{entry.name} is no longer there.")
-        return entry.subject
+        if entry.reference is None:
+            raise GoneError(entry.problem or f"{entry.name} is missing.")
+        return entry.reference
 
-    # Why
+    # Explanations
 
-    def told(self, key: str) -> Told:
-        """Return a slide explained."""
-        return self.shelf.once(
-            ("told", key),
-            lambda: self._tell(key),
-            lambda told: len(told.data) + len(told.packed) + 200_000,
+    def explained(self, key: str) -> PackedSlide:
+        """Return a slide with its explanation."""
+        return self.cache.get(
+            ("explained", key),
+            lambda: self._explain(key),
+            lambda explained: len(explained.data) + EXPLANATION_BYTES,
         )
 
-    def _tell(self, key: str) -> Told:
-        case = explain_slide(self.run, self.subject(key), device=self.device)
+    def _explain(self, key: str) -> PackedSlide:
+        explained = explain_slide(self.run, self.reference(key), device=self.device)
         problem, slide = None, None
         try:
-            slide = self.opened(key)
+            slide = self.open_slide(key)
         except SlideError as reason:
             problem = str(reason)
-        numbers = pages.pack(case, slide)
+        numbers = pages.pack(explained, slide)
         facts = {**numbers.facts, "id": key, "problem": problem, "tiles": None, "gallery": None}
-        where = case.patch_boxes(slide) if facts["pixels"] else None
-        rows: tuple[int, ...] = ()
-        if slide and where is not None:
-            rows = _shown_first(facts["layers"])
+        boxes = explained.patch_boxes(slide) if facts["pixels"] else None
+        gallery: tuple[int, ...] = ()
+        if slide and boxes is not None:
+            gallery = _first_patches(facts["layers"])
             facts["tiles"] = {"top": Pyramid(*slide.size).top, "version": _version(slide)}
-            facts["gallery"] = {"px": GALLERY_PX, "columns": GALLERY_ROW, "rows": rows}
+            facts["gallery"] = {"px": GALLERY_PX, "columns": GALLERY_COLUMNS, "rows": gallery}
         version = _digest(numbers.data + repr(facts["model"]).encode())
         facts["numbers"] = version
-        record = case.reference.record
+        record = explained.reference.record
         facts["flags"] = record.flags if record else ""
-        return Told(
+        return PackedSlide(
             facts=facts,
             data=numbers.data,
-            packed=gzip.compress(numbers.data, 5, mtime=0),
             version=version,
-            fold=case.explanation.fold,
-            folds=tuple(case.answer.by_fold),
-            calibrated=case.answer.calibrated is not None,
-            exact=case.explanation.exact,
-            where=where,
-            gallery=rows,
+            fold=explained.explanation.fold,
+            folds=tuple(explained.answer.by_fold),
+            exact=explained.explanation.exact,
+            boxes=boxes,
+            gallery=gallery,
         )
 
-    def ask(self, key: str, without: NDArray[np.bool_]) -> dict[str, Any]:
-        """Return what the run and the explained model answer when some patches are left out."""
-        told, bag = self.told(key), part(self._bag(key), ~without)
+    def predict_without(self, key: str, removed: NDArray[np.bool_]) -> dict[str, Any]:
+        """Return what the run and the explained model predict if some patches are removed."""
+        explained, bag = self.explained(key), select(self._bag(key), ~removed)
         cells = bag.grid()
         grid = None if cells is None else torch.from_numpy(cells)[None].to(self.device)
         features = torch.from_numpy(bag.features)[None].to(self.device).float()
         with torch.no_grad():
-            said = {fold: self._model(fold)(features, grid=grid) for fold in told.folds}
-        by_fold = {
-            fold: self.run.fold_target(fold).answer(output.logits[0].cpu().double()).numpy()
-            for fold, output in said.items()
-        }
-        own = said[told.fold]
-        logits = own.aux.get("mean_logits", own.logits) if told.exact else own.logits
-        calibrated = self.run.calibrate(by_fold) if told.calibrated else None
-        return {
-            "probabilities": by_fold[told.fold].tolist(),
-            "logits": logits[0].tolist(),
-            "answer": np.mean(list(by_fold.values()), axis=0).tolist(),
-            "calibrated": None if calibrated is None else calibrated.tolist(),
-            "left": len(bag.features),
-            "out": int(without.sum()),
-        }
+            outputs = {fold: self._model(fold)(features, grid=grid) for fold in explained.folds}
+        prediction = summarise(self.run, outputs, explained=explained.fold, exact=explained.exact)
+        return {**prediction, "left": len(bag.features), "removed": int(removed.sum())}
 
     def _bag(self, key: str) -> Bag:
-        path = self.subject(key).bag
-        return self.shelf.once(
+        path = self.reference(key).bag
+        return self.cache.get(
             ("bag", key), lambda: bags.read(path), lambda bag: bag.features.nbytes
         )
 
     def _model(self, fold: str) -> MILModel:
-        return self.shelf.once(
+        return self.cache.get(
             ("model", fold),
             lambda: self.run.model(fold).eval().to(self.device),
             lambda model: sum(p.nbytes for p in model.parameters()),
         )
 
-    # What it looks like
+    # Pixels
 
-    def opened(self, key: str) -> Slide:
-        """Return the slide itself, open."""
-        subject = self.subject(key)
-        if subject.pixels is None:
-            raise Gone(_missing(subject))
-        if not subject.pixels.exists():
-            raise Gone(f"The slide {subject.name} is no longer at {subject.pixels}.")
-        pixels = subject.pixels
-        return self.shelf.once(
+    def open_slide(self, key: str) -> Slide:
+        """Return the opened slide."""
+        reference = self.reference(key)
+        if reference.pixels is None:
+            raise GoneError(_no_pixels(reference))
+        if not reference.pixels.exists():
+            raise GoneError(f"The slide {reference.name} is no longer at {reference.pixels}.")
+        pixels = reference.pixels
+        return self.cache.get(
             ("slide", key),
-            lambda: open_slide(pixels, bags.inspect(subject.bag)),
-            lambda _: OF_SLIDE,
+            lambda: open_slide(pixels, bags.inspect(reference.bag)),
+            lambda _: OPEN_SLIDE_BYTES,
         )
 
     def tile(self, key: str, zoom: int, x: int, y: int) -> bytes | None:
-        """Return a tile as a JPEG, or None if the slide ends before it."""
-        slide = self.opened(key)
+        """Return a tile as a JPEG, or None if it is outside of the slide."""
+        slide = self.open_slide(key)
         if not Pyramid(*slide.size).has(zoom, x, y):
             return None
         return jpeg(self._tile(key, slide, zoom, x, y))
 
-    def _tile(self, key: str, slide: Slide, *place: int) -> Pixels:
+    def _tile(self, key: str, slide: Slide, *address: int) -> Pixels:
         def make() -> Pixels:
-            zoom, x, y = place
+            zoom, x, y = address
             return tile(slide, zoom, x, y, child=lambda *child: self._tile(key, slide, *child))
 
-        if is_joined(slide, Pyramid(*slide.size).scale(place[0])):  # dear to make, so kept
-            return self.shelf.once(("tile", key, *place), make, lambda pixels: pixels.nbytes)
+        if is_joined(slide, Pyramid(*slide.size).scale(address[0])):  # slow to make, so it is kept
+            return self.cache.get(("tile", key, *address), make, lambda pixels: pixels.nbytes)
         return make()
 
     def thumbnail(self, key: str) -> bytes:
         """Return the whole slide as one small JPEG."""
-        slide = self.opened(key)
-        return self.shelf.once(("thumbnail", key), lambda: self._thumbnail(key, slide), len)
+        slide = self.open_slide(key)
+        return self.cache.get(("thumbnail", key), lambda: self._thumbnail(key, slide), len)
 
     def _thumbnail(self, key: str, slide: Slide) -> bytes:
-        from PIL import Image
-
         image = Image.fromarray(self._tile(key, slide, 0, 0, 0))
-        image.thumbnail((160, 160))
+        image.thumbnail((THUMBNAIL_PX, THUMBNAIL_PX))
         return jpeg(np.asarray(image))
 
     def patch(self, key: str, row: int, px: int) -> bytes | None:
-        """Return a patch as a JPEG, or None if there are not so many."""
-        told = self.told(key)
-        if not 0 <= row < told.facts["patches"]:
+        """Return a patch as a JPEG, or None if there is no such row."""
+        explained = self.explained(key)
+        if not 0 <= row < explained.facts["patches"]:
             return None
-        return jpeg(self._cut(key, told, row, px), 88)
+        return jpeg(self._cut(key, explained, row, px), 88)
 
-    def _cut(self, key: str, told: Told, row: int, px: int) -> Pixels:
-        if told.where is None:
-            raise Gone(told.facts["problem"] or _missing(self.subject(key)))
-        slide, side = self.opened(key), told.where.side
+    def _cut(self, key: str, explained: PackedSlide, row: int, px: int) -> Pixels:
+        if explained.boxes is None:
+            raise GoneError(explained.facts["problem"] or _no_pixels(self.reference(key)))
+        slide, side = self.open_slide(key), explained.boxes.side
         fine = [level.downsample for level in slide.levels if level.downsample <= 1.02 * side / px]
-        if side / max(fine, default=1.0) > LONGEST:
-            raise SlideError(f"A patch of {side:g} pixels is too large to be cut out.")
-        return read_patch(slide, told.where, row, px)
+        if side / max(fine, default=1.0) > MAX_PATCH_PX:
+            raise SlideError(f"A patch of {side:g} pixels is too large to be shown.")
+        return read_patch(slide, explained.boxes, row, px)
 
     def gallery(self, key: str) -> bytes:
-        """Return the patches that any map may show first as one JPEG, so that no choice of a map
-        needs another request."""
-        return self.shelf.once(("gallery", key), lambda: self._gallery(key), len)
+        """Return the patches that any map shows first, as one JPEG.
+
+        The page can then show any map without another request.
+        """
+        return self.cache.get(("gallery", key), lambda: self._gallery(key), len)
 
     def _gallery(self, key: str) -> bytes:
-        told = self.told(key)
-        if told.where is None:
-            raise Gone(told.facts["problem"] or _missing(self.subject(key)))
-        px, lines = GALLERY_PX, -(-len(told.gallery) // GALLERY_ROW)
-        sheet = np.full((lines * px, GALLERY_ROW * px, 3), 255, dtype=np.uint8)
-        for place, row in enumerate(told.gallery):
-            top, left = (px * at for at in divmod(place, GALLERY_ROW))
-            sheet[top : top + px, left : left + px] = self._cut(key, told, row, px)
+        explained = self.explained(key)
+        if explained.boxes is None:
+            raise GoneError(explained.facts["problem"] or _no_pixels(self.reference(key)))
+        px, rows = GALLERY_PX, -(-len(explained.gallery) // GALLERY_COLUMNS)
+        sheet = np.full((rows * px, GALLERY_COLUMNS * px, 3), 255, dtype=np.uint8)
+        for number, row in enumerate(explained.gallery):
+            top, left = (px * n for n in divmod(number, GALLERY_COLUMNS))
+            sheet[top : top + px, left : left + px] = self._cut(key, explained, row, px)
         return jpeg(sheet, 85)
 
 
 def identify(name: str) -> str:
-    """Return the id of a slide: no request ever holds a path."""
+    """Return the id of a slide, so that no request holds a path."""
     return hashlib.sha256(name.encode("utf-8", "surrogateescape")).hexdigest()[:12]
 
 
-def part(bag: Bag, rows: NDArray[np.bool_]) -> Bag:
-    """Return some patches of a bag. At least one must be left."""
+def select(bag: Bag, rows: NDArray[np.bool_]) -> Bag:
+    """Return a bag with some of its patches, at least one."""
     if not rows.any():
-        raise BagError("Nothing would be left of the slide. Leave at least one patch in.")
+        raise BagError("No patch would be left of the slide. Keep at least one.")
     coords = None if bag.coords is None else bag.coords[rows]
     info = replace(bag.info, n_patches=int(rows.sum()))
     return Bag(features=bag.features[rows], coords=coords, info=info)
 
 
 def _version(slide: Slide) -> str:
-    """Return another word for other pixels under the same name, so that browsers may keep tiles."""
+    """Return a text that changes with the file, so that browsers may keep its tiles."""
     stat = slide.path.stat()
     return _digest(f"{slide.path}|{stat.st_mtime_ns}|{stat.st_size}")
 
 
-def _missing(subject: SlideReference) -> str:
-    return f"The pixels of {subject.name} are not at hand. Start with --slides and their folder."
+def _no_pixels(reference: SlideReference) -> str:
+    return f"The slide file of {reference.name} was not found. Pass its folder with --slides."
 
 
-def _shown_first(layers: Iterable[dict[str, Any]]) -> tuple[int, ...]:
+def _first_patches(layers: Iterable[dict[str, Any]]) -> tuple[int, ...]:
     rows = (row for layer in layers for row in (*layer["top"], *layer.get("bottom", ())))
-    return tuple(dict.fromkeys(rows))[:MOST_IN_GALLERY]
+    return tuple(dict.fromkeys(rows))[:MAX_GALLERY]
 
 
 def _digest(what: str | bytes) -> str:

@@ -1,7 +1,8 @@
-"""Security: who may ask, and the headers that every answer carries.
+"""Access to the viewer, and the security headers of every response.
 
-On a loopback address the Host header must be a loopback name, or a web page elsewhere could reach
-us by a name of its own that leads here (DNS rebinding). On any other address a token is asked for.
+On a loopback address the Host header must be a loopback name. Otherwise a foreign web page could
+reach the viewer under a name of its own that resolves to this machine (DNS rebinding). On any other
+address the viewer requires a token.
 """
 
 import ipaddress
@@ -12,13 +13,16 @@ from http.cookies import CookieError, SimpleCookie
 from urllib.parse import parse_qs, urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from caprmil.errors import RunError
 
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]"})
 
 HEADERS = {
-    # frame-ancestors 'self': a notebook behind the same proxy may show the page, nobody else.
+    # frame-ancestors 'self': only a notebook behind the same proxy may show the page in a frame.
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "
         "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'self'"
@@ -32,37 +36,39 @@ HEADERS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Door:
-    """Who is let in: by the name they call us, or by a token."""
+class AccessRules:
+    """Which requests are allowed: by the name of the host, or by a token."""
 
-    names: Collection[str] | None = LOOPBACK  # None: any name, since a token is asked for
+    hosts: Collection[str] | None = LOOPBACK  # None: any name, with a token
     token: str | None = None
-    cookie: str = "caprmil"  # ports share cookies, so each has a name of its own
+    cookie: str = "caprmil"  # ports of one host share cookies, so each port has its own name
 
 
-def door(host: str, port: int, names: Collection[str] = ()) -> Door:
-    """Return the door for an address: by name on a loopback one, elsewhere with a new token.
+def access_rules(host: str, port: int, names: Collection[str] = ()) -> AccessRules:
+    """Return the rules for an address: host names on a loopback address, else a new token.
 
-    `names` are what a proxy in front is called by.
+    `names` are the host names of a proxy in front of the viewer.
     """
+    if patterns := [name for name in names if "*" in name]:
+        raise RunError(f"{patterns[0]} is not the name of a proxy. Pass --proxy-host without a *.")
     if is_loopback(host):
-        return Door(names=LOOPBACK | {name.lower() for name in (host, *names)})
-    return Door(names=None, token=secrets.token_urlsafe(24), cookie=f"caprmil_{port}")
+        return AccessRules(hosts=LOOPBACK | {name.lower() for name in (host, *names)})
+    return AccessRules(hosts=None, token=secrets.token_urlsafe(24), cookie=f"caprmil_{port}")
 
 
 def is_loopback(host: str) -> bool:
-    """Tell whether an address is of this machine alone."""
+    """Return whether an address can be reached from this machine only."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return host.lower() == "localhost"
 
 
-class Guard:
-    """Stands before the application: refuses who may not ask, and adds headers to every answer."""
+class AccessMiddleware:
+    """Refuses requests that are not allowed, and adds the headers to every response."""
 
-    def __init__(self, app: ASGIApp, door: Door) -> None:
-        self.app, self.door = app, door
+    def __init__(self, app: ASGIApp, rules: AccessRules) -> None:
+        self.app, self.rules = app, rules
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -71,73 +77,93 @@ class Guard:
         if scope["type"] != "http":
             await send({"type": "websocket.close", "code": 1008})
             return
-        headers = Headers(scope=scope)
-        bringing = self._token_in_query(scope)
+        has_query_token = self._has_query_token(scope)
 
-        async def answer(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                own = MutableHeaders(scope=message)
-                own.update(HEADERS)
-                own.setdefault("Cache-Control", "no-store")
-                if bringing:
-                    own.append("Set-Cookie", self._as_cookie())
+                headers = MutableHeaders(scope=message)
+                headers.update(HEADERS)
+                headers.setdefault("Cache-Control", "no-store")
+                if has_query_token:
+                    headers.append("Set-Cookie", self._cookie())
             await send(message)
 
-        refused = self._refuse(scope, headers, bringing=bringing)
-        if refused is not None:
-            status, reason = refused
-            await JSONResponse({"reason": reason}, status)(scope, receive, answer)
+        refusal = await self._refusal(scope, has_query_token=has_query_token)
+        if refusal is not None:
+            status, reason = refusal
+            response = JSONResponse({"reason": reason}, status)
+            await response(scope, receive, send_with_headers)
             return
-        await self.app(scope, receive, answer)
+        await self.app(scope, receive, send_with_headers)
 
-    def _refuse(self, scope: Scope, headers: Headers, *, bringing: bool) -> tuple[int, str] | None:
+    async def _refusal(self, scope: Scope, *, has_query_token: bool) -> tuple[int, str] | None:
+        headers = Headers(scope=scope)
         hosts = headers.getlist("host")
         if len(hosts) != 1:
-            return 400, "A request has one Host header."
-        name = _name(hosts[0])
-        if self.door.names is not None and name not in self.door.names:
+            return 400, "A request needs exactly one Host header."
+        if self.rules.hosts is not None and not await is_trusted(scope, self.rules.hosts):
             return 421, (
-                "This page answers to localhost only. Open it by that name; behind a proxy, start "
-                "it with --proxy-host and the proxy's name."
+                "This page is served for localhost only. Open it by that name. Behind a proxy, "
+                "start the viewer with --proxy-host and the name of the proxy."
             )
-        if not (bringing or self._token_in_cookie(headers)):
-            return 403, "A token is missing. Open the whole address that `caprmil view` printed."
-        if not _own(scope, headers, hosts[0]):
-            return 403, "Another page asked. Only the viewer's own page may."
+        if not (has_query_token or self._has_cookie_token(headers)):
+            return 403, "The token is missing. Open the whole address that `caprmil view` printed."
+        if not _is_same_origin(scope, headers, hosts[0]):
+            return (
+                403,
+                "The request came from another page. Only the viewer's own page may send it.",
+            )
         return None
 
-    def _token_in_query(self, scope: Scope) -> bool:
-        if self.door.token is None:
+    def _has_query_token(self, scope: Scope) -> bool:
+        if self.rules.token is None:
             return False
         given = parse_qs(scope["query_string"].decode("latin-1")).get("token", [])
-        return any(_same(each, self.door.token) for each in given)
+        return any(_is_equal(each, self.rules.token) for each in given)
 
-    def _token_in_cookie(self, headers: Headers) -> bool:
-        if self.door.token is None:
+    def _has_cookie_token(self, headers: Headers) -> bool:
+        if self.rules.token is None:
             return True
-        jar: SimpleCookie = SimpleCookie()
+        cookies: SimpleCookie = SimpleCookie()
         try:
-            jar.load("; ".join(headers.getlist("cookie")))
+            cookies.load("; ".join(headers.getlist("cookie")))
         except CookieError:
             return False
-        given = jar.get(self.door.cookie)
-        return given is not None and _same(given.value, self.door.token)
+        given = cookies.get(self.rules.cookie)
+        return given is not None and _is_equal(given.value, self.rules.token)
 
-    def _as_cookie(self) -> str:
-        # Without a path it is kept for the folder of the page, which is right behind any prefix.
-        return f"{self.door.cookie}={self.door.token}; HttpOnly; SameSite=Strict"
-
-
-def _name(host: str) -> str:
-    """Return the name of a Host header without its port, or nothing if it is none."""
-    host = host.strip().lower()
-    end = host.find("]") + 1 if host.startswith("[") else host.find(":")
-    name, port = (host, "") if end < 1 else (host[:end], host[end:])
-    return name if port == "" or (port[1:].isascii() and port[1:].isdigit()) else ""
+    def _cookie(self) -> str:
+        # Without a path it is valid for the folder of the page, behind any prefix of a proxy.
+        return f"{self.rules.cookie}={self.rules.token}; HttpOnly; SameSite=Strict"
 
 
-def _own(scope: Scope, headers: Headers, host: str) -> bool:
-    """Tell whether our own page asks, as far as a browser says. Any page may link to ours."""
+async def is_trusted(scope: Scope, hosts: Collection[str]) -> bool:
+    """Return whether Starlette's TrustedHostMiddleware lets a request pass.
+
+    Only its decision is used: its response does not say what to do, and comes without our headers.
+    """
+    passed = False
+
+    async def app(_scope: Scope, _receive: Receive, _send: Send) -> None:
+        nonlocal passed
+        passed = True
+
+    async def ignore(_: Message) -> None:
+        pass
+
+    async def receive() -> Message:
+        return {"type": "http.disconnect"}
+
+    check = TrustedHostMiddleware(app, allowed_hosts=list(hosts), www_redirect=False)
+    await check(scope, receive, ignore)
+    return passed
+
+
+def _is_same_origin(scope: Scope, headers: Headers, host: str) -> bool:
+    """Return whether our own page sent a request, as far as the browser says.
+
+    Any page may link to ours.
+    """
     if scope["method"] in ("GET", "HEAD") and not scope["path"].startswith("/api/"):
         return True
     site, origin = headers.get("sec-fetch-site"), headers.get("origin")
@@ -149,5 +175,5 @@ def _own(scope: Scope, headers: Headers, host: str) -> bool:
         return False
 
 
-def _same(one: str, other: str) -> bool:
+def _is_equal(one: str, other: str) -> bool:
     return secrets.compare_digest(one.encode(), other.encode())

@@ -1,7 +1,7 @@
-"""Tiles: a slide as a pyramid of squares, each twice as coarse as the next, for deep zoom.
+"""Tiles: a slide as a pyramid of squares for deep zoom. Each zoom doubles the resolution.
 
-OpenSlide's own generator reads one level too fine where a pyramid was rounded down, four times the
-pixels of each tile (openslide #203, #274). `Slide.read` knows which level is fine enough.
+OpenSlide's own tile generator reads one level too fine if the sizes of levels were rounded down:
+four times the pixels for each tile (openslide #203, #274). `Slide.read` selects the right level.
 """
 
 from collections.abc import Callable
@@ -17,9 +17,9 @@ from caprmil.slides.slide import Slide
 
 TILE = 512  # pixels on a side
 QUALITY = 80  # of JPEG
-SHRINK = 4.1  # a tile is read from up to so many times its side; coarser ones are joined from four
+MAX_SHRINK = 4.1  # a tile is read from a region up to this factor larger; else joined from four
 
-Join = Callable[[int, int, int], Pixels]
+ReadTile = Callable[[int, int, int], Pixels]  # of zoom, x and y
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,11 @@ class Pyramid:
         return max(0, ceil(log2(max(self.width, self.height) / TILE)))
 
     def scale(self, zoom: int) -> int:
-        """Return how many level-0 pixels a pixel of that zoom is wide."""
+        """Return how many level-0 pixels wide a pixel of a zoom is."""
         return 2 ** (self.top - zoom)
 
     def counts(self, zoom: int) -> tuple[int, int]:
-        """Return how many tiles there are across and down."""
+        """Return the number of tiles in a row and in a column."""
         side = TILE * self.scale(zoom)
         return ceil(self.width / side), ceil(self.height / side)
 
@@ -49,17 +49,18 @@ class Pyramid:
         return 0 <= x < across and 0 <= y < down
 
     def size(self, zoom: int, x: int, y: int) -> tuple[int, int]:
-        """Return width and height of a tile: those at the edges end with the slide."""
+        """Return width and height of a tile. Tiles at the edges end with the slide."""
         scale = self.scale(zoom)
         wide, high = ceil(self.width / scale) - x * TILE, ceil(self.height / scale) - y * TILE
         return min(TILE, wide), min(TILE, high)
 
 
-def tile(slide: Slide, zoom: int, x: int, y: int, *, child: Join | None = None) -> Pixels:
-    """Return a tile that is there.
+def tile(slide: Slide, zoom: int, x: int, y: int, *, child: ReadTile | None = None) -> Pixels:
+    """Return an existing tile.
 
-    Where a slide has no level near, as a plain image has none, a tile is the mean of the four
-    below it (`child` gives these, perhaps kept): no request ever reads more than SHRINK tiles wide.
+    If the slide has no level of about that scale, as in a plain image, the tile is made from the
+    four tiles of the next zoom. So no request reads a region more than MAX_SHRINK tiles wide.
+    `child` returns a tile of the next zoom, perhaps from a cache.
     """
     pyramid = Pyramid(*slide.size)
     wide, high = pyramid.size(zoom, x, y)
@@ -68,25 +69,25 @@ def tile(slide: Slide, zoom: int, x: int, y: int, *, child: Join | None = None) 
         side = TILE * scale
         return slide.read(x * side, y * side, side, TILE)[:high, :wide]
 
-    def directly(*place: int) -> Pixels:
-        return tile(slide, *place, child=child)
+    def read_child(*address: int) -> Pixels:
+        return tile(slide, *address, child=child)
 
-    whole = np.full((2 * TILE, 2 * TILE, 3), 255, dtype=np.uint8)
+    joined = np.full((2 * TILE, 2 * TILE, 3), 255, dtype=np.uint8)
     for down in (0, 1):
         for across in (0, 1):
-            place = (zoom + 1, 2 * x + across, 2 * y + down)
-            if pyramid.has(*place):
-                part = (child or directly)(*place)
+            address = (zoom + 1, 2 * x + across, 2 * y + down)
+            if pyramid.has(*address):
+                part = (child or read_child)(*address)
                 top, left = down * TILE, across * TILE
-                whole[top : top + part.shape[0], left : left + part.shape[1]] = part
-    quarters = whole.reshape(TILE, 2, TILE, 2, 3).mean(axis=(1, 3))
-    return np.rint(quarters).astype(np.uint8)[:high, :wide]
+                joined[top : top + part.shape[0], left : left + part.shape[1]] = part
+    means = joined.reshape(TILE, 2, TILE, 2, 3).mean(axis=(1, 3))
+    return np.rint(means).astype(np.uint8)[:high, :wide]
 
 
 def is_joined(slide: Slide, scale: float) -> bool:
-    """Tell whether no level of a slide is near enough to a scale to be read at once."""
+    """Return whether a tile of a scale has to be joined, since no level is near that scale."""
     fine = [level.downsample for level in slide.levels if level.downsample <= 1.02 * scale]
-    return scale > SHRINK * max(fine, default=1.0)
+    return scale > MAX_SHRINK * max(fine, default=1.0)
 
 
 def jpeg(pixels: Pixels, quality: int = QUALITY) -> bytes:

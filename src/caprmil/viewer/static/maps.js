@@ -1,8 +1,9 @@
-// The choice of a map: its kind, then its class, or head and token; and its legend.
+// The choice of a map: its kind, then its contrast, or head and token; and its legend.
+import { contrastName, firstContrast } from "./class_parts.js";
 import { $, el } from "./dom.js";
-import { GROUPS, parse, sentence, tokenKey } from "./words.js";
+import { GROUPS, describe, parse, tokenKey } from "./layer_text.js";
 
-/** Show what can be chosen, and what is. `choose(key)` is called with a layer's key. */
+/** Show the maps to choose from, and which one is chosen. `choose(key)` gets the key of a layer. */
 export function showMaps(bag, layer, choose) {
   const { facts } = bag;
   const now = parse(layer.key);
@@ -10,19 +11,20 @@ export function showMaps(bag, layer, choose) {
   $("groups").replaceChildren(
     ...Object.entries(GROUPS)
       .filter(([group]) => present.has(group))
-      .map(([group, text]) => option(text, group === now.group, () => choose(first(bag, group)))),
+      .map(([group, text]) => option(text, group === now.group, () => choose(firstLayer(bag, group)))),
   );
-  const rows = now.group === "tokens" ? tokens(facts, now, choose) : [classes(bag, layer, now, choose), mean(bag, now, choose)];
+  const rows = now.group === "tokens" ? tokens(facts, now, choose) : [contrasts(bag, layer, now, choose), aboveMean(bag, now, choose)];
   $("choices").replaceChildren(...rows.filter(Boolean));
-  $("sentence").textContent = sentence(facts, layer, Paint.format);
+  $("description").textContent = describe(facts, layer);
 }
 
-/** Return the map of a group to begin with: evidence is that for the answer, or what sets patches
- * apart where all of them are on one side. */
-export function first(bag, group) {
-  const best = `${group}-${bag.facts.predicted}`;
-  if (group === "evidence" && Paint.hasOneSign(bag.layers.get(best))) return `above-${bag.facts.predicted}`;
-  if (bag.layers.has(best) && group !== "attention") return best;
+/** Return the layer of a group to show first. For evidence it is that of the prediction, relative to the
+ * mean if the evidence of all patches has the same sign. */
+export function firstLayer(bag, group) {
+  const number = firstContrast(bag.facts);
+  const key = `${group}-${number}`;
+  if (group === "evidence" && Paint.hasOneSign(bag.layers.get(key))) return `above-${number}`;
+  if (bag.layers.has(key) && group !== "attention") return key;
   return [...bag.layers.keys()].find((key) => parse(key).group === group);
 }
 
@@ -30,28 +32,28 @@ function option(text, chosen, click, more = {}) {
   return el("button", { "aria-pressed": chosen ? "true" : "false", on: { click }, ...more }, ...[text].flat());
 }
 
-function classes(bag, layer, now, choose) {
-  const alike = (key) => parse(key).group === now.group && parse(key).above === now.above;
-  const own = [...bag.layers.values()].filter(({ key }) => alike(key));
-  if (own.length < 2) return null;
+function contrasts(bag, layer, now, choose) {
+  const isAlike = (key) => parse(key).group === now.group && parse(key).above === now.above;
+  const layers = [...bag.layers.values()].filter(({ key }) => isAlike(key));
+  if (layers.length < 2) return null;
   const text = ({ key }) => {
-    const { of, spread } = parse(key);
-    return spread ? "spread" : of === null ? "overall" : bag.facts.classes[of];
+    const { contrast, spread } = parse(key);
+    return spread ? "spread" : contrast === null ? "overall" : contrastName(bag.facts, contrast);
   };
   return el(
     "div",
-    { class: "chips", role: "group", "aria-label": "Class" },
-    ...own.map((each) => option(text(each), each.key === layer.key, () => choose(each.key))),
+    { class: "chips", role: "group", "aria-label": "Evidence for" },
+    ...layers.map((each) => option(text(each), each.key === layer.key, () => choose(each.key))),
   );
 }
 
-/** Return the choice between all evidence and what lies above the slide's mean. */
-function mean(bag, now, choose) {
-  if (now.group !== "evidence" || !bag.layers.has(`above-${now.of}`)) return null;
-  const change = (above) => choose(`${above ? "above" : "evidence"}-${now.of}`);
+/** Return the choice between evidence, and evidence relative to the slide's mean. */
+function aboveMean(bag, now, choose) {
+  if (now.group !== "evidence" || !bag.layers.has(`above-${now.contrast}`)) return null;
+  const change = (above) => choose(`${above ? "above" : "evidence"}-${now.contrast}`);
   return el(
     "label",
-    { class: "tick" },
+    { class: "check" },
     el("input", { id: "above", type: "checkbox", checked: now.above, on: { change: (event) => change(event.target.checked) } }),
     "Above the slide's mean",
   );
@@ -60,10 +62,10 @@ function mean(bag, now, choose) {
 function tokens(facts, { block, head, token }, choose) {
   const { blocks, heads, tokens: n, usage } = facts.tokens;
   const share = (m) => {
-    const own = usage[block];
-    return head === null ? own.reduce((sum, each) => sum + each[m], 0) / own.length : own[head][m];
+    const perHead = usage[block];
+    return head === null ? perHead.reduce((sum, each) => sum + each[m], 0) / perHead.length : perHead[head][m];
   };
-  const pick = (label, size, value, set, all) =>
+  const select = (label, size, value, set, all) =>
     el(
       "label",
       {},
@@ -80,26 +82,26 @@ function tokens(facts, { block, head, token }, choose) {
       [el("i", { class: "dot", style: { background: Paint.TOKENS[m % Paint.TOKENS.length] } }), `${m + 1}`, el("small", { text: `${Math.round(100 * share(m))} %` })],
       token === m,
       () => choose(tokenKey(facts, block, head, m)),
-      { "aria-label": `Token ${m + 1}, ${Math.round(100 * share(m))} % of the slide`, title: `Token ${m + 1}: ${Math.round(100 * share(m))} % of the slide` },
+      { "aria-label": `Token ${m + 1}, ${Math.round(100 * share(m))} % of all weight`, title: `Token ${m + 1}: ${Math.round(100 * share(m))} % of all weight` },
     ),
   );
   return [
     el(
       "div",
       { class: "pair" },
-      pick("Head", heads, head, (h) => choose(tokenKey(facts, block, h, token ?? 0)), true),
-      blocks > 1 ? pick("Block", blocks, block, (b) => choose(tokenKey(facts, b, head, token)), false) : null,
+      select("Head", heads, head, (h) => choose(tokenKey(facts, block, h, token ?? 0)), true),
+      blocks > 1 ? select("Block", blocks, block, (b) => choose(tokenKey(facts, b, head, token)), false) : null,
     ),
     el(
       "div",
       { class: "chips", role: "group", "aria-label": "Token" },
       ...chips,
-      option("undecided", token === null, () => choose(tokenKey(facts, block, null, null))),
+      option("entropy", token === null, () => choose(tokenKey(facts, block, null, null))),
     ),
   ];
 }
 
-/** Return where the scale of a map ends. Shares go up to 1, or to what all but a hundredth stay below. */
+/** Return the end of a map's colour scale. For shares it is 1 or, if `fit`, the 99th percentile. */
 export function limitOf(layer, fit) {
   if (layer.kind !== "share" || !fit) return layer.limit;
   const sorted = Float32Array.from(layer.values).sort();
@@ -113,13 +115,13 @@ export function showLegend(layer, limit, row = -1) {
   if (!layer) return;
   const { low, high, gradient } = Paint.legend(layer, limit);
   $("legend-title").textContent = layer.title;
-  $("ramp").style.setProperty("--ramp", gradient);
+  $("colour-bar").style.setProperty("--gradient", gradient);
   $("low").textContent = `${layer.kind === "diverging" ? "≤ " : ""}${Paint.format(low)}`;
   $("high").textContent = layer.kind === "share" && high === 1 ? "1" : `≥ ${Paint.format(high)}`;
-  $("needle").hidden = row < 0;
-  $("here").textContent = row < 0 ? "" : Paint.format(Paint.value(layer, row));
+  $("legend-mark").hidden = row < 0;
+  $("legend-value").textContent = row < 0 ? "" : Paint.format(Paint.value(layer, row));
   if (row >= 0) {
-    const at = (Paint.value(layer, row) - low) / (high - low || 1);
-    $("needle").style.setProperty("left", `${100 * Math.min(Math.max(at, 0), 1)}%`);
+    const position = (Paint.value(layer, row) - low) / (high - low || 1);
+    $("legend-mark").style.setProperty("left", `${100 * Math.min(Math.max(position, 0), 1)}%`);
   }
 }

@@ -1,18 +1,19 @@
-// Patches: those a map shows first, and one with all its numbers and those most like it.
+// Patches: those with the highest values of a map, and one with all its numbers and the most similar ones.
+import { evidenceText, firstContrast } from "./class_parts.js";
 import { $, el } from "./dom.js";
-import { headings, parse, tokenKey } from "./words.js";
+import { headings, parse, tokenKey } from "./layer_text.js";
 
-const NEAREST = 8;
+const NEIGHBOURS = 8;
 
-/** Pictures of patches: from one sheet for those shown first, else each by itself. */
+/** Pictures of patches. Those that any map shows first come in one sheet, others one by one. */
 export class Pictures {
-  /** `ready`: when the slide is in view, for its tiles come first. */
+  /** `ready` resolves when the tiles in view are loaded, which come first. */
   constructor(facts, ready) {
     this.facts = facts;
     this.base = `api/slides/${facts.id}`;
-    this.places = new Map((facts.gallery?.rows ?? []).map((row, place) => [row, place]));
+    this.positions = new Map((facts.gallery?.rows ?? []).map((row, position) => [row, position]));
     this.version = facts.tiles?.version;
-    if (!this.places.size) return;
+    if (!this.positions.size) return;
     this.sheet = new Image();
     this.loaded = new Promise((resolve) => {
       this.sheet.onload = () => resolve(true);
@@ -21,38 +22,37 @@ export class Pictures {
     ready.then(() => (this.sheet.src = `${this.base}/gallery.jpg?v=${this.version}-${facts.numbers}`));
   }
 
-  /** Return a picture of a patch, or a square in its colour where there are no pixels. */
-  of(row, colour) {
+  /** Return a picture of a patch, or a square of its colour if there are no pixels. */
+  picture(row, colour) {
     if (!this.facts.tiles) return el("span", { class: "swatch", style: { background: colour } });
-    if (!this.places.has(row)) return this.alone(row, 112);
+    if (!this.positions.has(row)) return this.single(row, 112);
     const { px, columns } = this.facts.gallery;
     const canvas = el("canvas", { width: px, height: px });
-    this.loaded.then((good) => {
-      if (!good) return canvas.replaceWith(this.alone(row, 112));
-      const place = this.places.get(row);
-      const [left, top] = [(place % columns) * px, Math.floor(place / columns) * px];
+    this.loaded.then((succeeded) => {
+      if (!succeeded) return canvas.replaceWith(this.single(row, 112));
+      const position = this.positions.get(row);
+      const [left, top] = [(position % columns) * px, Math.floor(position / columns) * px];
       canvas.getContext("2d").drawImage(this.sheet, left, top, px, px, 0, 0, px, px);
     });
     return canvas;
   }
 
-  alone(row, px) {
+  single(row, px) {
     return el("img", { src: `${this.base}/patches/${row}.jpg?px=${px}&v=${this.version}`, alt: "", width: px, height: px });
   }
 }
 
-function thumbs(bag, layer, pictures, rows, select, said) {
+function thumbnails(layer, pictures, rows, select, { showRow = false } = {}) {
   return el(
     "div",
-    { class: "thumbs" },
+    { class: "thumbnails" },
     ...rows.map((row) => {
       const value = Paint.format(Paint.value(layer, row));
-      const words = said ?? value;
       return el(
         "button",
         { title: `Patch ${row}: ${value}`, "aria-label": `Patch ${row}, ${value}`, data: { row }, on: { click: () => select(row) } },
-        pictures.of(row, colour(layer, row)),
-        el("span", { text: words === "row" ? `#${row}` : words }),
+        pictures.picture(row, colour(layer, row)),
+        el("span", { text: showRow ? `#${row}` : value }),
       );
     }),
   );
@@ -63,69 +63,69 @@ function colour(layer, row) {
   return `rgba(${red | 0}, ${green | 0}, ${blue | 0}, ${alpha})`;
 }
 
-/** Show the patches that a map has first, and last if it has two ends. */
+/** Show the patches with the highest values of a map and, if it has two signs, the lowest. */
 export function showGallery(bag, layer, pictures, select) {
   const [high, low] = headings(bag.facts, layer);
-  const some = layer.top.filter((row, place) => place === 0 || layer.kind === "diverging" || layer.values[row] > 0);
-  const parts = [el("h2", { text: high }), thumbs(bag, layer, pictures, some, select)];
-  if (layer.bottom && low) parts.push(el("h2", { text: low }), thumbs(bag, layer, pictures, layer.bottom, select));
+  const top = layer.top.filter((row, n) => n === 0 || layer.kind === "diverging" || layer.values[row] > 0);
+  const parts = [el("h2", { text: high }), thumbnails(layer, pictures, top, select)];
+  if (layer.bottom && low) parts.push(el("h2", { text: low }), thumbnails(layer, pictures, layer.bottom, select));
   $("gallery").replaceChildren(...parts);
 }
 
-/** Show a patch, or how to choose one. */
-export function showPatch(bag, row, { pictures, layer, out, select, choose, close }) {
+/** Show the numbers of a patch, or how to choose one. */
+export function showPatch(bag, row, { pictures, layer, removed, select, choose, close }) {
   if (row < 0) {
     $("patch").replaceChildren(el("p", { class: "quiet", text: "Click a patch on the slide for its numbers." }));
     return;
   }
   const { facts } = bag;
-  const near = Paint.neighbours(bag, row, NEAREST);
+  const similar = Paint.neighbours(bag, row, NEIGHBOURS);
   $("patch").replaceChildren(
     el("h2", { text: `Patch ${row}` }, el("button", { class: "plain", text: "Close", on: { click: close } })),
     el(
       "div",
-      { class: "portrait" },
-      facts.tiles ? pictures.alone(row, 224) : el("span", { class: "swatch", style: { background: colour(layer, row) } }),
-      el("div", {}, el("p", { class: "quiet", text: place(bag, row) }), out[row] ? el("p", { text: "It is taken out." }) : null, plain(bag, row)),
+      { class: "patch-picture" },
+      facts.tiles ? pictures.single(row, 224) : el("span", { class: "swatch", style: { background: colour(layer, row) } }),
+      el("div", {}, el("p", { class: "quiet", text: position(bag, row) }), removed[row] ? el("p", { text: "It is removed." }) : null, rank(bag, row)),
     ),
     numbers(bag, row, layer, choose),
-    ...(facts.tokens ? [grid(bag, row, layer, choose)] : []),
-    ...(near.length ? [el("h3", { text: "Most alike in token space" }), thumbs(bag, layer, pictures, near, select, "row")] : []),
+    ...(facts.tokens ? [tokenWeights(bag, row, layer, choose)] : []),
+    ...(similar.length ? [el("h3", { text: "Most similar token weights" }), thumbnails(layer, pictures, similar, select, { showRow: true })] : []),
   );
 }
 
-function place(bag, row) {
+function position(bag, row) {
   const { facts } = bag;
   const [x, y] = [bag.x[row], bag.y[row]].map(Math.round);
-  if (!facts.placed) return "Where it lies on the slide is not known.";
+  if (!facts.placed) return "Its position on the slide is not known.";
   const um = facts.mpp ? `, ${Paint.format(bag.side * facts.mpp)} µm wide` : "";
   return `At ${x.toLocaleString("en")}, ${y.toLocaleString("en")} px${um}.`;
 }
 
-/** Return where a patch stands among all, by the map of the answer. */
-function plain(bag, row) {
-  const layer = bag.layers.get(`evidence-${bag.facts.predicted}`);
+/** Return the rank of a patch by its evidence for the prediction. */
+function rank(bag, row) {
+  const contrast = firstContrast(bag.facts);
+  const layer = bag.layers.get(`evidence-${contrast}`);
   const value = Paint.value(layer, row);
   let above = 0;
   for (let n = 0; n < bag.n; n++) above += layer.values[n] > value;
-  const side = value > 0 ? "for" : value < 0 ? "against" : "neither for nor against";
-  return el("p", { text: `Speaks ${side} ${bag.facts.classes[bag.facts.predicted]}, rank ${above + 1} of ${bag.n.toLocaleString("en")}.` });
+  return el("p", { text: `${evidenceText(bag.facts, contrast, value)}, rank ${above + 1} of ${bag.n.toLocaleString("en")}.` });
 }
 
 function numbers(bag, row, current, choose) {
-  const plainLayers = [...bag.layers.values()].filter(({ key }) => parse(key).group !== "tokens" || key.endsWith("entropy"));
-  const place = ({ key }) => (parse(key).group === "evidence" ? parse(key).of - bag.facts.classes.length : 0);
-  plainLayers.sort((a, b) => place(a) - place(b)); // of each class, all evidence and then that above the mean
+  const layers = [...bag.layers.values()].filter(({ key }) => parse(key).group !== "tokens" || key.endsWith("entropy"));
+  const order = ({ key }) => (parse(key).group === "evidence" ? parse(key).contrast - bag.layers.size : 0);
+  layers.sort((a, b) => order(a) - order(b)); // for each contrast, evidence and then that relative to the mean
   return el(
     "table",
     { class: "numbers" },
     el(
       "tbody",
       {},
-      ...plainLayers.map((layer) => {
+      ...layers.map((layer) => {
         const value = Paint.value(layer, row);
         const share = Math.min(Math.abs(value / (layer.limit || 1)), 1);
-        const two = layer.kind === "diverging";
+        const hasSign = layer.kind === "diverging";
         return el(
           "tr",
           { class: layer.key === current.key ? "current" : "" },
@@ -133,7 +133,7 @@ function numbers(bag, row, current, choose) {
           el(
             "td",
             { "aria-hidden": "true" },
-            el("span", { class: two ? "meter two" : "meter" }, el("i", { class: value < 0 ? "against" : two ? "for" : "", style: { width: `${100 * share * (two ? 0.5 : 1)}%` } })),
+            el("span", { class: hasSign ? "meter signed" : "meter" }, el("i", { class: value < 0 ? "against" : hasSign ? "for" : "", style: { width: `${100 * share * (hasSign ? 0.5 : 1)}%` } })),
           ),
           el("td", { class: "value", text: Paint.format(value) }),
         );
@@ -142,8 +142,8 @@ function numbers(bag, row, current, choose) {
   );
 }
 
-/** Return the weights of a patch: a row for each head of the last block, a column for each token. */
-function grid(bag, row, current, choose) {
+/** Return the token weights of a patch: a row for each head of the last block, a column for each token. */
+function tokenWeights(bag, row, current, choose) {
   const { blocks, heads, tokens } = bag.facts.tokens;
   const cell = (head, token) => {
     const key = tokenKey(bag.facts, blocks - 1, head, token);
@@ -158,8 +158,8 @@ function grid(bag, row, current, choose) {
   const range = (n) => Array.from({ length: n }, (_, i) => i);
   return el(
     "table",
-    { class: "heat" },
-    el("caption", { text: `Token weights${blocks > 1 ? " of the last block" : ""}, head by head` }),
+    { class: "token-weights" },
+    el("caption", { text: `Token weights${blocks > 1 ? " of the last block" : ""} by head` }),
     el("thead", {}, el("tr", {}, el("td"), ...range(tokens).map((m) => el("th", { scope: "col", text: `T${m + 1}` })))),
     el("tbody", {}, ...range(heads).map((h) => el("tr", {}, el("th", { scope: "row", text: `H${h + 1}` }), ...range(tokens).map((m) => cell(h, m))))),
   );

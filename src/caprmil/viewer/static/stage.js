@@ -1,61 +1,61 @@
-// The stage: deep zoom of a slide, and a canvas over it on which maps, patches and the lasso are drawn.
+// The stage: deep zoom of a slide, and a canvas over it for maps, patches and the lasso.
 import { $ } from "./dom.js";
 
 const BLANK = "data:image/gif;base64,R0lGODlhAQABAIAAAAAAAP///yH5BAEAAAAALAAAAAABAAEAAAIBRAA7";
-const CLOSEST = 4; // screen pixels of a pixel of the slide
-const PATCH = 220; // screen pixels of a patch that is looked at
+const MAX_ZOOM = 4; // screen pixels per pixel of the slide
+const PATCH_PX = 220; // screen pixels of a patch after a jump to it
 
-// OpenSeadragon adds a style element unless it finds one marked so, and the page's policy forbids that.
-const decoy = document.createElementNS("urn:caprmil", "style");
-decoy.setAttribute("data-openseadragon-mobile-css", "");
-document.head.append(decoy);
+// OpenSeadragon adds a style element unless it finds this one. The content security policy forbids that.
+const marker = document.createElementNS("urn:caprmil", "style");
+marker.setAttribute("data-openseadragon-mobile-css", "");
+document.head.append(marker);
 
-const still = matchMedia("(prefers-reduced-motion: reduce)").matches;
+const reducedMotion = matchMedia("(prefers-reduced-motion: reduce)").matches;
 
 export class Stage {
-  /** `on` has patch(row), hover(row), view(), region(rows). */
+  /** `on` has the listeners patch(row), hover(row), view(), region(rows) and failed(). */
   constructor(on) {
     this.on = on;
     this.bag = null;
-    this.raster = this.veil = this.pending = this.path = null;
+    this.raster = this.removed = this.pending = this.path = null;
     this.shown = { opacity: 0.65, overlay: true, patch: -1, hover: -1 };
-    this.canvas = $("ink");
+    this.canvas = $("map-canvas");
     this.osd = OpenSeadragon({
-      element: $("deep"),
+      element: $("slide-canvas"),
       drawer: "canvas",
       showNavigationControl: false,
       showNavigator: matchMedia("(min-width: 821px)").matches,
       navigatorPosition: "BOTTOM_RIGHT",
       navigatorSizeRatio: 0.14,
-      navigatorOpacity: 1, // or the map shines through
+      navigatorOpacity: 1, // else the map is visible through it
       navigatorBorderColor: "#8a949e",
       navigatorDisplayRegionColor: "#d55e00",
-      animationTime: still ? 0 : 0.4,
+      animationTime: reducedMotion ? 0 : 0.4,
       springStiffness: 9,
       gestureSettingsMouse: { clickToZoom: false, dblClickToZoom: true },
       gestureSettingsTouch: { clickToZoom: false, dblClickToZoom: true, pinchRotate: false },
       minZoomImageRatio: 0.5,
       visibilityRatio: 0.25,
       timeout: 180000,
-      immediateRender: still,
+      immediateRender: reducedMotion,
     });
     this.osd.canvas.after(this.canvas); // over the slide, under the navigator
-    this.osd.innerTracker.keyHandler = this.osd.innerTracker.keyDownHandler = null; // keys are ours
+    this.osd.innerTracker.keyHandler = this.osd.innerTracker.keyDownHandler = null; // keyboard.js handles keys
     this.osd.canvas.removeAttribute("tabindex");
     this.osd.addHandler("update-viewport", () => this.draw());
     this.osd.addHandler("resize", () => this.refresh());
     this.osd.addHandler("viewport-change", () => on.view());
     this.osd.addHandler("canvas-click", (event) => event.quick && on.patch(this.patchAt(event.position)));
     this.osd.addHandler("tile-load-failed", (event) => on.failed?.(event.message));
-    $("deep").addEventListener("pointermove", (event) => this.#hover(event));
-    $("deep").addEventListener("pointerleave", () => this.#hover(null));
+    $("slide-canvas").addEventListener("pointermove", (event) => this.#hover(event));
+    $("slide-canvas").addEventListener("pointerleave", () => this.#hover(null));
     this.#listenForLasso();
     new ResizeObserver(() => this.refresh()).observe(this.canvas);
   }
 
-  /** Open a bag, with its slide under it if `tile(zoom, x, y)` gives addresses. Resolves when it is in view. */
+  /** Open a bag, with its slide if `tile(zoom, x, y)` returns addresses. Resolves when it is in view. */
   open(bag, { top, tile, size }, view) {
-    this.raster = this.veil = this.pending = this.path = null;
+    this.raster = this.removed = this.pending = this.path = null;
     this.bag = null;
     const [width, height] = bag.facts.size;
     const source = new OpenSeadragon.TileSource(
@@ -63,13 +63,13 @@ export class Stage {
         ? { width, height, tileSize: size, minLevel: 0, maxLevel: top, getTileUrl: tile }
         : { width, height, tileSize: Math.ceil(Math.max(width, height)), minLevel: 0, maxLevel: 0, getTileUrl: () => BLANK },
     );
-    this.osd.viewport.maxZoomPixelRatio = tile ? Math.max(CLOSEST, PATCH / bag.side) : PATCH / bag.side;
+    this.osd.viewport.maxZoomPixelRatio = tile ? Math.max(MAX_ZOOM, PATCH_PX / bag.side) : PATCH_PX / bag.side;
     return new Promise((resolve, reject) => {
       this.osd.addOnceHandler("open", () => {
         this.bag = bag;
-        this.bare = !tile;
-        this.cells = tile ? null : this.#cells();
-        this.osd.navigator?.element.classList.toggle("away", this.bare);
+        this.hasPixels = Boolean(tile);
+        this.squares = tile ? null : this.#greySquares();
+        this.osd.navigator?.element.classList.toggle("hidden", !this.hasPixels);
         if (view) this.view = view;
         else this.osd.viewport.goHome(true);
         this.refresh();
@@ -80,8 +80,8 @@ export class Stage {
     });
   }
 
-  /** Resolves when all tiles of the view are there, or soon after. */
-  settled() {
+  /** Resolves when all tiles in view are loaded, or after a short time. */
+  tilesLoaded() {
     const image = this.osd.world.getItemAt(0);
     return new Promise((resolve) => {
       image.addHandler("fully-loaded-change", ({ fullyLoaded }) => fullyLoaded && resolve());
@@ -102,14 +102,14 @@ export class Stage {
     this.refresh();
   }
 
-  /** Hatch the patches that are taken out; `rows` has a byte for each. */
-  hatch(rows) {
-    this.veil = rows && rows.some(Boolean) ? this.#mask(rows) : null;
+  /** Hatch the removed patches; `rows` has one byte per patch. */
+  showRemoved(rows) {
+    this.removed = rows && rows.some(Boolean) ? this.#mask(rows) : null;
     this.refresh();
   }
 
-  /** Mark a region that waits for a word. */
-  mark(rows) {
+  /** Mark a region that is not removed yet. */
+  showPending(rows) {
     this.pending = rows ? this.#mask(rows) : null;
     if (!rows) this.path = null;
     this.refresh();
@@ -120,14 +120,14 @@ export class Stage {
     return Paint.raster(this.bag, layer, { skip: (n) => !rows[n] });
   }
 
-  // Where things are
+  // Positions
 
   get width() {
     return this.bag.facts.size[0];
   }
 
-  /** Where the slide's corner is on the screen, and how many screen pixels a pixel of it is wide. */
-  place() {
+  /** Return the slide's corner on the screen, and the number of screen pixels per pixel of the slide. */
+  placement() {
     const { viewport } = this.osd;
     const corner = viewport.pixelFromPoint(new OpenSeadragon.Point(0, 0), true);
     return { left: corner.x, top: corner.y, scale: (viewport.getContainerSize().x * viewport.getZoom(true)) / this.width };
@@ -147,11 +147,11 @@ export class Stage {
     viewport.panTo(new OpenSeadragon.Point(x / this.width, y / this.width), true);
   }
 
-  /** Go to a patch, near enough to see it, but not further out than we are. */
+  /** Move to a patch, and zoom in if it is too small to see. */
   jump(row) {
     const { viewport } = this.osd;
     const [x, y] = [this.bag.x[row] + this.bag.side / 2, this.bag.y[row] + this.bag.side / 2];
-    const zoom = Math.max(PATCH / this.bag.side, this.view.zoom);
+    const zoom = Math.max(PATCH_PX / this.bag.side, this.view.zoom);
     viewport.panTo(new OpenSeadragon.Point(x / this.width, y / this.width));
     viewport.zoomTo((zoom * this.width) / viewport.getContainerSize().x);
     viewport.applyConstraints();
@@ -172,7 +172,7 @@ export class Stage {
   }
 
   toSlide({ x, y }) {
-    const { left, top, scale } = this.place();
+    const { left, top, scale } = this.placement();
     return [(x - left) / scale, (y - top) / scale];
   }
 
@@ -182,8 +182,8 @@ export class Stage {
 
   #hover(event) {
     const box = this.canvas.getBoundingClientRect();
-    const mouse = event?.pointerType === "mouse" && !event.buttons && !event.target.closest(".navigator");
-    const row = mouse ? this.patchAt({ x: event.clientX - box.left, y: event.clientY - box.top }) : -1;
+    const isMouse = event?.pointerType === "mouse" && !event.buttons && !event.target.closest(".navigator");
+    const row = isMouse ? this.patchAt({ x: event.clientX - box.left, y: event.clientY - box.top }) : -1;
     if (row === this.shown.hover) return;
     this.shown.hover = row;
     this.on.hover(row);
@@ -193,72 +193,72 @@ export class Stage {
   // Drawing
 
   refresh() {
-    if (this.waiting) return;
-    this.waiting = requestAnimationFrame(() => this.draw());
+    if (this.frame) return;
+    this.frame = requestAnimationFrame(() => this.draw());
   }
 
   draw() {
-    cancelAnimationFrame(this.waiting);
-    this.waiting = 0;
+    cancelAnimationFrame(this.frame);
+    this.frame = 0;
     const { canvas } = this;
     const ratio = window.devicePixelRatio || 1;
     const [width, height] = [Math.round(canvas.clientWidth * ratio), Math.round(canvas.clientHeight * ratio)];
     if (canvas.width !== width || canvas.height !== height) [canvas.width, canvas.height] = [width, height];
-    const ink = canvas.getContext("2d");
-    ink.setTransform(ratio, 0, 0, ratio, 0, 0);
-    ink.clearRect(0, 0, width, height);
+    const context = canvas.getContext("2d");
+    context.setTransform(ratio, 0, 0, ratio, 0, 0);
+    context.clearRect(0, 0, width, height);
     if (!this.bag) return;
-    const place = this.place();
-    if (this.bare) this.#paper(ink, place);
-    if (this.raster && this.shown.overlay) this.#lay(ink, this.raster, place, this.shown.opacity);
-    if (this.veil) this.#stripe(ink, this.veil, place, ratio);
-    if (this.pending) this.#lay(ink, this.pending, place, 0.45);
-    if (this.shown.hover >= 0) this.#frame(ink, this.shown.hover, place, 1);
-    if (this.shown.patch >= 0) this.#frame(ink, this.shown.patch, place, 2.5);
-    if (this.path) this.#trace(ink, place);
+    const placement = this.placement();
+    if (!this.hasPixels) this.#drawSquares(context, placement);
+    if (this.raster && this.shown.overlay) this.#drawRaster(context, this.raster, placement, this.shown.opacity);
+    if (this.removed) this.#drawHatched(context, this.removed, placement, ratio);
+    if (this.pending) this.#drawRaster(context, this.pending, placement, 0.45);
+    if (this.shown.hover >= 0) this.#drawFrame(context, this.shown.hover, placement, 1);
+    if (this.shown.patch >= 0) this.#drawFrame(context, this.shown.patch, placement, 2.5);
+    if (this.path) this.#drawPath(context, placement);
   }
 
-  #lay(ink, raster, { left, top, scale }, alpha) {
-    ink.globalAlpha = alpha;
-    ink.imageSmoothingEnabled = !raster.pixelated && scale < 1;
-    ink.drawImage(raster.canvas, left + raster.x * scale, top + raster.y * scale, raster.width * scale, raster.height * scale);
-    ink.globalAlpha = 1;
+  #drawRaster(context, raster, { left, top, scale }, alpha) {
+    context.globalAlpha = alpha;
+    context.imageSmoothingEnabled = !raster.pixelated && scale < 1;
+    context.drawImage(raster.canvas, left + raster.x * scale, top + raster.y * scale, raster.width * scale, raster.height * scale);
+    context.globalAlpha = 1;
   }
 
-  #paper(ink, { left, top, scale }) {
+  #drawSquares(context, { left, top, scale }) {
     const [width, height] = this.bag.facts.size;
-    ink.fillStyle = "#fff";
-    ink.fillRect(left, top, width * scale, height * scale);
-    this.#lay(ink, this.cells, { left, top, scale }, 1);
+    context.fillStyle = "#fff";
+    context.fillRect(left, top, width * scale, height * scale);
+    this.#drawRaster(context, this.squares, { left, top, scale }, 1);
   }
 
-  /** Return all patches as one grey picture. */
-  #cells() {
-    const found = this.#mask(new Uint8Array(this.bag.n).fill(1));
-    const pen = found.canvas.getContext("2d");
-    pen.globalCompositeOperation = "source-in";
-    pen.fillStyle = "#dfe4e8";
-    pen.fillRect(0, 0, found.canvas.width, found.canvas.height);
-    return found;
+  /** Return all patches as grey squares. */
+  #greySquares() {
+    const raster = this.#mask(new Uint8Array(this.bag.n).fill(1));
+    const context = raster.canvas.getContext("2d");
+    context.globalCompositeOperation = "source-in";
+    context.fillStyle = "#dfe4e8";
+    context.fillRect(0, 0, raster.canvas.width, raster.canvas.height);
+    return raster;
   }
 
-  /** Grey and hatch what is taken out: the mask is cut from a pattern. */
-  #stripe(ink, mask, place, ratio) {
+  /** Draw the removed patches grey and hatched, by filling their mask with a pattern. */
+  #drawHatched(context, mask, placement, ratio) {
     const sheet = (this.sheet ??= document.createElement("canvas"));
     [sheet.width, sheet.height] = [this.canvas.width, this.canvas.height];
     const pen = sheet.getContext("2d");
     pen.setTransform(ratio, 0, 0, ratio, 0, 0);
-    this.#lay(pen, mask, place, 1);
+    this.#drawRaster(pen, mask, placement, 1);
     pen.globalCompositeOperation = "source-in";
     pen.fillStyle = "rgba(236, 239, 242, 0.86)";
     pen.fillRect(0, 0, sheet.width, sheet.height);
     pen.globalCompositeOperation = "source-atop";
-    pen.fillStyle = this.#hatching(pen);
+    pen.fillStyle = this.#hatchPattern(pen);
     pen.fillRect(0, 0, sheet.width, sheet.height);
-    ink.drawImage(sheet, 0, 0, this.canvas.width / ratio, this.canvas.height / ratio);
+    context.drawImage(sheet, 0, 0, this.canvas.width / ratio, this.canvas.height / ratio);
   }
 
-  #hatching(pen) {
+  #hatchPattern(pen) {
     const stamp = document.createElement("canvas");
     [stamp.width, stamp.height] = [8, 8];
     const line = stamp.getContext("2d");
@@ -270,37 +270,37 @@ export class Stage {
     return pen.createPattern(stamp, "repeat");
   }
 
-  #frame(ink, row, { left, top, scale }, width) {
+  #drawFrame(context, row, { left, top, scale }, width) {
     const side = this.bag.side * scale;
     const box = [left + this.bag.x[row] * scale, top + this.bag.y[row] * scale, side, side];
-    ink.lineWidth = width + 2;
-    ink.strokeStyle = "rgba(255, 255, 255, 0.9)";
-    ink.strokeRect(...box);
-    ink.lineWidth = width;
-    ink.strokeStyle = "#101418";
-    ink.strokeRect(...box);
+    context.lineWidth = width + 2;
+    context.strokeStyle = "rgba(255, 255, 255, 0.9)";
+    context.strokeRect(...box);
+    context.lineWidth = width;
+    context.strokeStyle = "#101418";
+    context.strokeRect(...box);
   }
 
-  #trace(ink, { left, top, scale }) {
-    ink.beginPath();
-    for (const [x, y] of this.path) ink.lineTo(left + x * scale, top + y * scale);
-    ink.closePath();
-    ink.fillStyle = "rgba(255, 255, 255, 0.12)";
-    ink.fill();
-    ink.setLineDash([]);
-    ink.lineWidth = 3.5;
-    ink.strokeStyle = "#fff";
-    ink.stroke();
-    ink.setLineDash([6, 4]);
-    ink.lineWidth = 1.8;
-    ink.strokeStyle = "#101418";
-    ink.stroke();
-    ink.setLineDash([]);
+  #drawPath(context, { left, top, scale }) {
+    context.beginPath();
+    for (const [x, y] of this.path) context.lineTo(left + x * scale, top + y * scale);
+    context.closePath();
+    context.fillStyle = "rgba(255, 255, 255, 0.12)";
+    context.fill();
+    context.setLineDash([]);
+    context.lineWidth = 3.5;
+    context.strokeStyle = "#fff";
+    context.stroke();
+    context.setLineDash([6, 4]);
+    context.lineWidth = 1.8;
+    context.strokeStyle = "#101418";
+    context.stroke();
+    context.setLineDash([]);
   }
 
   // Lasso
 
-  /** Take the pointer for drawing, or give it back. */
+  /** Use the pointer for drawing, or stop that. */
   lasso(on) {
     this.canvas.classList.toggle("drawing", on);
     if (!on && this.drawing) [this.drawing, this.path] = [false, null];
@@ -327,7 +327,7 @@ export class Stage {
       if (!this.drawing) return;
       this.drawing = false;
       if (event.type === "pointercancel") this.path = null;
-      else this.on.region(this.#inside(this.path));
+      else this.on.region(this.#patchesInside(this.path));
       this.refresh();
     };
     this.canvas.addEventListener("pointerup", end);
@@ -341,8 +341,8 @@ export class Stage {
     }, { passive: false });
   }
 
-  /** Return a byte for each patch: 1 where its middle lies inside a path. A tap means one patch. */
-  #inside(path) {
+  /** Return one byte per patch: 1 if its centre is inside a path. A tap selects one patch. */
+  #patchesInside(path) {
     const rows = new Uint8Array(this.bag.n);
     const half = this.bag.side / 2;
     const [xs, ys] = [path.map(([x]) => x), path.map(([, y]) => y)];
@@ -350,7 +350,7 @@ export class Stage {
     for (let n = 0; n < this.bag.n; n++) {
       const [x, y] = [this.bag.x[n] + half, this.bag.y[n] + half];
       if (x < bounds[0] || x > bounds[1] || y < bounds[2] || y > bounds[3]) continue;
-      rows[n] = inside(xs, ys, x, y) ? 1 : 0;
+      rows[n] = isInside(xs, ys, x, y) ? 1 : 0;
     }
     if (!rows.some(Boolean)) {
       const tapped = Paint.patchAt(this.bag, ...path[0]);
@@ -360,11 +360,11 @@ export class Stage {
   }
 }
 
-/** Tell whether a point lies in a polygon: a ray from it crosses the border an odd number of times. */
-function inside(xs, ys, x, y) {
-  let within = false;
+/** Return whether a point is in a polygon: a ray from it crosses the border an odd number of times. */
+function isInside(xs, ys, x, y) {
+  let inside = false;
   for (let i = 0, j = xs.length - 1; i < xs.length; j = i++) {
-    if (ys[i] > y !== ys[j] > y && x < ((xs[j] - xs[i]) * (y - ys[i])) / (ys[j] - ys[i]) + xs[i]) within = !within;
+    if (ys[i] > y !== ys[j] > y && x < ((xs[j] - xs[i]) * (y - ys[i])) / (ys[j] - ys[i]) + xs[i]) inside = !inside;
   }
-  return within;
+  return inside;
 }

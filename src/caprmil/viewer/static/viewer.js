@@ -1,345 +1,342 @@
-// The viewer: one state, which every part of the page shows and the address remembers.
-import { showAnswer } from "./answer.js";
+// The viewer: one state, which every part of the page shows and the address holds.
+import { showPrediction } from "./class_parts.js";
 import { $, count } from "./dom.js";
-import { listen } from "./keys.js";
-import { packRows, read, spans, unpackRows, write } from "./link.js";
-import { List } from "./list.js";
-import { first, limitOf, showLegend, showMaps } from "./maps.js";
+import { listen } from "./keyboard.js";
+import { firstLayer, limitOf, showLegend, showMaps } from "./maps.js";
 import { Pictures, showGallery, showPatch } from "./patches.js";
+import { SlideList } from "./slide_list.js";
 import { Stage } from "./stage.js";
+import { packRows, ranges, read, unpackRows, write } from "./url_state.js";
 
 const TILE = 512;
 
 const state = { slide: null, layer: null, opacity: 55, threshold: 0, overlay: true, fit: true, patch: -1, view: null };
-let bag = null; // the slide that is open, decoded
-let out = new Uint8Array(0); // a byte for each patch: 1 is taken out
-let before = []; // what was out before each step, to be undone
-let asked = null; // what the run says without them
-let pending = null; // a region that waits for a word
+let bag = null; // the open slide, decoded
+let removed = new Uint8Array(0); // one byte per patch: 1 is removed
+let undoSteps = []; // what was removed before each step, for undo
+let whatIf = null; // the prediction without the removed patches
+let pending = null; // a region that was drawn and is not removed yet
 let pictures = null;
-let follows = true; // the map is the evidence for whatever the answer is
+let isFirstLayer = true; // the map is the evidence for the prediction, of any slide
 let list = null;
 let opening = new AbortController();
-let asking = new AbortController();
+let predicting = new AbortController();
 
 const stage = new Stage({
-  patch: (row) => select(row === state.patch ? -1 : row),
+  patch: (row) => selectPatch(row === state.patch ? -1 : row),
   hover: (row) => bag && showLegend(state.overlay ? layer() : null, limitOf(layer(), state.fit), row),
-  view: () => later(remember),
-  region: (rows) => offer(rows),
-  failed: () => notice("A part of the slide cannot be read. It may be damaged, or gone."),
+  view: () => delay(saveState),
+  region: (rows) => offerRegion(rows),
+  failed: () => showNotice("A part of the slide cannot be read. It may be damaged or missing."),
 });
 
 const layer = () => bag.layers.get(state.layer);
 
-// Talking to the server
+// Requests
 
 async function get(path, options = {}) {
-  let answer;
+  let response;
   try {
-    answer = await fetch(path, options);
+    response = await fetch(path, options);
   } catch (problem) {
     if (problem.name === "AbortError") throw problem;
-    throw new Error("The viewer does not answer. Is `caprmil view` still running?");
+    throw new Error("The viewer does not respond. Is `caprmil view` still running?");
   }
-  if (answer.ok) return answer;
-  const said = await answer.json().catch(() => ({}));
-  throw new Error(said.reason ?? `The viewer answered ${answer.status}.`);
+  if (response.ok) return response;
+  const body = await response.json().catch(() => ({}));
+  throw new Error(body.reason ?? `The viewer responded with ${response.status}.`);
 }
 
-const json = async (path, options) => (await get(path, options)).json();
+const getJson = async (path, options) => (await get(path, options)).json();
 
 // Opening a slide
 
 async function open(id, wanted = {}) {
   opening.abort();
-  asking.abort();
+  predicting.abort();
   opening = new AbortController();
   const { signal } = opening;
   Object.assign(state, { slide: id, patch: -1, view: null });
-  [bag, asked, pending, before] = [null, null, null, []];
+  [bag, whatIf, pending, undoSteps] = [null, null, null, []];
   list.mark(id);
-  list.thumbnails.hold(true);
+  list.thumbnails.pause(true);
   const { name, problem } = list.slides.find((slide) => slide.id === id);
   $("slide-name").textContent = name;
   document.body.dataset.state = "loading";
   stage.close();
-  notice("");
-  offer(null);
-  busy(`Explaining ${name} …`);
+  showNotice("");
+  offerRegion(null);
+  showBusy(`Explaining ${name} …`);
   try {
     if (problem) throw new Error(problem);
-    const facts = await json(`api/slides/${id}`, { signal });
+    const facts = await getJson(`api/slides/${id}`, { signal });
     const buffer = await (await get(`api/slides/${id}/numbers?v=${facts.numbers}`, { signal })).arrayBuffer();
-    await show(Paint.decode(facts, buffer), wanted, signal);
+    await showSlide(Paint.decode(facts, buffer), wanted, signal);
     document.body.dataset.state = "ready";
   } catch (failed) {
     if (signal.aborted) return;
-    blank();
-    notice(failed.message);
+    clearPanels();
+    showNotice(failed.message);
     document.body.dataset.state = "failed";
   }
   if (signal.aborted) return;
-  busy("");
-  if (!bag) list.thumbnails.hold(false);
+  showBusy("");
+  if (!bag) list.thumbnails.pause(false);
 }
 
-async function show(found, wanted, signal) {
-  const { facts } = found;
+async function showSlide(decoded, wanted, signal) {
+  const { facts } = decoded;
   const source = { size: TILE, top: facts.tiles?.top };
   if (facts.tiles) {
     source.tile = (zoom, x, y) => `api/slides/${facts.id}/tiles/${zoom}/${x}_${y}.jpg?v=${facts.tiles.version}`;
   }
-  await stage.open(found, source, wanted.view);
+  await stage.open(decoded, source, wanted.view);
   if (signal.aborted) return;
-  bag = found;
-  const settled = stage.settled();
-  settled.then(() => list.thumbnails.hold(signal.aborted));
-  pictures = new Pictures(facts, settled);
-  out = wanted.out ? unpackRows(wanted.out, bag.n) : new Uint8Array(bag.n);
-  const kept = follows ? null : state.layer;
-  state.layer = [wanted.layer, kept].find((key) => bag.layers.has(key)) ?? first(bag, "evidence");
-  follows = state.layer === first(bag, "evidence");
+  bag = decoded;
+  const loaded = stage.tilesLoaded();
+  loaded.then(() => list.thumbnails.pause(signal.aborted));
+  pictures = new Pictures(facts, loaded);
+  removed = wanted.removed ? unpackRows(wanted.removed, bag.n) : new Uint8Array(bag.n);
+  const previous = isFirstLayer ? null : state.layer;
+  state.layer = [wanted.layer, previous].find((key) => bag.layers.has(key)) ?? firstLayer(bag, "evidence");
+  isFirstLayer = state.layer === firstLayer(bag, "evidence");
   state.patch = wanted.patch < bag.n ? wanted.patch : -1;
   $("slide-name").textContent = `${facts.slide}  ·  ${count(bag.n, "patch")}${facts.flags ? `  ·  ${facts.flags}` : ""}`;
-  notice(!facts.tiles ? why(facts) : "");
-  if (out.some(Boolean)) {
-    before = [new Uint8Array(bag.n)];
-    ask();
+  showNotice(!facts.tiles ? noPixelsText(facts) : "");
+  if (removed.some(Boolean)) {
+    undoSteps = [new Uint8Array(bag.n)];
+    predict();
   }
-  list.learn(facts);
+  list.update(facts);
   refresh();
-  measure();
-  remember();
+  showScale();
+  saveState();
 }
 
-function why({ problem, unplaced }) {
+function noPixelsText({ problem, unplaced }) {
   if (unplaced) return unplaced;
-  return `${problem ?? "The pixels are not at hand."} The bare grid of patches is shown.`;
+  return `${problem ?? "The slide file was not found."} Only the grid of patches is shown.`;
 }
 
-function blank() {
-  for (const id of ["answer", "gallery", "patch", "groups", "choices"]) $(id).replaceChildren();
-  $("sentence").textContent = "";
+function clearPanels() {
+  for (const id of ["prediction", "gallery", "patch", "groups", "choices"]) $(id).replaceChildren();
+  $("description").textContent = "";
   $("legend").hidden = $("scale").hidden = true;
 }
 
 // Showing the state
 
 function refresh() {
-  paint();
-  showMaps(bag, layer(), choose);
-  showGallery(bag, layer(), pictures, visit);
+  drawMap();
+  showMaps(bag, layer(), chooseLayer);
+  showGallery(bag, layer(), pictures, goToPatch);
   showDetails();
-  answer();
+  updatePrediction();
 }
 
-function paint() {
+function drawMap() {
   const now = layer();
   const limit = limitOf(now, state.fit);
   const least = (state.threshold / 100) * limit * (now.bytes ? 255 : 1);
-  const skip = least ? (n) => out[n] || Math.abs(now.values[n]) < least : (n) => out[n];
+  const skip = least ? (n) => removed[n] || Math.abs(now.values[n]) < least : (n) => removed[n];
   stage.show(Paint.raster(bag, now, { limit, skip }), { opacity: state.opacity / 100, overlay: state.overlay, patch: state.patch });
-  stage.hatch(out);
+  stage.showRemoved(removed);
   showLegend(state.overlay ? now : null, limit);
   $("fit").checked = state.fit;
-  $("fit-line").hidden = now.kind !== "share";
+  $("fit-label").hidden = now.kind !== "share";
   $("overlay").setAttribute("aria-pressed", state.overlay);
   $("opacity").value = state.opacity;
-  $("opacity-said").textContent = `${state.opacity} %`;
+  $("opacity-text").textContent = `${state.opacity} %`;
   $("threshold").value = state.threshold;
-  $("threshold-said").textContent = state.threshold ? `< ${Paint.format((state.threshold / 100) * limit)}` : "none";
+  $("threshold-text").textContent = state.threshold ? `< ${Paint.format((state.threshold / 100) * limit)}` : "none";
 }
 
 function showDetails() {
-  const close = () => select(-1);
-  showPatch(bag, state.patch, { pictures, layer: layer(), out, select: visit, choose, close });
-  document.body.classList.toggle("looking", state.patch >= 0);
+  const close = () => selectPatch(-1);
+  showPatch(bag, state.patch, { pictures, layer: layer(), removed, select: goToPatch, choose: chooseLayer, close });
+  document.body.classList.toggle("patch-selected", state.patch >= 0);
 }
 
-function answer() {
-  showAnswer(bag.facts, asked, { undo, reset });
+function updatePrediction() {
+  showPrediction(bag.facts, whatIf, { undo, reset });
 }
 
-function measure() {
+function showScale() {
   const mpp = bag?.facts.mpp;
   $("scale").hidden = !mpp || !bag.facts.placed;
   if ($("scale").hidden) return;
-  const pixel = mpp / stage.place().scale; // micrometres of a pixel of the screen
+  const pixel = mpp / stage.placement().scale; // micrometres per pixel of the screen
   const power = 10 ** Math.floor(Math.log10(130 * pixel));
   const length = [5, 2, 1].map((step) => step * power).find((um) => um / pixel <= 130) ?? power;
-  $("scale-said").textContent = length >= 1000 ? `${length / 1000} mm` : `${length} µm`;
+  $("scale-text").textContent = length >= 1000 ? `${length / 1000} mm` : `${length} µm`;
   $("scale-bar").style.setProperty("width", `${length / pixel}px`);
 }
 
-function notice(text) {
+function showNotice(text) {
   $("notice").textContent = text;
   $("notice").hidden = !text;
 }
 
-function busy(text) {
-  $("busy-said").textContent = text;
+function showBusy(text) {
+  $("busy-text").textContent = text;
   $("busy").hidden = !text;
 }
 
-// Remembering it in the address
+// The state in the address
 
 let timer = 0;
-function later(run) {
-  if (bag) measure();
+function delay(run) {
+  if (bag) showScale();
   clearTimeout(timer);
   timer = setTimeout(run, 180);
 }
 
-/** Write the state into the address; `step` makes it one that the back button returns from. */
-function remember(step = false) {
+/** Write the state into the address. With `step` the back button returns to the state before. */
+function saveState(step = false) {
   if (!bag) return;
   state.view = stage.view;
-  const hash = write({ ...state, out: out.some(Boolean) ? packRows(out) : "" });
+  const hash = write({ ...state, removed: removed.some(Boolean) ? packRows(removed) : "" });
   if (hash === location.hash) return;
   const address = location.pathname + location.search.replace(/[?&]token=[^&]*/, "") + hash;
   history[step ? "pushState" : "replaceState"](null, "", address);
 }
 
-function restore() {
+function restoreState() {
   const wanted = read(location.hash);
   Object.assign(state, { opacity: wanted.opacity ?? state.opacity, threshold: wanted.threshold ?? 0, overlay: wanted.overlay, fit: wanted.fit });
-  const known = list.slides.some((slide) => slide.id === wanted.slide);
-  if (!known || wanted.slide !== state.slide || !bag) {
-    const id = known ? wanted.slide : list.visible[0]?.id;
+  const exists = list.slides.some((slide) => slide.id === wanted.slide);
+  if (!exists || wanted.slide !== state.slide || !bag) {
+    const id = exists ? wanted.slide : list.visible[0]?.id;
     return id && open(id, wanted);
   }
   if (bag.layers.has(wanted.layer)) state.layer = wanted.layer;
   state.patch = wanted.patch < bag.n ? wanted.patch : -1;
   if (wanted.view) stage.view = wanted.view;
-  const rows = unpackRows(wanted.out ?? "", bag.n);
-  if (packRows(rows) !== packRows(out)) {
-    out = rows;
-    ask();
+  const rows = unpackRows(wanted.removed ?? "", bag.n);
+  if (packRows(rows) !== packRows(removed)) {
+    removed = rows;
+    predict();
   }
   refresh();
 }
 
-// What can be done
+// Actions
 
-function go(id) {
+function goToSlide(id) {
   if (!id || id === state.slide) return;
   const { slide } = state;
   if (slide && bag) history.pushState(null, "", `#s=${id}`);
   open(id);
-  tab("");
+  showTab("");
 }
 
-function choose(key) {
+function chooseLayer(key) {
   if (!bag || !bag.layers.has(key) || key === state.layer) return;
   state.layer = key;
-  follows = key === first(bag, "evidence");
+  isFirstLayer = key === firstLayer(bag, "evidence");
   state.overlay = true;
   refresh();
-  remember(true);
+  saveState(true);
 }
 
-function select(row) {
+function selectPatch(row) {
   if (!bag || row === state.patch) return;
   state.patch = row;
-  paint();
+  drawMap();
   showDetails();
-  if (row >= 0 && !wide()) tab("patches");
-  remember(true);
+  if (row >= 0 && !isWide()) showTab("patches");
+  saveState(true);
 }
 
-/** Select a patch and go there. */
-function visit(row) {
+/** Select a patch and move to it. */
+function goToPatch(row) {
   stage.jump(row);
-  select(row);
-  if (!wide()) tab("");
+  selectPatch(row);
+  if (!isWide()) showTab("");
 }
 
-function toggle() {
+function toggleMap() {
   state.overlay = !state.overlay;
-  if (bag) paint();
-  remember();
+  if (bag) drawMap();
+  saveState();
 }
 
 function lasso(on) {
   $("lasso").setAttribute("aria-pressed", on);
   stage.lasso(on);
-  if (!on) offer(null);
-  else if (bag) tab("");
+  if (!on) offerRegion(null);
+  else if (bag) showTab("");
 }
 
-/** Offer what can be done with a region: rows that were drawn around. */
-function offer(rows) {
-  if (rows && !rows.some((row, n) => row && !out[n])) rows = null;
+/** Show the buttons for a region that was drawn: one byte per patch, or null. */
+function offerRegion(rows) {
+  if (rows && !rows.some((row, n) => row && !removed[n])) rows = null;
   pending = rows;
-  if (bag) stage.mark(rows);
-  $("asking").hidden = !rows;
+  if (bag) stage.showPending(rows);
+  $("region").hidden = !rows;
   if (!rows) return;
-  const n = rows.reduce((sum, row, at) => sum + (row && !out[at] ? 1 : 0), 0);
-  $("asking-said").textContent = count(n, "patch");
-  $("take-out").disabled = out.every((row, at) => row || rows[at]);
-  $("take-out").focus();
+  const n = rows.reduce((sum, row, index) => sum + (row && !removed[index] ? 1 : 0), 0);
+  $("region-text").textContent = count(n, "patch");
+  $("remove").disabled = removed.every((row, index) => row || rows[index]);
+  $("remove").focus();
 }
 
-function settle(keep) {
+/** Remove the region, or everything else. */
+function removeRegion({ keep }) {
   const rows = pending;
-  change(out.map((row, n) => (row || Boolean(rows[n]) !== keep ? 1 : 0)));
+  undoSteps.push(removed);
+  removed = removed.map((row, n) => (row || Boolean(rows[n]) !== keep ? 1 : 0));
+  afterRemoval();
   lasso(false);
 }
 
-function change(rows) {
-  before.push(out);
-  out = rows;
-  after();
-}
-
 function undo() {
-  if (!before.length) return;
-  out = before.pop();
-  after();
+  if (!undoSteps.length) return;
+  removed = undoSteps.pop();
+  afterRemoval();
 }
 
 function reset() {
-  before = [];
-  out = new Uint8Array(bag.n);
-  after();
+  undoSteps = [];
+  removed = new Uint8Array(bag.n);
+  afterRemoval();
 }
 
-function after() {
-  ask();
-  paint();
+function afterRemoval() {
+  predict();
+  drawMap();
   showDetails();
-  remember(true);
+  saveState(true);
 }
 
-/** Ask the run what it says without what is out. */
-async function ask() {
-  asking.abort();
-  asking = new AbortController();
-  const { signal } = asking;
-  const gone = out.reduce((sum, row) => sum + row, 0);
-  asked = gone ? { ...asked, out: gone, waiting: true, problem: null } : null;
-  answer();
-  if (!gone) return;
-  if (!wide()) tab("answer");
+/** Request the prediction without the removed patches. */
+async function predict() {
+  predicting.abort();
+  predicting = new AbortController();
+  const { signal } = predicting;
+  const n = removed.reduce((sum, row) => sum + row, 0);
+  whatIf = n ? { ...whatIf, removed: n, waiting: true, problem: null } : null;
+  updatePrediction();
+  if (!n) return;
+  if (!isWide()) showTab("prediction");
   try {
-    const found = await json(`api/slides/${state.slide}/ask`, {
+    const after = await getJson(`api/slides/${state.slide}/predict`, {
       method: "POST",
       headers: { "Content-Type": "application/json" },
-      body: JSON.stringify({ without: spans(out) }),
+      body: JSON.stringify({ without: ranges(removed) }),
       signal,
     });
-    asked = { out: gone, after: found };
+    whatIf = { removed: n, after };
   } catch (problem) {
     if (signal.aborted) return;
-    asked = { out: gone, problem: problem.message };
+    whatIf = { removed: n, problem: problem.message };
   }
-  answer();
+  updatePrediction();
 }
 
-const wide = () => matchMedia("(min-width: 821px)").matches;
+const isWide = () => matchMedia("(min-width: 821px)").matches;
 
-function tab(name) {
+function showTab(name) {
   document.body.dataset.tab = name;
   for (const button of $("tabs").children) button.setAttribute("aria-expanded", button.dataset.tab === name);
 }
@@ -350,74 +347,73 @@ function help() {
 
 function leave() {
   if ($("lasso").getAttribute("aria-pressed") === "true" || pending) lasso(false);
-  else if (document.body.dataset.tab) tab("");
-  else select(-1);
+  else if (document.body.dataset.tab) showTab("");
+  else selectPatch(-1);
 }
 
-// Beginning
+// Start
 
 async function start() {
-  busy("Opening the run …");
-  const [run, { slides }] = await Promise.all([json("api/run"), json("api/slides")]);
+  showBusy("Opening the run …");
+  const [run, { slides }] = await Promise.all([getJson("api/run"), getJson("api/slides")]);
   $("run-name").textContent = run.name;
   document.title = `${run.name} · caprmil`;
-  const auc = run.scores.auc;
   $("run-facts").textContent = [
     run.model,
     run.encoder,
     `${run.folds} folds`,
-    auc === undefined || auc === null ? (run.finished ? "" : "not finished") : `AUC ${auc.toFixed(3)}`,
+    run.finished ? run.score : "not finished",
   ].filter(Boolean).join("  ·  ");
-  list = new List(run.classes, slides, { open: go });
-  busy("");
-  await restore();
+  list = new SlideList(run, slides, { open: goToSlide });
+  showBusy("");
+  await restoreState();
 }
 
 const actions = {
-  next: () => go(list?.beside(state.slide, 1)),
-  previous: () => go(list?.beside(state.slide, -1)),
+  next: () => goToSlide(list?.neighbour(state.slide, 1)),
+  previous: () => goToSlide(list?.neighbour(state.slide, -1)),
   zoom: (factor) => stage.zoom(factor),
   pan: (x, y) => stage.pan(x, y),
   home: () => stage.home(),
   lasso: () => lasso($("lasso").getAttribute("aria-pressed") !== "true"),
   bag: () => bag,
   layer: () => state.layer,
-  choose, toggle, undo, help, leave,
+  chooseLayer, toggleMap, undo, help, leave,
 };
 
-function wire() {
-  const click = (id, run) => $(id).addEventListener("click", run);
+function addListeners() {
+  const click = (id, action) => $(id).addEventListener("click", action);
   click("zoom-in", () => stage.zoom(1.6));
   click("zoom-out", () => stage.zoom(1 / 1.6));
   click("home", () => stage.home());
-  click("overlay", toggle);
+  click("overlay", toggleMap);
   click("lasso", actions.lasso);
   click("help", help);
-  click("take-out", () => settle(false));
-  click("keep-only", () => settle(true));
-  click("cancel", () => offer(null));
+  click("remove", () => removeRegion({ keep: false }));
+  click("keep-only", () => removeRegion({ keep: true }));
+  click("cancel", () => offerRegion(null));
   for (const name of ["opacity", "threshold"]) {
     $(name).addEventListener("input", () => {
       state[name] = Number($(name).value);
-      if (bag) paint();
-      later(remember);
+      if (bag) drawMap();
+      delay(saveState);
     });
   }
   $("fit").addEventListener("change", () => {
     state.fit = $("fit").checked;
-    if (bag) paint();
-    later(remember);
+    if (bag) drawMap();
+    delay(saveState);
   });
   for (const button of $("tabs").children) {
-    button.addEventListener("click", () => tab(document.body.dataset.tab === button.dataset.tab ? "" : button.dataset.tab));
+    button.addEventListener("click", () => showTab(document.body.dataset.tab === button.dataset.tab ? "" : button.dataset.tab));
   }
-  addEventListener("popstate", () => list && restore());
+  addEventListener("popstate", () => list && restoreState());
   listen(actions);
 }
 
-wire();
+addListeners();
 start().catch((problem) => {
-  busy("");
-  notice(problem.message);
+  showBusy("");
+  showNotice(problem.message);
   document.body.dataset.state = "failed";
 });

@@ -1,0 +1,45 @@
+"""A run and its slides as the page lists them, before any slide is explained."""
+
+from typing import Any
+
+from caprmil.runs.run import Run
+from caprmil.slides.qc import Record
+from caprmil.viewer.class_predictions import NO_PREDICTION, describe_target, list_predictions
+from caprmil.viewer.library import Entry, Library
+
+
+def describe_run(run: Run) -> dict[str, Any]:
+    """Return the facts of a run that the page shows."""
+    facts = run.facts
+    return {
+        "name": run.folder.resolve().name,
+        "model": facts.model,
+        "encoder": facts.encoder,
+        "mpp": facts.mpp,
+        "folds": len(run.done),
+        "finished": run.finished,
+        "version": facts.version,
+        **describe_target(run),
+    }
+
+
+def list_slides(library: Library) -> list[dict[str, Any]]:
+    """Return a row for each slide, in the order of the run."""
+    predictions = list_predictions(library.run)
+    return [
+        _row(entry, predictions.get(entry.name, NO_PREDICTION))
+        for entry in library.entries.values()
+    ]
+
+
+def _row(entry: Entry, prediction: dict[str, Any]) -> dict[str, Any]:
+    record: Record | None = entry.reference.record if entry.reference else None
+    return {
+        "id": entry.id,
+        "name": entry.name,
+        **prediction,
+        "patches": record.patches if record else None,
+        "flags": record.flags if record else "",
+        "pixels": bool(entry.reference and entry.reference.pixels),
+        "problem": entry.problem,
+    }

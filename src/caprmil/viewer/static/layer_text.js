@@ -1,0 +1,62 @@
+// What a layer is, from its key, and what it means in a sentence.
+import { contrastName, contrastTotal, evidenceHeadings } from "./class_parts.js";
+
+export const GROUPS = { evidence: "Evidence", attention: "Attention", score: "Scores", tokens: "Tokens" };
+
+/** Return the parts of a layer's key: its group, and contrast, block, head and token if it has them. */
+export function parse(key) {
+  const block = Number(key.match(/block-(\d+)-/)?.[1] ?? 0);
+  const head = key.match(/head-(\d+)/)?.[1];
+  const token = key.match(/token-(\d+)/)?.[1];
+  const contrast = key.match(/^(?:evidence|above|attention|score)-(\d+)$/)?.[1];
+  const [above, spread] = [key.startsWith("above-"), key === "spread"];
+  const prefix = above ? "evidence" : spread ? "attention" : key.split("-")[0];
+  const group = token !== undefined || key.endsWith("entropy") ? "tokens" : prefix;
+  const number = (text) => (text === undefined ? null : Number(text));
+  return { group, block, head: number(head), token: number(token), contrast: number(contrast), above, spread };
+}
+
+/** Return the key of a layer of tokens. Without a token it is the entropy of the weights. */
+export function tokenKey(facts, block, head, token) {
+  const prefix = facts.tokens.blocks > 1 ? `block-${block}-` : "";
+  if (token === null) return `${prefix}entropy`;
+  return head === null ? `${prefix}token-${token}` : `${prefix}head-${head}-token-${token}`;
+}
+
+/** Return a sentence on what a layer means. */
+export function describe(facts, layer) {
+  const { group, block, head, token, contrast, above, spread } = parse(layer.key);
+  const total = contrast === null ? "" : contrastTotal(facts, contrast);
+  const where = facts.tokens?.blocks > 1 ? ` of block ${block + 1}` : "";
+  const even = 1 / facts.patches;
+  if (above) return `How much more each patch adds to ${total} than the mean patch of this slide. The values add up to 0.`;
+  if (group === "evidence") return EVIDENCE[facts.model.method](total, Paint.format(facts.model.gap));
+  if (spread) return "Standard deviation of a patch's attention over the random draws of this model.";
+  if (group === "attention") {
+    if (contrast === null && Math.abs(layer.limit - even) < 1e-4 * even) {
+      return `Every patch has the same weight (${Paint.format(even)}): this model takes the mean. See the evidence instead.`;
+    }
+    return `The weight of a patch in the pooled representation; equal weights would be ${Paint.format(even)}. Attention is not evidence for a prediction.`;
+  }
+  if (group === "score") return `The model's score of each single patch for ${contrastName(facts, contrast)}.`;
+  if (token === null) return `Entropy of a patch's weights on the tokens${where}. 0: all weight on one token; 1: equal weight on all.`;
+  const heads = head === null ? `Mean of ${facts.tokens.heads} heads${where}` : `Head ${head + 1}${where}`;
+  return `${heads}: the weight of each patch on token ${token + 1}. The weights of a patch on all tokens add up to 1.`;
+}
+
+const EVIDENCE = {
+  exact: (total) => `Exact: what each patch adds to ${total}. The values and a constant add up to the logits.`,
+  "integrated gradients": (total, gap) =>
+    `Integrated gradients: an estimate of what each patch adds to ${total}. The sum differs from the logits by ${gap}.`,
+  perturbation: (total) =>
+    `An estimate: how much ${total} falls if one patch is removed. Patches with the same content hide each other's effect.`,
+};
+
+/** Return the headings of the patches with the highest and lowest values of a layer. */
+export function headings(facts, layer) {
+  const { group, contrast, above } = parse(layer.key);
+  const name = contrast === null ? "" : contrastName(facts, contrast);
+  if (above) return [`Most for ${name}, relative to the mean`, `Least for ${name}, relative to the mean`];
+  if (group === "evidence") return evidenceHeadings(facts, contrast, layer.values[layer.top[0]], layer.values[layer.bottom[0]]);
+  return [`Highest: ${layer.title[0].toLowerCase()}${layer.title.slice(1)}`, ""];
+}
