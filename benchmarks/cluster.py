@@ -1,10 +1,10 @@
-"""Measure what Ray costs on one machine, and what a second worker gains.
+"""Measure the cost of Ray on one machine, and the gain of a second worker.
 
     OMP_NUM_THREADS=1 python benchmarks/cluster.py --page docs/cluster.md
 
-200 small generated slides are encoded with lite0, and a run of 10 folds is trained: in a plain
-loop, by one worker of Ray, and by two. The sides take turns, and what counts is the median. The
-start of Ray, and the time until its workers are ready, are told apart from the work.
+200 small synthetic slides are encoded with lite0, and a run of 10 folds is trained: in a plain
+loop, with one Ray worker, and with two. The three take turns, and the table has the medians. The
+start of Ray, and that of its workers, are measured apart.
 """
 
 import argparse
@@ -38,12 +38,12 @@ from caprmil.training.module import TrainConfig
 from caprmil.training.recipe import Recipe
 from record import Page
 
-Work = Callable[[Executor, Path], bytes]
+Workload = Callable[[Executor, Path], bytes]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """How much is measured."""
+    """The size of the benchmark."""
 
     slides: int = 200
     folds: int = 10
@@ -56,14 +56,14 @@ QUICK = Sizes(slides=4, folds=2, epochs=2, patches=(40, 80), rounds=1)
 
 
 class Idle(Worker):
-    """Does nothing: what is left is the start of a worker."""
+    """Does nothing. What remains is the time to start a worker."""
 
     def run(self, task: Task, report: Bar) -> None:  # noqa: ARG002
         import torch  # noqa: F401  what every worker needs
 
 
 def make_slides(folder: Path, count: int) -> None:
-    """Write small sections: glass with a block of something purple, 30 patches or so each."""
+    """Write small slides: glass with a purple block, of about 30 patches each."""
     for number in range(count):
         rng = np.random.default_rng(number)
         image = np.full((1400, 1600, 3), 240.0, np.float32) + rng.normal(0, 1.5, (1400, 1600, 1))
@@ -79,7 +79,7 @@ def encode(slides: dict[str, Path], executor: Executor, out: Path) -> bytes:
     load = partial(encoders.load, "lite0", device="cpu")
     job = Extraction(
         out=out, encoder=load(), config=ExtractionConfig(patches=PatchConfig(px=224, mpp=1.0)),
-        mpp=1.0, load=load,
+        mpp=1.0, load_encoder=load,
     )  # fmt: skip
     job.run(slides, executor=executor)
     return b"".join(bags.read(out / f"{name}.h5").features.tobytes() for name in slides)
@@ -91,27 +91,29 @@ def train(recipe: Recipe, executor: Executor, out: Path) -> bytes:
     return (run.folder / "predictions.csv").read_bytes()
 
 
-Seconds = dict[str, list[float]]  # of each side, round by round
+Seconds = dict[str, list[float]]  # of each executor, by round
 
 
-def measure(work: Work, executors: dict[str, Executor], folder: Path, rounds: int) -> Seconds:
-    """Return the seconds of each executor; all must come to the same answer."""
+def measure(
+    workload: Workload, executors: dict[str, Executor], folder: Path, rounds: int
+) -> Seconds:
+    """Return the seconds of each executor. All must have the same results."""
     seconds: Seconds = {name: [] for name in executors}
-    answers = set()
+    results = set()
     for number in range(rounds):
         order = list(executors) if number % 2 else list(reversed(executors))
         for name in order:
             began = perf_counter()
-            answers.add(work(executors[name], folder / f"{number} {name}"))
+            results.add(workload(executors[name], folder / f"{number} {name}"))
             seconds[name].append(perf_counter() - began)
             print(f"round {number + 1}: {name}, {seconds[name][-1]:.1f} s", file=sys.stderr)
-    if len(answers) > 1:
-        raise SystemExit("The sides do not agree: there is nothing to compare.")
+    if len(results) > 1:
+        raise SystemExit("The results differ, so their times cannot be compared.")
     return seconds
 
 
-def starting(executor: RayExecutor, folder: Path) -> float:
-    """Return the seconds until a worker has started and is done with nothing."""
+def time_start(executor: RayExecutor, folder: Path) -> float:
+    """Return the seconds until a worker has started and finished an empty task."""
     folder.mkdir(exist_ok=True)
     began = perf_counter()
     list(executor.run([Task("idle", status_path(folder, "idle"))], Idle, lambda *_: None))
@@ -119,13 +121,13 @@ def starting(executor: RayExecutor, folder: Path) -> float:
 
 
 def ratio(one: list[float], other: list[float], form: str) -> str:
-    """Return the median of what one side took for each second of the other, and its range."""
+    """Return the median and the range of the ratio of two lists of times."""
     shares = sorted(a / b for a, b in zip(one, other, strict=True))
     return f"{median(shares):{form}} [{shares[0]:{form}} to {shares[-1]:{form}}]"
 
 
 def section(sizes: Sizes, found: dict[str, Seconds], init: float, start: float) -> str:
-    head = ["work", "plain loop", "Ray, 1 worker", "Ray, 2 workers"]
+    head = ["workload", "plain loop", "Ray, 1 worker", "Ray, 2 workers"]
     head += ["1 worker / plain loop", "1 worker / 2 workers"]
     rows = [f"| {' | '.join(head)} |", f"| --- {'| --: ' * 5}|"]
     for title, side in found.items():
@@ -135,24 +137,24 @@ def section(sizes: Sizes, found: dict[str, Seconds], init: float, start: float) 
         rows.append(f"| {title} | {' | '.join(cells)} |")
     about = (
         f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}, one "
-        f"thread a worker. Medians of {sizes.rounds} rounds, sides in turn, ratios within a round; "
-        f"answers equal to the last bit. The start of workers is in all figures of Ray (one alone: "
-        f"{start:.1f} s), that of Ray itself is not ({init:.1f} s, once a command)."
+        f"thread per worker. Medians of {sizes.rounds} rounds, in turn; ratios within a round; "
+        f"results are bit-identical. Times with Ray include the start of the workers (one worker: "
+        f"{start:.1f} s), but not the start of Ray itself ({init:.1f} s, once per command)."
     )
     return "\n".join(rows) + f"\n\n{about}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--page", type=Path, help="a page with markers to put the table into")
-    parser.add_argument("--quick", action="store_true", help="Only see whether it runs.")
+    parser.add_argument("--page", type=Path, help="a page with markers, for the table")
+    parser.add_argument("--quick", action="store_true", help="Only check that it runs.")
     given = parser.parse_args()
     if os.environ.get("OMP_NUM_THREADS") != "1":
         raise SystemExit("Set OMP_NUM_THREADS=1: two workers need a core each.")
     sizes = QUICK if given.quick else Sizes()
     page = Page(given.page, "benchmarks/cluster.py", "What Ray costs") if given.page else None
-    with tempfile.TemporaryDirectory() as passing:
-        folder = Path(passing)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
         (folder / "slides").mkdir()
         make_slides(folder / "slides", sizes.slides)
         slides = find_slides([folder / "slides"])
@@ -165,21 +167,21 @@ def main() -> None:
             loggers={},
         )
         began = perf_counter()
-        with RayExecutor(workers=1) as one:
+        with RayExecutor(max_workers=1) as one:
             init = perf_counter() - began
-            start = starting(one, folder / "idle")
+            start = time_start(one, folder / "idle")
             executors: dict[str, Executor] = {
                 "plain": LocalExecutor(),
                 "one": one,
-                "two": RayExecutor(workers=2),
+                "two": RayExecutor(max_workers=2),
             }
-            works: dict[str, Work] = {
+            workloads: dict[str, Workload] = {
                 f"{sizes.slides} slides encoded": partial(encode, slides),
                 f"{sizes.folds} folds trained": partial(train, recipe),
             }
             found = {
-                title: measure(work, executors, folder / title, sizes.rounds)
-                for title, work in works.items()
+                title: measure(workload, executors, folder / title, sizes.rounds)
+                for title, workload in workloads.items()
             }
     text = section(sizes, found, init, start)
     print(text)

@@ -1,11 +1,11 @@
-"""Work out on paper what a very large cohort costs, and what runs out first.
+"""Estimate the cost of a very large cohort, and find its bottleneck.
 
     python benchmarks/scale.py
     python benchmarks/scale.py --slides 10000 --days 1 --gpu-rate 2000
     python benchmarks/scale.py --page docs/scale.md
     python benchmarks/scale.py --measure
 
-Nothing is measured here but with --measure: the first table says where each figure is from.
+Only --measure measures anything. The first table gives the source of each number.
 """
 
 import argparse
@@ -22,19 +22,19 @@ GPU_RATES = (100.0, 500.0, 2_000.0, 8_000.0)
 
 
 def known(default: float, source: str) -> Any:
-    """A figure, and where it is from."""
+    """Return a field for a number with its source."""
     return field(default=default, metadata={"source": source})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Assumptions:
-    """All that the tables are made from. Every one is an option of the command."""
+    """The inputs of the tables. Each one is an option of the command."""
 
     slides: float = known(1_000_000, "the question")
-    days: float = known(30, "the question: encode all of them in so many days")
-    slide_gb: float = known(1.0, "assumed: GB of a slide's file; look at yours")
-    patches: float = known(10_000, "assumed: patches a slide; qc.csv has yours")
-    width: float = known(1_024, "features of a patch, as UNI's (docs/encoders.md)")
+    days: float = known(30, "the question: days in which all of them are encoded")
+    slide_gb: float = known(1.0, "assumed: GB per slide; check yours")
+    patches: float = known(10_000, "assumed: patches per slide; qc.csv has yours")
+    width: float = known(1_024, "features per patch, as of UNI (docs/encoders.md)")
     value_bytes: float = known(2, "float16, as `encode` writes (docs/data-model.md)")
     read_rate: float = known(
         812, "measured: patches per CPU s, 0.2527 to 0.5 um/px from level 1 (docs/slides.md)"
@@ -43,7 +43,7 @@ class Assumptions:
         239, "measured: the same where level 0 must be averaged down (docs/slides.md)"
     )
     cpu_rate: float = known(36, "measured with --measure: patches per CPU s of lite0, one thread")
-    gpu_rate: float = known(500, "a variable: patches per GPU s. Nobody measured it for this page")
+    gpu_rate: float = known(500, "a variable: patches per GPU s; not measured for this page")
     bag_read_ms: float = known(
         12.0, "measured: CPU ms to read 10,000 x 1,024, from the page cache (docs/slides.md)"
     )
@@ -51,18 +51,19 @@ class Assumptions:
         223, "measured: CAPRMIL's training step, 10,000 patches, one thread (docs/performance.md)"
     )
     gpu_step_ms: float = known(
-        23.3, "published: 6.3 s an epoch on an A100, if over CAMELYON16's 270 slides; a lower bound"
+        23.3,
+        "published: 6.3 s per epoch on an A100, if over CAMELYON16's 270 slides; a lower bound",
     )
     epochs: float = known(30, "the paper's recipe")
-    node_gpus: float = known(8, "assumed: GPUs in a machine")
-    node_cores: float = known(96, "assumed: cores in a machine")
+    node_gpus: float = known(8, "assumed: GPUs per machine")
+    node_cores: float = known(96, "assumed: cores per machine")
     node_gbit: float = known(25, "assumed: Gbit/s into a machine")
-    in_use: float = known(0.5, "assumed: share of the month in which machines really work")
+    in_use: float = known(0.5, "assumed: share of the time in which machines are busy")
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What follows from the assumptions: totals, and what must be there to be in time."""
+    """The totals that follow from the assumptions, and the resources that are needed."""
 
     given: Assumptions
 
@@ -72,40 +73,43 @@ class Cost:
 
     @property
     def totals(self) -> dict[str, tuple[float, str]]:
-        """Return how much of everything, each with its unit. All grow with the slides."""
+        """Return the totals with their units. All are proportional to the number of slides."""
         a, patches = self.given, self.given.slides * self.given.patches
-        size = a.patches / 10_000  # the measured bags had so many
+        size = a.patches / 10_000  # the measured bags had 10,000 patches
         steps = a.slides * a.epochs * size / 3.6e6
         return {
-            "slides to bring in": (a.slides * a.slide_gb / 1e3, "TB"),
-            "patches": (patches / 1e9, "thousand million"),
-            "cutting patches out": (patches / a.read_rate / 3600, "core hours"),
-            "the same, no level of the scale": (patches / a.slow_read_rate / 3600, "core hours"),
+            "slides to read": (a.slides * a.slide_gb / 1e3, "TB"),
+            "patches": (patches / 1e9, "billion"),
+            "reading patches": (patches / a.read_rate / 3600, "core hours"),
+            "the same, without a level of the scale": (
+                patches / a.slow_read_rate / 3600,
+                "core hours",
+            ),
             "encoding on GPUs": (patches / a.gpu_rate / 3600, "GPU hours"),
             "encoding on CPUs (lite0)": (patches / a.cpu_rate / 3600, "core hours"),
             "bags to keep": (a.slides * self.bag_bytes / 1e12, "TB"),
-            "bags read in a training": (a.slides * a.epochs * self.bag_bytes / 1e12, "TB"),
-            "reading them": (steps * a.bag_read_ms * a.width / 1024, "core hours"),
+            "bags read in one training": (a.slides * a.epochs * self.bag_bytes / 1e12, "TB"),
+            "reading bags": (steps * a.bag_read_ms * a.width / 1024, "core hours"),
             "training on GPUs": (steps * a.gpu_step_ms, "GPU hours"),
             "training on CPUs": (steps * a.cpu_step_ms, "core hours"),
         }
 
     @property
     def rates(self) -> dict[str, tuple[float, str]]:
-        """Return what must be there at once, to have all slides encoded in time."""
+        """Return the resources that are needed at the same time to encode all slides in time."""
         a, seconds = self.given, self.given.days * DAY
         per_s = a.slides / seconds
         return {
-            "slides": (per_s, "a second"),
+            "slides": (per_s, "per second"),
             "network in": (per_s * a.slide_gb * 8, "Gbit/s"),
-            "cores that cut patches out": (per_s * a.patches / a.read_rate, "cores"),
+            "cores that read patches": (per_s * a.patches / a.read_rate, "cores"),
             "GPUs that encode": (per_s * a.patches / a.gpu_rate, "GPUs"),
             "or cores instead (lite0)": (per_s * a.patches / a.cpu_rate, "cores"),
             "bags written": (per_s * self.bag_bytes / 1e6, "MB/s"),
         }
 
     def node(self) -> dict[str, float]:
-        """Return the slides a second that each part of one machine could do by itself."""
+        """Return the slides per second that each part of a machine could process by itself."""
         a = self.given
         return {
             "network": a.node_gbit / 8 / a.slide_gb,
@@ -115,25 +119,25 @@ class Cost:
 
     @property
     def purchase(self) -> dict[str, tuple[float, str]]:
-        """Return what to have, so that all slides are encoded in time and one model is trained."""
+        """Return the machines and storage to encode all slides in time and to train one model."""
         a, rates = self.given, self.rates
         machines = ceil(rates["slides"][0] / min(self.node().values()) / a.in_use)
         gpus = ceil(self.totals["training on GPUs"][0] / 24 / a.in_use)
         return {
             "machines that encode": (machines, f"of {a.node_gpus:g} GPUs, {a.node_cores:g} cores"),
-            "out of the archive": (rates["network in"][0] / a.in_use, "Gbit/s"),
+            "network out of the archive": (rates["network in"][0] / a.in_use, "Gbit/s"),
             "storage for bags": (self.totals["bags to keep"][0], "TB"),
             "to train a model in a day": (gpus, "GPUs"),
         }
 
     def training(self, gpus: int) -> dict[str, float]:
-        """Return hours of an epoch on so many GPUs, GB/s that they read, and bags in a step."""
+        """Return the hours per epoch on a number of GPUs, the GB/s read, and the bags per step."""
         a = self.given
         step = a.gpu_step_ms / 1e3 * a.patches / 10_000
         return {
-            "hours an epoch": a.slides * step / gpus / 3600,
+            "hours per epoch": a.slides * step / gpus / 3600,
             "GB/s read": gpus * self.bag_bytes / step / 1e9,
-            "bags in a step": gpus,
+            "bags per step": gpus,
         }
 
 
@@ -153,9 +157,9 @@ def amounts(found: dict[str, tuple[float, str]]) -> str:
 
 
 def bottlenecks(given: Assumptions) -> str:
-    """Tell what a machine waits for, by the rate of its GPUs."""
+    """Return a table of the bottleneck of a machine by the rate of its GPUs."""
     head = ["patches per GPU s", "cores to feed a GPU", "Gbit/s to feed a GPU"]
-    head += ["machines, never idle", "the machine waits for", "and without a level of the scale"]
+    head += ["machines, never idle", "bottleneck", "bottleneck without a level of the scale"]
     rows = [head]
     for rate in GPU_RATES:
         one = replace(given, gpu_rate=rate)
@@ -175,7 +179,7 @@ def bottlenecks(given: Assumptions) -> str:
 
 
 def report(given: Assumptions) -> str:
-    """Return all tables, as they stand on the page."""
+    """Return all tables, as on the page."""
     cost = Cost(given)
     sources = [
         [each.name, number(getattr(given, each.name)), each.metadata["source"]]
@@ -183,18 +187,18 @@ def report(given: Assumptions) -> str:
     ]
     training = [[str(gpus), *map(number, cost.training(gpus).values())] for gpus in (1, 8, 64, 512)]
     sections = {
-        "Assumptions": table([["name", "value", "from"], *sources]),
-        "How much in all": amounts(cost.totals),
-        f"What must be there at once, to encode in {number(given.days)} days": amounts(cost.rates),
-        "Where the bottleneck moves": bottlenecks(given),
+        "Assumptions": table([["name", "value", "source"], *sources]),
+        "Totals": amounts(cost.totals),
+        f"Resources to encode in {number(given.days)} days": amounts(cost.rates),
+        "Bottleneck": bottlenecks(given),
         "Training": table([["GPUs", *cost.training(1)], *training]),
-        "What one would buy": amounts(cost.purchase),
+        "What to buy": amounts(cost.purchase),
     }
     return "\n\n".join(f"### {title}\n\n{text}" for title, text in sections.items())
 
 
 def measure() -> float:
-    """Return the patches per CPU second of the encoder in the package, on one thread."""
+    """Return the patches per CPU second of lite0, on one thread."""
     import numpy as np
     import torch
 
@@ -211,12 +215,12 @@ def measure() -> float:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Read the command line, print the tables, and put them into a page if asked."""
+    """Print the tables, and write them to a page if one is given."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     for each in fields(Assumptions):
         option = f"--{each.name.replace('_', '-')}"
         parser.add_argument(option, type=float, default=each.default, help=each.metadata["source"])
-    parser.add_argument("--page", type=Path, help="a page with markers to put the tables into")
+    parser.add_argument("--page", type=Path, help="a page with markers, for the tables")
     parser.add_argument("--measure", action="store_true", help="measure lite0 on this machine")
     args = vars(parser.parse_args(arguments))
     page, wanted = args.pop("page"), args.pop("measure")
@@ -226,9 +230,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     text = report(Assumptions(**args))
     print(text)
     if page:
-        from record import Page  # torch takes its time
+        from record import Page  # torch is slow to import
 
-        Page(page, "benchmarks/scale.py", "A million slides, on paper").write(text)
+        Page(page, "benchmarks/scale.py", "Estimate for a million slides").write(text)
 
 
 if __name__ == "__main__":

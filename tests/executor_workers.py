@@ -1,8 +1,9 @@
-"""Workers for the tests of executors. A process that creates one imports little else."""
+"""Workers and helpers for the tests of executors. A process with a worker imports little else."""
 
 import os
 import signal
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,10 @@ from caprmil.io.progress import Bar
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+    from caprmil.features.extract import Extraction
+
+QUIET = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
 
 
 def count_starts(folder: Path, name: str) -> int:
@@ -124,3 +129,35 @@ class MeanColour:
 
     def __call__(self, pixels: "NDArray[np.uint8]") -> "NDArray[np.float32]":
         return pixels.mean((1, 2)).astype("float32")
+
+
+def make_extraction(out: Path, kind: "type[Extraction] | None" = None) -> "Extraction":
+    from caprmil.features.extract import Extraction
+    from caprmil.features.settings import ExtractionConfig
+    from caprmil.slides.patches import PatchConfig
+
+    settings = ExtractionConfig(patches=PatchConfig(px=64, mpp=2.0))
+    encoder: Any = MeanColour()
+    return (kind or Extraction)(out=out, encoder=encoder, config=settings, batch=8)
+
+
+def equal_bags(one: Path, two: Path, slides: Iterable[str]) -> bool:
+    import numpy as np
+
+    from caprmil.features import bags
+
+    pairs = [(bags.read(one / f"{name}.h5"), bags.read(two / f"{name}.h5")) for name in slides]
+    return all(
+        np.array_equal(a.features, b.features)
+        and np.array_equal(np.asarray(a.coords), np.asarray(b.coords))
+        for a, b in pairs
+    )
+
+
+def run_contents(folder: Path) -> dict[str, bytes]:
+    """Return all files of a run except logs and pictures, which contain the time."""
+    files = [f for f in sorted(folder.rglob("*")) if f.is_file() and "log" not in f.parts]
+    return {
+        str(file.relative_to(folder)): b"" if file.suffix == ".png" else file.read_bytes()
+        for file in files
+    }

@@ -1,4 +1,4 @@
-"""What the benchmark of Ray promises: it runs to its end, and compares sides within a round."""
+"""The benchmark of Ray runs, and compares times within a round."""
 
 import os
 import subprocess
@@ -12,11 +12,11 @@ from cluster import Sizes, ratio, section
 SCRIPT = Path(__file__).parents[1] / "benchmarks" / "cluster.py"
 
 
-def test_sides_are_compared_within_a_round() -> None:
+def test_times_are_compared_within_a_round() -> None:
     assert ratio([2.0, 9.0, 4.0], [1.0, 3.0, 4.0], ".1f") == "2.0 [1.0 to 3.0]"
 
 
-def test_the_table_has_a_row_for_each_work() -> None:
+def test_the_table_has_a_row_per_workload() -> None:
     sides = {"plain": [10.0, 12.0, 11.0], "one": [11.0, 13.2, 12.1], "two": [5.5, 6.6, 6.05]}
     text = section(Sizes(), {"slides": sides, "folds": sides}, 5.0, 2.0)
     assert (
@@ -25,7 +25,7 @@ def test_the_table_has_a_row_for_each_work() -> None:
 
 
 @pytest.mark.slow
-def test_the_benchmark_runs_and_puts_its_table_on_a_page(tmp_path: Path) -> None:
+def test_the_benchmark_runs_and_writes_its_table_to_a_page(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     ended = subprocess.run(
         [sys.executable, str(SCRIPT), "--quick", "--page", str(page)],

@@ -1,4 +1,4 @@
-"""What several devices promise: the loss of one, whoever starts them, and that all of them end."""
+"""Training on several devices has the loss of one device, under any launcher, and ends cleanly."""
 
 import os
 import signal
@@ -40,13 +40,13 @@ TARGET = Classification(classes=("normal", "tumour"))
 STUDY = RareSignal(slides=20, width=16, patches=(10, 30), signal=0.3, stain=0.5)
 SLIDES = [Sample(f"s{n}", bags.from_arrays(STUDY.bag(n)[0]), n % 2) for n in range(20)]
 QUICK: dict[str, Any] = {"epochs": 3, "warmup_epochs": 1, "lr": 3e-3, "patience": 100}
-RANDOM = {"bayesmil", "dtfd", "sgpmil"}  # draw while they learn, each device for itself
+RANDOM = {"bayesmil", "dtfd", "sgpmil"}  # use random numbers in training, other ones on each device
 CLOSE = {"rel": 1e-5, "abs": 1e-6}
 
 
 @pytest.fixture(scope="module")
 def two(monkeypatch_module: pytest.MonkeyPatch) -> Iterator[ProcessGroup]:
-    """Two processes on the CPU. To start them takes longer than all they do here."""
+    """Two processes on the CPU, for all tests: they are slow to start."""
     with ProcessGroup("cpu", 2) as group:
         yield group
 
@@ -58,7 +58,7 @@ def monkeypatch_module() -> Iterator[pytest.MonkeyPatch]:
         yield patch
 
 
-def learn(
+def train(
     folder: Path,
     group: ProcessGroup | None = None,
     *,
@@ -69,7 +69,7 @@ def learn(
     target: Classification = TARGET,
     **settings: Any,
 ) -> tuple[MILModel, list[Row]]:
-    """Learn without dropout, which each device draws for itself."""
+    """Train without dropout, which differs between devices."""
     torch.manual_seed(0)
     made = create(model, 16, 2, **({"dim": 16, "heads": 2} if model == "caprmil" else {}))
     for part in made.modules():
@@ -90,7 +90,7 @@ def learn(
 
 
 def same(one: list[Row], other: list[Row]) -> bool:
-    """Tell whether two histories agree, up to the order of sums."""
+    """Return whether two histories are equal, up to the order of sums."""
     return len(one) == len(other) and all(
         a == pytest.approx(b, **CLOSE) for a, b in zip(one, other, strict=True)
     )
@@ -122,13 +122,13 @@ def test_the_error_of_a_worker_process_is_raised_by_the_main_process(
     assert not torch.distributed.is_initialized()
 
 
-# Who takes which bag
+# Which device has which bag
 
 
 @pytest.mark.parametrize(
     ("n", "batch_size", "world"), [(9, 2, 2), (10, 4, 3), (5, 4, 4), (3, 1, 1)]
 )
-def test_every_bag_falls_to_one_device_and_weighs_as_much_as_any(
+def test_every_bag_is_on_one_device_and_all_have_the_same_weight(
     n: int, batch_size: int, world: int
 ) -> None:
     sampler = EpochSampler(n, seed=0)
@@ -139,7 +139,7 @@ def test_every_bag_falls_to_one_device_and_weighs_as_much_as_any(
         for number, own in enumerate(steps):
             count = steps.own(number)
             assert count in (0, len(own))
-            # By the mean of the own bags, and by DDP's mean over devices.
+            # The mean over the bags of a device, and DDP's mean over devices.
             weight[own] += steps.weight(number) / len(own) / world
             assert steps.weight(number) > 0 or count == 0, rank
     sizes = [min(batch_size, n - first) for first in range(0, n, batch_size)]
@@ -147,7 +147,7 @@ def test_every_bag_falls_to_one_device_and_weighs_as_much_as_any(
     assert weight[list(sampler)] == pytest.approx(expected)
 
 
-def test_one_device_takes_the_batches_as_they_come() -> None:
+def test_one_device_has_the_batches_of_the_sampler() -> None:
     sampler = EpochSampler(5, seed=1)
     order = list(sampler)
     assert list(Steps(sampler, 2)) == [order[:2], order[2:4], order[4:]]
@@ -157,34 +157,36 @@ def test_one_device_takes_the_batches_as_they_come() -> None:
 # The loss of one process
 
 
-def test_two_processes_with_a_bag_each_learn_what_one_learns_with_two(
+def test_two_processes_with_one_bag_equal_one_process_with_two_bags(
     tmp_path: Path, two: ProcessGroup
 ) -> None:
-    one, alone = learn(tmp_path / "one")  # nine bags: in the last step one device has none
-    other, together = learn(tmp_path / "two", two)
-    assert same(alone, together)
+    one, single = train(tmp_path / "one")  # nine bags: in the last step one device has none
+    other, together = train(tmp_path / "two", two)
+    assert same(single, together)
     torch.testing.assert_close(weights(other), weights(one), rtol=1e-4, atol=1e-6)
     assert not two.running
 
 
-def test_bags_that_cannot_be_shared_evenly_count_alike(tmp_path: Path, two: ProcessGroup) -> None:
+def test_bags_have_equal_weight_if_their_number_does_not_divide_evenly(
+    tmp_path: Path, two: ProcessGroup
+) -> None:
     options: dict[str, Any] = {"batch_size": 3, "clip": 0.1}
     options["target"] = replace(TARGET, class_weights="balanced")
-    _, alone = learn(tmp_path / "one", n=11, **options)  # six of one class, five of the other
-    _, together = learn(tmp_path / "two", two, n=11, **options)
-    assert same(alone, together)
+    _, single = train(tmp_path / "one", n=11, **options)  # six of one class, five of the other
+    _, together = train(tmp_path / "two", two, n=11, **options)
+    assert same(single, together)
 
 
 def test_a_single_validation_bag_is_counted_once(tmp_path: Path, two: ProcessGroup) -> None:
-    _, alone = learn(tmp_path / "one", n_validation=1)
-    _, together = learn(tmp_path / "two", two, n_validation=1)
+    _, single = train(tmp_path / "one", n_validation=1)
+    _, together = train(tmp_path / "two", two, n_validation=1)
     assert same(
-        [{"val_loss": row["val_loss"]} for row in alone],
+        [{"val_loss": row["val_loss"]} for row in single],
         [{"val_loss": row["val_loss"]} for row in together],
     )
 
 
-def test_a_bag_that_a_device_has_only_to_take_part_is_not_scored() -> None:
+def test_a_bag_that_only_fills_up_a_device_is_not_scored() -> None:
     right, wrong = torch.tensor([[0.0, 9.0]]), torch.tensor([[9.0, 0.0]])
     one, two, extra = (
         (logits, torch.tensor([1]), {"bag": loss})
@@ -198,35 +200,35 @@ def test_a_bag_that_a_device_has_only_to_take_part_is_not_scored() -> None:
     assert module.validation_row["val_loss"] == 2.0
 
 
-def test_both_stop_early_and_keep_the_same_epoch(tmp_path: Path, two: ProcessGroup) -> None:
+def test_early_stopping_is_the_same_on_two_devices(tmp_path: Path, two: ProcessGroup) -> None:
     hasty = {"epochs": 30, "warmup_epochs": 20, "warmup_lr": 1e-3, "lr": 0.1, "patience": 2}
-    one, alone = learn(tmp_path / "one", **hasty)
-    other, together = learn(tmp_path / "two", two, **hasty)
-    assert len(together) == len(alone) < 30
+    one, single = train(tmp_path / "one", **hasty)
+    other, together = train(tmp_path / "two", two, **hasty)
+    assert len(together) == len(single) < 30
     torch.testing.assert_close(weights(other), weights(one), rtol=1e-3, atol=1e-4)
 
 
-def test_two_go_on_from_where_one_was_stopped(tmp_path: Path, two: ProcessGroup) -> None:
+def test_two_devices_resume_a_training_of_one(tmp_path: Path, two: ProcessGroup) -> None:
     def stop(row: Row) -> None:
         if row["epoch"] == 1:
             raise KeyboardInterrupt
 
-    _, whole = learn(tmp_path / "whole")
+    _, whole = train(tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
-        learn(tmp_path / "part", on_epoch=stop)
-    _, resumed = learn(tmp_path / "part", two)
+        train(tmp_path / "part", on_epoch=stop)
+    _, resumed = train(tmp_path / "part", two)
     assert same(whole, resumed)
 
 
 def test_only_the_main_process_writes(tmp_path: Path, two: ProcessGroup) -> None:
-    learn(tmp_path, two)
+    train(tmp_path, two)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         *("history.csv", "kept.ckpt", "last.ckpt")
     ]
 
 
-def test_every_parameter_learns_from_every_bag() -> None:
-    """DDP waits for all of them; a model with other ones must tell it so."""
+def test_every_parameter_has_a_gradient_from_every_bag() -> None:
+    """DDP waits for the gradients of all parameters."""
     for name in list_models():
         for label in range(3):
             model = create(name, 16, 3).train()
@@ -236,17 +238,15 @@ def test_every_parameter_learns_from_every_bag() -> None:
 
 
 @pytest.mark.slow
-def test_every_model_learns_with_two_what_it_learns_alone(
-    tmp_path: Path, two: ProcessGroup
-) -> None:
+def test_every_model_trains_on_two_devices_as_on_one(tmp_path: Path, two: ProcessGroup) -> None:
     for name in set(list_models()) - {"dgrmil"}:
-        _, alone = learn(tmp_path / f"{name} alone", model=name, lr=1e-3)
-        _, together = learn(tmp_path / name, two, model=name, lr=1e-3)
-        assert name in RANDOM or same(alone, together), name
+        _, single = train(tmp_path / f"{name} alone", model=name, lr=1e-3)
+        _, together = train(tmp_path / name, two, model=name, lr=1e-3)
+        assert name in RANDOM or same(single, together), name
         assert all(np.isfinite(row["val_loss"]) for row in together)
 
 
-# What is refused
+# Errors
 
 
 @pytest.mark.parametrize(
@@ -258,20 +258,20 @@ def test_every_model_learns_with_two_what_it_learns_alone(
     ],
     ids=str,
 )
-def test_devices_that_are_not_there_are_refused(
+def test_missing_devices_are_an_error(
     wrong: dict[str, int], words: str, monkeypatch_module: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(RunError, match=words):
         ProcessGroup("cpu", **wrong)
 
 
-def test_several_devices_are_not_one_that_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_single_named_device_is_an_error_for_several(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "pick_device", torch.device)
     with pytest.raises(RunError, match="cuda:1 is one device"):
         ProcessGroup("cuda:1", 2)
 
 
-def test_processes_that_are_too_few_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_few_processes_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"NTASKS": "1", "PROCID": "0", "LOCALID": "0", "NODEID": "0"}.items():
         monkeypatch.setenv(f"SLURM_{name}", value)
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
@@ -279,20 +279,20 @@ def test_processes_that_are_too_few_are_refused(monkeypatch: pytest.MonkeyPatch)
         ProcessGroup("cpu", 2)
 
 
-def test_a_model_that_remembers_bags_is_refused(
+def test_a_model_with_state_between_bags_is_an_error(
     tmp_path: Path, tiny_recipe: Recipe, two: ProcessGroup
 ) -> None:
     with pytest.raises(RunError, match="DGRMIL carries centres from bag to bag"):
-        learn(tmp_path, two, model="dgrmil")
+        train(tmp_path, two, model="dgrmil")
     with pytest.raises(RunError, match="compiled"):
-        learn(tmp_path, two, compile=True)
+        train(tmp_path, two, compile=True)
     assert list(tmp_path.iterdir()) == []
 
 
 # A run
 
 
-def test_devices_change_nothing_of_a_recipe_but_too_small_a_batch(
+def test_devices_change_only_a_batch_size_that_is_too_small(
     tiny_recipe: Recipe, two: ProcessGroup
 ) -> None:
     large = config.parse({"cohort": "c.csv", "train": {"batch_size": 8}}, into=Recipe)
@@ -303,7 +303,7 @@ def test_devices_change_nothing_of_a_recipe_but_too_small_a_batch(
     ]
 
 
-def still(recipe: Recipe, **train: Any) -> Recipe:
+def without_dropout(recipe: Recipe, **train: Any) -> Recipe:
     """Return the recipe without dropout."""
     settings = {**recipe.model.settings, "dropout": 0.0}
     return replace(
@@ -317,20 +317,20 @@ def scores(run: Run) -> Any:
     return pytest.approx(run.predictions.answers, **CLOSE)
 
 
-def test_a_run_on_two_devices_is_that_of_one(
+def test_a_run_on_two_devices_equals_one_on_one_device(
     tmp_path: Path, tiny_recipe: Recipe, two: ProcessGroup
 ) -> None:
     one = cross_validate(
-        still(tiny_recipe, batch_size=2), tmp_path / "one", device="cpu", progress=False
+        without_dropout(tiny_recipe, batch_size=2), tmp_path / "one", device="cpu", progress=False
     )
-    shared = adjust_batch_size(still(tiny_recipe), two)
+    shared = adjust_batch_size(without_dropout(tiny_recipe), two)
     out = tmp_path / "two"
     other = cross_validate_all({out: shared}, device="cpu", progress=False, group=two)[out]
     assert other.predictions.answers == scores(one)
     assert other.facts.digest == one.facts.digest
 
 
-# Started by others, and ended
+# Launchers and signals
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -345,11 +345,11 @@ def command(recipe: Recipe, tmp_path: Path, *options: str) -> list[str]:
 
 
 @pytest.mark.slow
-def test_the_command_line_starts_the_others_and_says_once_what_it_did(
+def test_the_command_starts_the_workers_and_prints_its_result_once(
     tmp_path: Path, tiny_recipe: Recipe
 ) -> None:
     ended = subprocess.run(
-        [sys.executable, *command(still(tiny_recipe), tmp_path)],
+        [sys.executable, *command(without_dropout(tiny_recipe), tmp_path)],
         env=environment(),
         capture_output=True,
         text=True,
@@ -362,10 +362,10 @@ def test_the_command_line_starts_the_others_and_says_once_what_it_did(
 
 
 @pytest.mark.slow
-def test_torchrun_starts_the_processes_itself(tmp_path: Path, tiny_recipe: Recipe) -> None:
+def test_torchrun_can_start_the_processes(tmp_path: Path, tiny_recipe: Recipe) -> None:
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     ended = subprocess.run(
-        [sys.executable, *launcher, *command(still(tiny_recipe), tmp_path)],
+        [sys.executable, *launcher, *command(without_dropout(tiny_recipe), tmp_path)],
         env=environment(),
         capture_output=True,
         text=True,
@@ -374,14 +374,14 @@ def test_torchrun_starts_the_processes_itself(tmp_path: Path, tiny_recipe: Recip
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.count("Written to") == 1
     one = cross_validate(
-        still(tiny_recipe, batch_size=2), tmp_path / "one", device="cpu", progress=False
+        without_dropout(tiny_recipe, batch_size=2), tmp_path / "one", device="cpu", progress=False
     )
     assert Run(tmp_path / "run").predictions.answers == scores(one)
 
 
 def as_slurm(rank: int, *, nodes: int, devices: int, port: int) -> dict[str, str]:
-    """Return what srun tells each process, of what Lightning asks for."""
-    told = {
+    """Return the variables that srun sets and Lightning reads."""
+    variables = {
         "NTASKS": nodes * devices,
         "NTASKS_PER_NODE": devices,
         "NNODES": nodes,
@@ -390,7 +390,7 @@ def as_slurm(rank: int, *, nodes: int, devices: int, port: int) -> dict[str, str
         "NODEID": rank // devices,
         "JOB_NAME": "train",
     }
-    return {f"SLURM_{name}": str(value) for name, value in told.items()} | {
+    return {f"SLURM_{name}": str(value) for name, value in variables.items()} | {
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
     }
@@ -398,11 +398,11 @@ def as_slurm(rank: int, *, nodes: int, devices: int, port: int) -> dict[str, str
 
 @pytest.mark.slow
 @pytest.mark.parametrize("nodes", [1, 2])
-def test_processes_that_slurm_started_find_each_other(
+def test_processes_of_slurm_connect_to_each_other(
     tmp_path: Path, tiny_recipe: Recipe, nodes: int
 ) -> None:
     port = devices.find_free_network_port()
-    line = command(still(tiny_recipe, batch_size=2), tmp_path)
+    line = command(without_dropout(tiny_recipe, batch_size=2), tmp_path)
     line[line.index("--devices") + 1] = str(2 // nodes)
     options: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     started = [
@@ -413,10 +413,10 @@ def test_processes_that_slurm_started_find_each_other(
         )
         for rank in range(2)
     ]
-    said = [process.communicate(timeout=300) for process in started]
-    assert [process.returncode for process in started] == [0, 0], said
-    assert "Written to" in said[0][0]
-    assert said[1][0] == ""
+    output = [process.communicate(timeout=300) for process in started]
+    assert [process.returncode for process in started] == [0, 0], output
+    assert "Written to" in output[0][0]
+    assert output[1][0] == ""
     assert Run(tmp_path / "run").finished
 
 
@@ -448,7 +448,7 @@ def wait_for(what: Any, seconds: float = 120) -> None:
 def test_all_processes_end_with_the_main_one_and_the_run_resumes(
     tmp_path: Path, tiny_recipe: Recipe, how: signal.Signals, code: int
 ) -> None:
-    recipe = still(tiny_recipe, epochs=20, patience=1000)
+    recipe = without_dropout(tiny_recipe, epochs=20, patience=1000)
     process = subprocess.Popen(
         [sys.executable, *command(recipe, tmp_path)],
         env=environment(),
@@ -458,9 +458,9 @@ def test_all_processes_end_with_the_main_one_and_the_run_resumes(
     wait_for(lambda: list((tmp_path / "run").glob("folds/.*.part/last.ckpt")))
     (worker,) = children(process.pid)
     process.send_signal(how)
-    _, said = process.communicate(timeout=60)
-    assert process.returncode == code, said
-    assert "Traceback" not in said
+    _, output = process.communicate(timeout=60)
+    assert process.returncode == code, output
+    assert "Traceback" not in output
     wait_for(lambda: not alive(worker), seconds=20)
     again = subprocess.run(
         [sys.executable, *command(recipe, tmp_path)], env=environment(), timeout=300
@@ -469,7 +469,7 @@ def test_all_processes_end_with_the_main_one_and_the_run_resumes(
 
 
 @pytest.mark.slow
-def test_a_script_needs_no_guard(tmp_path: Path, tiny_recipe: Recipe) -> None:
+def test_a_script_needs_no_main_guard(tmp_path: Path, tiny_recipe: Recipe) -> None:
     (tmp_path / "recipe.toml").write_text(config.dump(tiny_recipe))
     script = tmp_path / "script.py"
     script.write_text(

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from typer.testing import CliRunner
@@ -25,7 +25,9 @@ from caprmil.executors import (
     read_statuses,
 )
 from caprmil.executors.job_status import heartbeat, status_path
+from caprmil.experiments.status import read_status
 from executor_workers import (
+    QUIET,
     CannotStart,
     ListsGpus,
     ListsPrefetched,
@@ -34,7 +36,14 @@ from executor_workers import (
     ReturnsLock,
     Sleeping,
     count_starts,
+    equal_bags,
+    make_extraction,
+    run_contents,
 )
+
+if TYPE_CHECKING:  # Lightning is slow to import
+    from caprmil.runs.run import Run
+    from caprmil.training.recipe import Recipe
 
 
 def make_tasks(folder: Path, **payloads: str) -> list[Task]:
@@ -98,9 +107,9 @@ def test_the_status_of_a_running_task_is_updated(
     path = status_path(tmp_path, "a")
     with heartbeat(path) as report:
         before = read_statuses(tmp_path)["a"].last_heartbeat
-        await_(lambda: read_statuses(tmp_path)["a"].last_heartbeat > before)
+        wait_for(lambda: read_statuses(tmp_path)["a"].last_heartbeat > before)
         report(3, 7, "epochs")
-        await_(lambda: read_statuses(tmp_path)["a"].done == 3)
+        wait_for(lambda: read_statuses(tmp_path)["a"].done == 3)
     assert read_statuses(tmp_path) == {}
 
 
@@ -110,9 +119,9 @@ def test_an_interrupted_task_leaves_no_status(tmp_path: Path) -> None:
     assert read_statuses(tmp_path) == {}
 
 
-def await_(true: Callable[[], bool], seconds: float = 20) -> None:
+def wait_for(condition: Callable[[], bool], seconds: float = 20) -> None:
     end = time.monotonic() + seconds
-    while not true():
+    while not condition():
         assert time.monotonic() < end
         time.sleep(0.01)
 
@@ -155,28 +164,48 @@ def test_an_address_without_a_server_is_an_error_at_once() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        with pytest.raises(CaprmilError, match=rf"no Ray cluster to be had at {address}"):
+        with pytest.raises(CaprmilError, match=rf"Cannot connect to a Ray cluster at {address}"):
             RayExecutor(address).__enter__()
 
 
 @pytest.fixture(scope="module")
 def executor() -> Iterator[RayExecutor]:
-    """Two workers of Ray on this machine."""
+    """An executor with two workers on this machine, and a GPU that exists only for Ray."""
+    import torch
+
+    threads = torch.get_num_threads()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_AUTH_MODE", "disabled")
-        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        for name, value in QUIET.items():
+            patch.setenv(name, value)
+        # A worker has as many cores as this process has threads.
+        patch.setenv("OMP_NUM_THREADS", "1")
+        torch.set_num_threads(1)
         found = RayExecutor()
-        options: dict[str, Any] = {
-            "address": "local",
-            "include_dashboard": False,
-            "log_to_driver": False,
-        }
-        options |= {"num_cpus": 2, "num_gpus": 1}  # Ray takes our word for it
-        found.ray.init(object_store_memory=100 * 2**20, logging_level=40, **options)
+        options: dict[str, Any] = {"address": "local", "num_cpus": 2, "num_gpus": 1}
+        options |= {"include_dashboard": False, "log_to_driver": False, "logging_level": 40}
+        found.ray.init(object_store_memory=100 * 2**20, **options)
         try:
             yield found
         finally:
             found.ray.shutdown()
+            torch.set_num_threads(threads)
+
+
+def test_slides_and_folds_on_ray_are_bit_identical(
+    executor: RayExecutor, pixels: Path, tiny_recipe: "Recipe", tiny_run: "Run", tmp_path: Path
+) -> None:
+    from caprmil.slides.slide import find_slides
+    from caprmil.training.cross_validation import cross_validate
+
+    slides = find_slides([pixels])
+    make_extraction(tmp_path / "plain").run(slides)
+    records = make_extraction(tmp_path / "ray").run(slides, executor=executor)
+    assert [record.state for record in records] == ["done"] * len(slides)
+    assert equal_bags(tmp_path / "plain", tmp_path / "ray", slides)
+    options: dict[str, Any] = {"device": "cpu", "progress": False, "executor": executor}
+    run = cross_validate(tiny_recipe, tmp_path / "run", **options)
+    assert run_contents(run.folder) == run_contents(tiny_run.folder)
+    assert read_status(run.folder).count() == {"done": 4}
 
 
 def test_on_ray_a_task_that_dies_or_fails_is_tried_three_times_and_the_others_still_run(
@@ -197,6 +226,7 @@ def test_on_ray_a_task_that_dies_or_fails_is_tried_three_times_and_the_others_st
     assert states == dict.fromkeys("bcd", "failed")
 
 
+@pytest.mark.slow
 def test_closing_the_iterator_stops_the_running_tasks(
     executor: RayExecutor, tmp_path: Path
 ) -> None:
@@ -219,11 +249,12 @@ def test_a_worker_that_cannot_start_is_an_error_with_the_reason(
 def test_on_ray_a_worker_prefetches_the_next_task(
     executor: RayExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(executor, "workers", 1)
+    monkeypatch.setattr(executor, "max_workers", 1)
     found = executor.run(make_tasks(tmp_path, a="", b="", c=""), ListsPrefetched, silent)
     assert [each.result for each in found if isinstance(each, Succeeded)] == ["b", "b,c", "b,c"]
 
 
+@pytest.mark.slow
 def test_a_task_that_a_dead_worker_had_prefetched_is_run_by_another(
     executor: RayExecutor, tmp_path: Path
 ) -> None:
@@ -233,6 +264,7 @@ def test_a_task_that_a_dead_worker_had_prefetched_is_run_by_another(
     assert [each.task.name for each in found if isinstance(each, Failed)] == ["a"]
 
 
+@pytest.mark.slow
 def test_a_task_behind_a_long_one_is_run_by_a_free_worker(
     executor: RayExecutor, tmp_path: Path
 ) -> None:
@@ -260,22 +292,22 @@ def test_workers_share_a_gpu_and_have_their_own_cores(
     monkeypatch.setattr(executor, "gpus", 0.5)
     found = executor.run(make_tasks(tmp_path, a="", b=""), ListsGpus, silent)
     assert {each.result for each in found if isinstance(each, Succeeded)} == {"gpu 0"}
-    assert executor.room() == 2
+    assert executor.capacity() == 2
     monkeypatch.setattr(executor, "gpus", 0.1)
-    assert executor.room() == 2, "there are two cores"
-    monkeypatch.setattr(executor, "cpus", lambda: 0.1)
-    assert executor.room() == 10
+    assert executor.capacity() == 2, "there are two cores"
+    monkeypatch.setattr(executor, "cores", lambda: 0.1)
+    assert executor.capacity() == 10
     monkeypatch.setattr(executor, "gpus", 0.6)
-    assert executor.room() == 1, "a share of one GPU is not of two"
+    assert executor.capacity() == 1, "a share of one GPU is not of two"
     monkeypatch.undo()
     monkeypatch.setattr(executor, "gpus", 1.0)
-    monkeypatch.setattr(executor, "readers", 2)
-    assert (executor.cpus(), executor.room()) == (2, 1)
+    monkeypatch.setattr(executor, "reader_threads", 2)
+    assert (executor.cores(), executor.capacity()) == (2, 1)
 
 
 def test_a_worker_larger_than_any_node_is_refused(
     executor: RayExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(RayExecutor, "cpus", lambda _: 999)
+    monkeypatch.setattr(RayExecutor, "cores", lambda _: 999)
     with pytest.raises(CaprmilError, match="No node of the cluster has 999 cores"):
         list(executor.run(make_tasks(tmp_path, a=""), Obedient, silent))

@@ -1,4 +1,4 @@
-"""What encoding promises: one bag a slide, resumed by content, and a night that goes on."""
+"""Extraction makes one bag per slide, resumes by content, and survives failures and kills."""
 
 import csv
 import os
@@ -22,8 +22,7 @@ from PIL import Image
 
 from caprmil.encoders import Card
 from caprmil.errors import CohortError, RecipeError, RunError, SlideError
-from caprmil.features import bags
-from caprmil.features import extract as extraction
+from caprmil.features import bags, prepared_slide
 from caprmil.features.extract import Extraction
 from caprmil.features.settings import ExtractionConfig, configure
 from caprmil.slides.patches import PatchConfig
@@ -37,7 +36,7 @@ TISSUE = (slice(100, 500), slice(200, 700))  # rows and columns of level 0, at 2
 
 
 class Colour:
-    """A stand-in for an encoder: the mean colour of a patch, and how many it has seen."""
+    """A stand-in for an encoder: the mean colour of a patch, and the number of patches so far."""
 
     name, width, fingerprint, mpp, patch_px = "colour", 3, "abc123", 2.0, 64
 
@@ -58,7 +57,7 @@ def save(path: Path, image: NDArray[np.uint8], mpp: float | None = 2.0) -> Path:
 
 
 def section(seed: int = 0) -> NDArray[np.uint8]:
-    """Glass with a block of something purple."""
+    """Return an image of glass with a purple block of tissue."""
     rng = np.random.default_rng(seed)
     image = np.full((640, 900, 3), 240.0)
     image[TISSUE] = (180, 100, 160)
@@ -94,20 +93,20 @@ def seen(job: Extraction) -> int:
     return job.encoder.seen
 
 
-def test_every_slide_becomes_a_bag_that_says_how_it_was_made(
+def test_every_slide_becomes_a_bag_with_its_settings(
     job: Extraction, slides: dict[str, Path]
 ) -> None:
     records = job.run(slides)
     bag = bags.read(job.out / "s1.h5")
     assert states(records) == ["done"] * 3
     assert bag.info.n_patches == records[1].patches == len(bag.features)
-    said = bag.info
-    assert (said.encoder, said.fingerprint, said.mpp) == ("colour", "abc123", 2.0)
-    assert (said.patch_px, said.patch_level0, said.step) == (64, 64.0, 64.0)
-    assert (said.slide_size, said.slide_mpp, said.scale_rule) == ((900, 640), 2.0, "exact")
+    info = bag.info
+    assert (info.encoder, info.fingerprint, info.mpp) == ("colour", "abc123", 2.0)
+    assert (info.patch_px, info.patch_level0, info.step) == (64, 64.0, 64.0)
+    assert (info.slide_size, info.slide_mpp, info.scale_rule) == ((900, 640), 2.0, "exact")
 
 
-def test_features_stand_in_the_rows_of_their_coordinates(
+def test_features_and_coordinates_have_the_same_rows(
     job: Extraction, slides: dict[str, Path]
 ) -> None:
     job.run(slides)
@@ -124,7 +123,7 @@ def test_features_stand_in_the_rows_of_their_coordinates(
     assert not outside.any()
 
 
-def test_a_second_start_does_nothing(job: Extraction, slides: dict[str, Path]) -> None:
+def test_a_second_run_does_nothing(job: Extraction, slides: dict[str, Path]) -> None:
     first = job.run(slides)
     before, stamp = seen(job), (job.out / "s0.h5").stat().st_mtime_ns
     assert job.run(slides) == first
@@ -132,7 +131,7 @@ def test_a_second_start_does_nothing(job: Extraction, slides: dict[str, Path]) -
     assert (job.out / "s0.h5").stat().st_mtime_ns == stamp
 
 
-def test_only_what_is_missing_is_made(job: Extraction, slides: dict[str, Path]) -> None:
+def test_only_missing_bags_are_made(job: Extraction, slides: dict[str, Path]) -> None:
     job.run({"s0": slides["s0"]})
     before = seen(job)
     job.run(slides)
@@ -146,7 +145,7 @@ def test_only_what_is_missing_is_made(job: Extraction, slides: dict[str, Path]) 
         ({"dtype": "float32"}, "extraction.dtype: float16 -> float32"),
     ],
 )
-def test_bags_of_other_settings_are_refused_by_name_and_not_touched(
+def test_bags_with_other_settings_are_an_error_that_names_the_setting_and_are_kept(
     job: Extraction, slides: dict[str, Path], change: dict[str, Any], named: str
 ) -> None:
     job.run(slides)
@@ -167,14 +166,16 @@ def test_other_weights_of_the_encoder_are_another_setting(
         job.run(slides)
 
 
-def test_bags_of_other_settings_can_be_made_again(job: Extraction, slides: dict[str, Path]) -> None:
+def test_bags_with_other_settings_are_made_again_with_replace(
+    job: Extraction, slides: dict[str, Path]
+) -> None:
     job.run(slides)
     job.config, job.replace = ExtractionConfig(patches=PatchConfig(px=32, mpp=2.0)), True
     assert states(job.run(slides)) == ["done"] * 3
     assert {bags.inspect(job.out / f"{name}.h5").patch_px for name in slides} == {32}
     before = seen(job)
     job.run(slides)
-    assert seen(job) == before  # --replace does not do again what is right
+    assert seen(job) == before  # --replace keeps bags with the right settings
 
 
 def test_another_slide_of_the_same_name_is_noticed(
@@ -186,21 +187,23 @@ def test_another_slide_of_the_same_name_is_noticed(
         job.run(slides)
 
 
-def test_a_damaged_bag_and_a_bag_of_others_are_refused(
+def test_a_damaged_bag_and_a_bag_of_another_tool_are_an_error(
     job: Extraction, slides: dict[str, Path]
 ) -> None:
     job.run(slides)
     bag = job.out / "s0.h5"
     bag.write_bytes(bag.read_bytes()[:-5000])
-    with pytest.raises(RunError, match=r"s0.h5 is there, but is no bag of `caprmil encode`"):
+    with pytest.raises(RunError, match=r"s0.h5 exists and is not a bag of `caprmil encode`"):
         job.run(slides)
     bag.unlink()
     bags.write(bag, np.ones((4, 3)))
-    with pytest.raises(RunError, match=r"s0.h5 is there, but is no bag of `caprmil encode`"):
+    with pytest.raises(RunError, match=r"s0.h5 exists and is not a bag of `caprmil encode`"):
         job.run(slides)
 
 
-def test_a_broken_slide_does_not_stop_the_night(job: Extraction, slides: dict[str, Path]) -> None:
+def test_the_other_slides_are_encoded_if_one_is_broken(
+    job: Extraction, slides: dict[str, Path]
+) -> None:
     whole = slides["s1"].read_bytes()
     third = len(whole) // 3
     slides["s1"].write_bytes(whole[:third] + bytes(third) + whole[2 * third :])
@@ -212,7 +215,7 @@ def test_a_broken_slide_does_not_stop_the_night(job: Extraction, slides: dict[st
     assert states(job.run(slides)) == ["done"] * 3
 
 
-def test_an_encoder_that_fails_is_noted_with_its_own_words(
+def test_the_error_of_an_encoder_is_in_the_record(
     job: Extraction, slides: dict[str, Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     class Failing(Colour):
@@ -225,29 +228,27 @@ def test_an_encoder_that_fails_is_noted_with_its_own_words(
     assert [path.name for path in job.out.glob("*.h5")] == []
 
 
-def test_features_that_are_no_numbers_are_not_stored(
-    job: Extraction, slides: dict[str, Path]
-) -> None:
-    class Wild(Colour):
+def test_features_with_nan_are_not_stored(job: Extraction, slides: dict[str, Path]) -> None:
+    class ReturnsNan(Colour):
         def __call__(self, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
             return np.full((len(pixels), 3), np.nan, dtype=np.float32)
 
-    job.encoder = Wild()  # type: ignore[assignment]
+    job.encoder = ReturnsNan()  # type: ignore[assignment]
     assert "NaN" in job.run({"s0": slides["s0"]})[0].reason
 
 
-def test_a_blank_slide_is_found_blank_once(
+def test_a_blank_slide_is_not_opened_again(
     job: Extraction, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slides = {"empty": save(tmp_path / "slides" / "empty.tiff", blank())}
     records = job.run(slides)
     assert (records[0].state, records[0].patches) == ("no tissue", 0)
     assert "no tissue" in records[0].flags
-    monkeypatch.setattr(extraction, "Slide", None)  # it is not even opened again
+    monkeypatch.setattr(prepared_slide, "Slide", None)
     assert job.run(slides) == records
 
 
-def test_the_table_names_every_slide_the_suspicious_first(
+def test_the_table_has_every_slide_and_the_suspicious_ones_first(
     job: Extraction, slides: dict[str, Path], tmp_path: Path
 ) -> None:
     slides["empty"] = save(tmp_path / "slides" / "empty.tiff", blank())
@@ -272,7 +273,7 @@ def test_every_slide_gets_a_picture_and_an_outline(
     assert (job.out / "qc" / "s0.geojson").exists()
 
 
-def test_the_outline_that_was_written_can_be_drawn_on_as_regions(
+def test_a_written_outline_can_be_used_as_regions(
     job: Extraction, slides: dict[str, Path], tmp_path: Path
 ) -> None:
     job.run(slides)
@@ -290,7 +291,7 @@ def test_the_outline_that_was_written_can_be_drawn_on_as_regions(
     assert len({*map(tuple, first.coords)} ^ {*map(tuple, second.coords)}) <= 2
 
 
-def test_regions_restrict_the_tissue_and_their_change_is_noticed(
+def test_regions_restrict_the_tissue_and_a_change_of_them_is_noticed(
     job: Extraction, slides: dict[str, Path], tmp_path: Path
 ) -> None:
     file = tmp_path / "left.geojson"
@@ -307,7 +308,7 @@ def test_regions_restrict_the_tissue_and_their_change_is_noticed(
         job.run(slides)
 
 
-def test_regions_stand_in_where_no_tissue_is_found(job: Extraction, tmp_path: Path) -> None:
+def test_regions_can_replace_the_tissue(job: Extraction, tmp_path: Path) -> None:
     slides = {"empty": save(tmp_path / "slides" / "empty.tiff", blank())}
     ring = [[0, 0], [400, 0], [400, 640], [0, 640], [0, 0]]
     job.regions = tmp_path / "empty.geojson"
@@ -317,7 +318,7 @@ def test_regions_stand_in_where_no_tissue_is_found(job: Extraction, tmp_path: Pa
     assert (record.state, record.flags) == ("done", "")
 
 
-def test_a_bag_goes_when_other_settings_leave_no_patch(
+def test_a_bag_is_removed_if_other_settings_leave_no_patch(
     job: Extraction, slides: dict[str, Path]
 ) -> None:
     job.run(slides)
@@ -327,7 +328,7 @@ def test_a_bag_goes_when_other_settings_leave_no_patch(
     assert list(job.out.glob("*.h5")) == []
 
 
-def test_regions_that_are_not_there_are_said_before_any_work(
+def test_missing_regions_are_an_error_before_any_work(
     job: Extraction, slides: dict[str, Path], tmp_path: Path
 ) -> None:
     job.regions = tmp_path / "nowhere"
@@ -335,56 +336,58 @@ def test_regions_that_are_not_there_are_said_before_any_work(
         job.run(slides)
 
 
-def test_regions_are_not_read_from_where_outlines_are_written(
+def test_regions_in_the_folder_of_the_outlines_are_an_error(
     job: Extraction, slides: dict[str, Path]
 ) -> None:
     job.run(slides)
     job.regions = job.out / "qc"
-    with pytest.raises(SlideError, match="Copy your regions to a folder of their own"):
+    with pytest.raises(SlideError, match="Copy your regions to another folder"):
         job.run(slides)
 
 
-def test_settings_of_regions_without_regions_are_refused(
+def test_settings_of_regions_without_regions_are_an_error(
     job: Extraction, slides: dict[str, Path]
 ) -> None:
     job.config = ExtractionConfig(patches=job.config.patches, regions="alone")
-    with pytest.raises(RecipeError, match="go with --regions"):
+    with pytest.raises(RecipeError, match="need --regions"):
         job.run(slides)
 
 
-def test_pictures_alone_are_not_put_among_bags(job: Extraction, slides: dict[str, Path]) -> None:
+def test_pictures_without_bags_need_another_folder(
+    job: Extraction, slides: dict[str, Path]
+) -> None:
     job.run(slides)
     job.encoder = None
     with pytest.raises(RunError, match="holds bags"):
         job.run(slides)
 
 
-def test_a_bag_whose_record_is_gone_is_noted_anew(job: Extraction, slides: dict[str, Path]) -> None:
+def test_a_missing_record_of_a_bag_is_restored(job: Extraction, slides: dict[str, Path]) -> None:
     job.run(slides)
     (job.out / "qc" / "s1.json").unlink()
     assert states(job.run(slides)) == ["done"] * 3
     assert (job.out / "qc.csv").read_text().count("\n") == 4
 
 
-def test_a_slide_that_fails_to_be_made_again_says_that_the_old_bag_is_there(
+def test_the_reason_of_a_failed_replacement_says_that_the_old_bag_is_still_there(
     job: Extraction, slides: dict[str, Path]
 ) -> None:
     job.run(slides)
     slides["s0"].write_bytes(slides["s0"].read_bytes()[:4000])
     job.replace = True
-    assert job.run(slides)[0].reason.endswith("s0.h5 is still there, of other settings.")
+    assert job.run(slides)[0].reason.endswith("s0.h5 is still there, with other settings.")
 
 
 def test_slides_that_cannot_be_prepared_are_closed(
     job: Extraction, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     closed = []
-    monkeypatch.setattr(extraction.Slide, "close", lambda self: closed.append(self.name))
+    monkeypatch.setattr(prepared_slide.Slide, "close", lambda self: closed.append(self.name))
     job.run({"s": save(tmp_path / "slides" / "s.tiff", section(), mpp=None)})
     assert closed == ["s"]
 
 
-def test_a_scale_given_against_the_file_is_flagged(
+def test_a_scale_that_differs_from_the_file_is_flagged(
     job: Extraction, slides: dict[str, Path]
 ) -> None:
     job.mpp = 1.0
@@ -392,14 +395,14 @@ def test_a_scale_given_against_the_file_is_flagged(
     assert flags.endswith("scale given as 1 um/px, the file says 2")
 
 
-def test_a_slide_without_regions_of_its_own_fails_by_name(
+def test_a_slide_without_a_regions_file_fails(
     job: Extraction, slides: dict[str, Path], tmp_path: Path
 ) -> None:
     job.regions = tmp_path
     assert "no s0.geojson" in job.run({"s0": slides["s0"]})[0].reason
 
 
-def test_a_missing_scale_is_given_by_hand_or_by_the_table(job: Extraction, tmp_path: Path) -> None:
+def test_a_missing_scale_can_be_given_in_the_table(job: Extraction, tmp_path: Path) -> None:
     slides = {"s": save(tmp_path / "slides" / "s.tiff", section(), mpp=None)}
     assert states(job.run(slides)) == ["failed"]
     table = tmp_path / "labels.csv"
@@ -409,7 +412,7 @@ def test_a_missing_scale_is_given_by_hand_or_by_the_table(job: Extraction, tmp_p
     assert bags.inspect(job.out / "s.h5").slide_mpp == 2.0
 
 
-def test_a_table_that_names_other_slides_is_refused(tmp_path: Path) -> None:
+def test_a_table_with_unknown_slides_is_an_error(tmp_path: Path) -> None:
     table = tmp_path / "labels.csv"
     table.write_text("slide,mpp\na,0.5\nb,x\n")
     with pytest.raises(CohortError, match=r"1 slides are listed in .* but were not found: b"):
@@ -433,7 +436,7 @@ def test_without_an_encoder_there_are_pictures_and_no_bags(
 # Array jobs
 
 
-def test_every_slide_falls_to_one_share_whatever_the_order() -> None:
+def test_every_slide_is_in_one_shard_in_any_order() -> None:
     slides = {f"s{number}": Path(f"s{number}.svs") for number in (4, 1, 3, 0, 2)}
     shares = [select_shard(slides, which, 3) for which in (1, 2, 3)]
     assert [list(own) for own in shares] == [["s0", "s3"], ["s1", "s4"], ["s2"]]
@@ -441,7 +444,7 @@ def test_every_slide_falls_to_one_share_whatever_the_order() -> None:
     assert select_shard(slides, 7, 9) == {}
 
 
-def test_shares_make_the_bags_of_one_job(
+def test_shards_make_the_same_bags_as_one_job(
     job: Extraction, slides: dict[str, Path], tmp_path: Path
 ) -> None:
     whole = {record.slide: record for record in job.run(slides)}
@@ -458,7 +461,7 @@ def test_shares_make_the_bags_of_one_job(
 
 
 @pytest.mark.parametrize("wrong", ["0/4", "5/4", "x", "1/0", "-1/4", "1/4/2", ""])
-def test_a_share_that_is_none_is_refused(wrong: str) -> None:
+def test_an_invalid_shard_is_an_error(wrong: str) -> None:
     with pytest.raises(RecipeError, match=f"I from 1 to N, e.g. 2/8, not '{wrong}'"):
         parse_shard(wrong)
 
@@ -466,7 +469,7 @@ def test_a_share_that_is_none_is_refused(wrong: str) -> None:
 # Settings
 
 
-def test_the_scale_is_the_encoders_own_unless_told() -> None:
+def test_the_default_scale_is_that_of_the_encoder() -> None:
     encoder = Card(name="colour", input_px=64, mpp=2.0)
     assert configure(encoder).patches == PatchConfig(px=64, mpp=2.0)
     assert configure(encoder, magnification=20).patches.mpp == 0.5
@@ -481,23 +484,23 @@ def test_the_scale_is_the_encoders_own_unless_told() -> None:
 
 
 @pytest.mark.skipif(not DATA.is_dir(), reason="no slides beside the repository")
-def test_the_real_slides_go_through_and_those_without_a_scale_once_it_is_given(
+def test_real_slides_are_encoded_and_those_without_a_scale_once_it_is_given(
     tmp_path: Path,
 ) -> None:
     slides = find_slides([DATA])
     config = ExtractionConfig(patches=PatchConfig(px=64, mpp=2.0))
     job = Extraction(out=tmp_path / "out", encoder=Colour(), config=config)  # type: ignore[arg-type]
-    became = {record.slide: record for record in job.run(slides)}
-    assert became["CMU-1-Small-Region"].state == "done"
-    assert became["CMU-1-Small-Region-dicom"].patches == became["CMU-1-Small-Region"].patches
-    assert "has no scale" in became["tcga-cr-7395-01a-01-ts1"].reason
-    assert "896.056 um/px" in became["six-levels-wrong-mpp"].reason
-    failed = {name: slides[name] for name, record in became.items() if record.state == "failed"}
+    records = {record.slide: record for record in job.run(slides)}
+    assert records["CMU-1-Small-Region"].state == "done"
+    assert records["CMU-1-Small-Region-dicom"].patches == records["CMU-1-Small-Region"].patches
+    assert "has no scale" in records["tcga-cr-7395-01a-01-ts1"].reason
+    assert "896.056 um/px" in records["six-levels-wrong-mpp"].reason
+    failed = {name: slides[name] for name, record in records.items() if record.state == "failed"}
     job.mpp = 2.0
     assert set(states(job.run(failed))) == {"done"}
 
 
-SLOWLY = """
+SLOW_ENCODER = """
 import time, torch
 def encode(pictures):
     with open("{log}", "a") as log:
@@ -508,9 +511,9 @@ def encode(pictures):
 
 
 def start(tmp_path: Path, *, seconds: float) -> "subprocess.Popen[str]":
-    """Start `caprmil encode` with an encoder that takes its time."""
+    """Start `caprmil encode` with a slow encoder."""
     log = tmp_path / "log.txt"
-    (tmp_path / "slowly.py").write_text(SLOWLY.format(log=log, seconds=seconds))
+    (tmp_path / "slowly.py").write_text(SLOW_ENCODER.format(log=log, seconds=seconds))
     command = [sys.executable, "-m", "caprmil", "encode", str(tmp_path / "slides")]
     command += ["--out", str(tmp_path / "out"), "--encoder", "slowly:encode"]
     command += ["--mpp", "2.0", "--set", "patches.px=64", "--batch", "8", "--device", "cpu"]
@@ -523,7 +526,7 @@ def start(tmp_path: Path, *, seconds: float) -> "subprocess.Popen[str]":
     )
 
 
-def test_a_kill_costs_the_slide_in_work_and_nothing_else(
+def test_a_kill_loses_only_the_slide_that_was_being_encoded(
     tmp_path: Path, slides: dict[str, Path]
 ) -> None:
     out = tmp_path / "out"
@@ -540,15 +543,15 @@ def test_a_kill_costs_the_slide_in_work_and_nothing_else(
     stamps = [bag.stat().st_mtime_ns for bag in finished]
 
     process = start(tmp_path, seconds=0)
-    said, _ = process.communicate(timeout=100)
-    assert process.returncode == 0, said
+    output, _ = process.communicate(timeout=100)
+    assert process.returncode == 0, output
     assert [bag.stat().st_mtime_ns for bag in finished] == stamps
     assert sorted(path.name for path in out.iterdir() if path.suffix == ".h5") == [
         *("s0.h5", "s1.h5", "s2.h5")
     ]
 
 
-def test_an_interrupt_says_that_the_command_goes_on(
+def test_after_an_interrupt_the_same_command_resumes(
     tmp_path: Path, slides: dict[str, Path]
 ) -> None:
     process = start(tmp_path, seconds=0.2)
@@ -556,26 +559,26 @@ def test_an_interrupt_says_that_the_command_goes_on(
         assert process.poll() is None, process.stdout and process.stdout.read()
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    said, _ = process.communicate(timeout=100)
+    output, _ = process.communicate(timeout=100)
     assert process.returncode == 130
-    assert "Stopped. The same command goes on from here." in said
-    assert "Traceback" not in said
+    assert "Stopped. The same command goes on from here." in output
+    assert "Traceback" not in output
     assert (tmp_path / "out" / "qc.csv").exists()
 
 
-def test_two_processes_share_a_folder_and_do_nothing_twice(
+def test_two_processes_share_a_folder_and_encode_every_slide_once(
     tmp_path: Path, slides: dict[str, Path]
 ) -> None:
     for number in range(3, 6):
         save(tmp_path / "slides" / f"s{number}.tiff", section(number))
     processes = [start(tmp_path, seconds=0.05) for _ in range(2)]
     for process in processes:
-        said, _ = process.communicate(timeout=100)
-        assert process.returncode == 0, said
-        assert "6 slides done" in said
+        output, _ = process.communicate(timeout=100)
+        assert process.returncode == 0, output
+        assert "6 slides done" in output
     found = [bags.read(tmp_path / "out" / f"s{number}.h5") for number in range(6)]
     batches = sum(-(-bag.info.n_patches // 8) for bag in found)
     probes = (tmp_path / "log.txt").read_text().count("batch") - batches
-    assert probes <= 4  # an encoder is tried out once or twice when it is loaded
+    assert probes <= 4  # an encoder is called once or twice when it is loaded
     with h5py.File(tmp_path / "out" / "s5.h5") as file:
         assert file["features"].chunks is None

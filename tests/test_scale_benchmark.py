@@ -1,4 +1,4 @@
-"""What the simulation on paper promises: it runs, it is linear, and the page shows what it says."""
+"""The estimate for a million slides is linear, and the page shows its output."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ def test_twice_the_time_needs_half_the_machines() -> None:
     assert two.totals == one.totals
 
 
-def test_machines_that_stand_still_half_the_time_must_be_twice_as_many() -> None:
+def test_machines_that_are_idle_half_the_time_must_be_twice_as_many() -> None:
     always, half = Cost(Assumptions(in_use=1.0, days=1)), Cost(Assumptions(in_use=0.5, days=1))
     one, two = (cost.purchase["machines that encode"][0] for cost in (always, half))
     assert one > 10
@@ -37,13 +37,13 @@ def test_a_bag_is_patches_times_width_times_two_bytes() -> None:
 
 
 def test_the_bottleneck_moves_from_gpus_to_the_network_and_to_cores() -> None:
-    def waits_for(**given: float) -> str:
+    def bottleneck(**given: float) -> str:
         parts = Cost(Assumptions(**given)).node()
         return min(parts, key=lambda name: parts[name])
 
-    assert waits_for(gpu_rate=100) == "GPUs"
-    assert waits_for(gpu_rate=8000) == "network"
-    assert waits_for(gpu_rate=8000, read_rate=239) == "cores"
+    assert bottleneck(gpu_rate=100) == "GPUs"
+    assert bottleneck(gpu_rate=8000) == "network"
+    assert bottleneck(gpu_rate=8000, read_rate=239) == "cores"
 
 
 def test_the_page_shows_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
@@ -53,6 +53,6 @@ def test_the_page_shows_what_the_command_prints(capsys: pytest.CaptureFixture[st
 
 def test_every_assumption_is_an_option(capsys: pytest.CaptureFixture[str]) -> None:
     scale.main(["--slides", "10000", "--gpu-rate", "1200"])
-    said = capsys.readouterr().out
-    assert "| slides | 10,000 |" in said
-    assert "| gpu_rate | 1,200 |" in said
+    output = capsys.readouterr().out
+    assert "| slides | 10,000 |" in output
+    assert "| gpu_rate | 1,200 |" in output

@@ -1,4 +1,4 @@
-"""The scripts of docs/slurm.md, run as far as one machine without SLURM can."""
+"""The scripts of docs/slurm.md run on one machine with stand-ins for the programs of SLURM."""
 
 import os
 import re
@@ -25,7 +25,7 @@ SCRIPTS = dict(
     )
 )
 CAPRMIL = f'#!/bin/bash\nexec "{sys.executable}" -m caprmil "$@"\n'
-# Starts as many processes as the job has tasks, each with what SLURM tells it, and waits for all.
+# Starts a process per task of the job, each with its variables of SLURM, and waits for all.
 SRUN = """#!/bin/bash
 shift  # --kill-on-bad-exit=1
 for ((rank = 0; rank < SLURM_NTASKS; rank++)); do
@@ -34,7 +34,7 @@ for ((rank = 0; rank < SLURM_NTASKS; rank++)); do
 done
 for process in "${started[@]}"; do wait "$process" || exit 1; done
 """
-# Starts one process, whatever it is told about nodes.
+# Starts one process, and ignores all options.
 SRUN_ONE = """#!/bin/bash
 while [[ $1 == --* ]]; do shift; done
 exec "$@"
@@ -45,7 +45,7 @@ HOSTS = "#!/bin/bash\necho localhost\n"
 def run(
     script: str, home: Path, *, srun: str = SRUN, **variables: object
 ) -> subprocess.CompletedProcess[str]:
-    """Run a script where `caprmil`, `srun` and `scontrol` are ours."""
+    """Run a script with our own `caprmil`, `srun` and `scontrol` in the path."""
     for name, text in {"caprmil": CAPRMIL, "srun": srun, "scontrol": HOSTS}.items():
         program = home / "bin" / name
         program.parent.mkdir(exist_ok=True)
@@ -61,19 +61,19 @@ def run(
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_the_scripts_are_bash(name: str) -> None:
+def test_the_scripts_are_valid_bash(name: str) -> None:
     checked = subprocess.run(["bash", "-n"], input=SCRIPTS[name], capture_output=True, text=True)
     assert (checked.returncode, checked.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_devices_and_nodes_are_those_that_were_asked_for(name: str) -> None:
-    asked = dict(re.findall(r"^#SBATCH --(\S+?)=(\S+)", SCRIPTS[name], re.M))
+def test_devices_and_nodes_equal_those_of_the_job(name: str) -> None:
+    options = dict(re.findall(r"^#SBATCH --(\S+?)=(\S+)", SCRIPTS[name], re.M))
     if "--devices" in SCRIPTS[name]:
-        assert f"--devices {asked['ntasks-per-node']} --nodes {asked['nodes']}" in SCRIPTS[name]
-        assert asked["gpus-per-node"] == asked["ntasks-per-node"]
+        assert f"--devices {options['ntasks-per-node']} --nodes {options['nodes']}" in SCRIPTS[name]
+        assert options["gpus-per-node"] == options["ntasks-per-node"]
     if "--shard" in SCRIPTS[name]:
-        assert asked["array"].startswith("1-")
+        assert options["array"].startswith("1-")
 
 
 @pytest.mark.slow

@@ -107,7 +107,7 @@ def find_executor(
     if gpus > 1 and gpus != int(gpus):
         raise CaprmilError(f"A worker has a share of one GPU, or whole ones, not {gpus:g}.")
     share = 0.0 if device == "cpu" else gpus
-    return RayExecutor(ray, gpus=share, readers=readers, needed=device != "auto")
+    return RayExecutor(ray, gpus=share, reader_threads=readers, require_gpus=device != "auto")
 
 
 def show_table(header: "Sequence[str]", rows: "Iterable[Sequence[str]]") -> None:

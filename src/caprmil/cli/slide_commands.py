@@ -97,9 +97,9 @@ def encode(
         mpp=slide_mpp,
         regions=regions,
         replace=replace,
-        batch=batch if batch or ray else extraction.batch_on(place.type),
+        batch=batch if batch or ray else extraction.default_batch(place.type),
         workers=workers,
-        load=partial(load, device=device),
+        load_encoder=partial(load, device=device),
     )
     with find_executor(ray, device, gpus_per_worker, readers=workers) as executor:
         _extract(job, slides, table, part, executor)

@@ -1,153 +1,35 @@
-"""An executor on Ray: a cluster of its own on this machine, or one that is there already.
+"""An executor on Ray: on this machine, or on a running cluster.
 
-Workers are few and stay: one on each share of the cores, or of a GPU. A worker that dies is
-replaced, and its task is tried again, three times in all.
+There are few workers, and each runs many tasks: one worker per share of the cores, or of a GPU.
 
-On a CPU the answer does not depend on who does a task, to the last bit, if all compute with the
-same number of threads. It does depend on that number: with two threads instead of one, sums of
-lite0 and of CAPRMIL are added up in another order, and the last digits differ (measured; ABMIL's
-did not). So a worker has as many threads as this process would have, and as many cores.
-OMP_NUM_THREADS=1 gives a worker to each core, and the numbers of a plain run with
-OMP_NUM_THREADS=1. Nodes with other processors may round otherwise, whatever is done here.
+On a CPU the results are bit-identical to those of one process, if all processes have the same
+number of threads. With another number the sums of lite0 and CAPRMIL have another order, and the
+last digits differ (measured; those of ABMIL did not). So a worker has as many threads as this
+process would have, and as many cores. With OMP_NUM_THREADS=1 there is a worker per core, with the
+numbers of a plain run with OMP_NUM_THREADS=1. Nodes with other processors may round differently.
 """
 
 import logging
 import os
 import socket
 import sys
-from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sized
-from contextlib import suppress
-from dataclasses import dataclass, replace
-from importlib.metadata import version
-from pathlib import Path
-from time import monotonic, sleep
 from typing import Any
 
 from caprmil.errors import CaprmilError
 from caprmil.executors.base import Failed, OnProgress, Succeeded, Task, WorkerFactory
-from caprmil.executors.job_status import JobStatus, describe_error, heartbeat, process_name
+from caprmil.executors.ray_worker import RemoteWorker, Requirements
+from caprmil.executors.scheduler import Scheduler, TaskQueue
 
 LOCAL = "local"
-ATTEMPTS = 3
-POLL_SECONDS = 1.0  # seconds between two looks at how far the workers are
-RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")
-
-_log = logging.getLogger("caprmil")
-
-
-@dataclass(frozen=True)
-class Requirements:
-    """What a worker must agree to before it starts."""
-
-    folder: str
-    modules: tuple[str, ...]
-    threads: int
-    versions: tuple[tuple[str, str], ...]
-
-
-class RemoteWorker:
-    """A process of the cluster, with a worker in it."""
-
-    def start(self, make_worker: bytes, requirements: Requirements) -> bool:
-        """Create the worker, and return whether it prefetches.
-
-        Raise if it could not do its work here, or would do it otherwise.
-        """
-        import ray.cloudpickle
-
-        if not Path(requirements.folder).is_dir():
-            raise CaprmilError(
-                f"{process_name()} does not see the folder {requirements.folder}. All nodes of the "
-                "cluster need it under this name: use a shared folder."
-            )
-        os.chdir(requirements.folder)  # paths are as seen from the working directory
-        sys.path += [entry for entry in requirements.modules if entry not in sys.path]
-        if (has := _versions()) != requirements.versions:
-            raise CaprmilError(
-                f"{process_name()} has {_format(has)}, but this process has "
-                f"{_format(requirements.versions)}. Results of both would be mixed: install the "
-                "same on all nodes."
-            )
-        os.environ["OMP_NUM_THREADS"] = str(requirements.threads)  # before it imports torch
-        for name in RANKS:  # of `ray start`; Lightning would take this process for a worker process
-            os.environ.pop(name, None)
-        factory: WorkerFactory = ray.cloudpickle.loads(make_worker)
-        if "torch" in sys.modules:
-            import torch
-
-            torch.set_num_threads(requirements.threads)
-        self.worker = factory()
-        return self.worker.prefetches
-
-    def run(self, task: Task, attempt: int, following: Task | None) -> tuple[str, Any]:
-        """Do a task, and return the result, or whether it refused or failed, and why."""
-        try:
-            if following is not None:
-                self.worker.prefetch(following)
-            with heartbeat(task.status_file, attempt=attempt) as report:
-                return "done", self.worker.run(task, report)
-        except CaprmilError as problem:
-            return "refused", describe_error(problem)
-        except Exception as problem:
-            return "failed", describe_error(problem)
-
-    def close(self) -> None:
-        self.worker.close()
-
-
-class Schedule:
-    """Who is there, who does what, and what is still to do."""
-
-    def __init__(self, tasks: Iterator[Task], most: int) -> None:
-        self.tasks, self.most, self.left, self.exhausted = tasks, most, most, False
-        self.again: deque[Task] = deque()
-        self.prefetches = False
-        self.prefetched: dict[Any, Task] = {}  # worker: what it gets ready for, beside its work
-        self.attempts: Counter[str] = Counter()
-        self.not_begun: Counter[str] = Counter()  # how often a worker was lost before it began
-        self.workers: set[Any] = set()
-        self.idle: deque[Any] = deque()
-        self.starting: dict[Any, Any] = {}  # future: worker
-        self.working: dict[Any, tuple[Any, Task]] = {}  # future: worker and task
-        self.failed_starts, self.why = 0, ""  # workers that could not start, since one last did
-        self.any_started = False  # whether any worker has ever started
-        self.waiting = False  # for nodes
-
-    def next(self, worker: Any) -> Task | None:
-        """Return the next task for a worker: what it is ready for, or another before it idles."""
-        if task := self.prefetched.pop(worker, None) or self.fresh():
-            return task
-        return self.prefetched.popitem()[1] if self.prefetched else None
-
-    def fresh(self) -> Task | None:
-        """Return a task to try again, or a new one."""
-        if self.again:
-            return self.again.popleft()
-        task = next(self.tasks, None)
-        self.left, self.exhausted = self.left - 1, task is None
-        return task
-
-    def after(self) -> Task | None:
-        """Return what a worker may get ready for: nothing in the end, when others may be free."""
-        return self.fresh() if self.prefetches and self.left >= len(self.workers) else None
-
-    def wanted(self) -> int:
-        """Return how many workers there is work for, as far as this is known."""
-        open_ = len(self.working) + len(self.again) + len(self.prefetched)
-        return open_ if self.exhausted else self.most
-
-    @property
-    def futures(self) -> list[Any]:
-        return [*self.starting, *self.working]
 
 
 class RayExecutor:
-    """The workers of a Ray cluster. With `address` "local", one of its own on this machine.
+    """Runs tasks on a Ray cluster. With `address` "local" it starts one on this machine.
 
-    `gpus` is the share of a GPU that a worker has, and `readers` the cores beside it; 0 is for work
-    on CPUs. Unless they are `needed`, a cluster without GPUs will do too. `workers` is how many
-    there are at most; by default as many as the cluster has room for, now and later.
+    `gpus` is the share of a GPU per worker, 0 for work on CPUs. A worker with a GPU has
+    `reader_threads` cores. If GPUs are not required, a cluster without any is used too. There are
+    `max_workers` workers, or as many as the cluster has room for, also when nodes join later.
     """
 
     remote = True
@@ -157,18 +39,18 @@ class RayExecutor:
         address: str = LOCAL,
         *,
         gpus: float = 0.0,
-        readers: int = 1,
-        needed: bool = True,
-        workers: int | None = None,
+        reader_threads: int = 1,
+        require_gpus: bool = True,
+        max_workers: int | None = None,
     ) -> None:
-        self.address, self.gpus, self.readers = address, gpus, readers
-        self.needed, self.workers = needed, workers
-        self.ours = False
+        self.address, self.gpus, self.reader_threads = address, gpus, reader_threads
+        self.require_gpus, self.max_workers = require_gpus, max_workers
+        self.connected = False
         self.ray = import_ray()
 
     def __enter__(self) -> "RayExecutor":
-        """Connect; a cluster of one's own is started."""
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nobody is told of it
+        """Connect to the cluster, or start one on this machine."""
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no usage data is sent
         if self.ray.is_initialized():
             return self
         options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
@@ -177,204 +59,102 @@ class RayExecutor:
         try:
             _check_address(self.address)
             self.ray.init(address=self.address, **options)
-        except (RuntimeError, ValueError, OSError, self.ray.exceptions.RayError) as problem:
-            reason = str(problem).partition("\n")[0]
+        except Exception as error:  # Ray raises many types, also a bare Exception
+            reason = str(error).partition("\n")[0]
+            if self.address == LOCAL:
+                raise CaprmilError(f"Cannot start Ray on this machine ({reason}).") from error
             raise CaprmilError(
-                f"There is no Ray cluster to be had at {self.address} ({reason}). Start one with "
-                "`ray start --head`, or use --ray alone for this machine. If it asks for a token, "
+                f"Cannot connect to a Ray cluster at {self.address} ({reason}). Start one with "
+                "`ray start --head`, or use --ray alone for this machine. If it needs a token, "
                 "set RAY_AUTH_MODE=token: docs/cluster.md"
-            ) from problem
-        self.ours = True
+            ) from error
+        self.connected = True
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Disconnect; a cluster of one's own is stopped."""
-        if self.ours:
+        """Disconnect, and stop a cluster that was started here."""
+        if self.connected:
             self.ray.shutdown()
-            self.ours = False
+            self.connected = False
 
     def run(
         self, tasks: Iterable[Task], make_worker: WorkerFactory, on_progress: OnProgress
     ) -> Iterator[Succeeded | Failed]:
-        """Yield what came of each task, as it is done. Leaving early stops those in work."""
-        most = len(tasks) if isinstance(tasks, Sized) else sys.maxsize
-        if not most:
-            return
-        if not self.needed and not self.ray.cluster_resources().get("GPU"):
-            self.gpus = 0.0
-        if not self.room():
-            what, remedy = f"{self.cpus()} cores", "Set OMP_NUM_THREADS to fewer."
-            if self.gpus:
-                what += f" and {self.gpus:g} GPU"
-                remedy = "Ask for fewer, or --device cpu, or see to it that nodes with GPUs join."
-            raise CaprmilError(f"No node of the cluster has {what} for a worker. {remedy}")
-        schedule = Schedule(iter(tasks), most)
-        make = self.ray.remote(num_cpus=self.cpus(), num_gpus=self.gpus, max_restarts=0)(
-            RemoteWorker
-        )
-        job = self.ray.put(self.ray.cloudpickle.dumps(make_worker))
-        requirements = Requirements(str(Path.cwd()), tuple(sys.path), self.cpus(), _versions())
-        room, looked = self.room(), monotonic()
-        try:
-            while self._assign(schedule):
-                starting = schedule.failed_starts < ATTEMPTS * max(1, room)
-                if not starting and not schedule.workers:
-                    raise CaprmilError(f"No worker can start. {schedule.why}")
-                for _ in range(
-                    min(room, schedule.wanted()) - len(schedule.workers) if starting else 0
-                ):
-                    worker = make.remote()
-                    schedule.workers.add(worker)
-                    schedule.starting[worker.start.remote(job, requirements)] = worker
-                for future in self._wait(schedule):
-                    if outcome := self._receive(schedule, future):
-                        yield outcome
-                if monotonic() - looked > POLL_SECONDS:
-                    room, looked = self.room(), monotonic()
-                    _report_progress(schedule, on_progress)
-            if closing := [worker.close.remote() for worker in schedule.idle]:
-                self.ray.wait(closing, num_returns=len(closing), timeout=10)
-        finally:
-            self._stop(schedule)
+        """Yield the outcome of each task as soon as it is known.
 
-    def cpus(self) -> int:
-        """Return the cores of a worker: the threads of this process, or those beside a GPU."""
+        A task is tried up to three times, unless it raises a CaprmilError. If the iterator is
+        closed, the running tasks are stopped.
+        """
+        count = len(tasks) if isinstance(tasks, Sized) else sys.maxsize
+        if not count:
+            return
+        if not self.require_gpus and not self.ray.cluster_resources().get("GPU"):
+            self.gpus = 0.0
+        self._check_capacity()
+        resources: dict[str, Any] = {"num_cpus": self.cores(), "num_gpus": self.gpus}
+        actor = self.ray.remote(**resources, max_restarts=0)(RemoteWorker)
+        factory = self.ray.put(self.ray.cloudpickle.dumps(make_worker))
+        required = Requirements.of_driver(threads=self.cores())
+
+        def start_worker() -> tuple[Any, Any]:
+            worker = actor.remote()
+            return worker, worker.start.remote(factory, required)
+
+        queue = TaskQueue(iter(tasks), count)
+        scheduler = Scheduler(self.ray, queue, start_worker, self.capacity)
+        try:
+            yield from scheduler.outcomes(on_progress)
+        finally:
+            scheduler.stop()
+
+    def cores(self) -> int:
+        """Return the cores per worker: those for a GPU, or the threads of this process."""
         if self.gpus:
-            return self.readers
+            return self.reader_threads
         if "torch" in sys.modules:
             import torch
 
             return torch.get_num_threads()
         return int(os.environ.get("OMP_NUM_THREADS") or os.cpu_count() or 1)
 
-    def room(self) -> int:
-        """Return for how many workers there is room on the nodes that are alive."""
+    def capacity(self) -> int:
+        """Return the number of workers that fit on the nodes that are alive."""
         total = 0
         for node in self.ray.nodes():
             if node["Alive"]:
-                has = node["Resources"]
-                fits = int(has.get("CPU", 0) / self.cpus())
-                total += min(fits, self._shares(has.get("GPU", 0))) if self.gpus else fits
-        return total if self.workers is None else min(total, self.workers)
+                resources = node["Resources"]
+                fits = int(resources.get("CPU", 0) / self.cores())
+                if self.gpus:
+                    fits = min(fits, self._workers_on(resources.get("GPU", 0)))
+                total += fits
+        return total if self.max_workers is None else min(total, self.max_workers)
 
-    def _shares(self, gpus: float) -> int:
-        """Return for how many workers a node has GPUs. A share of one is not of two."""
+    def _workers_on(self, gpus: float) -> int:
+        """Return the number of workers for the GPUs of a node. A share lies on one GPU."""
         if self.gpus < 1:
-            return int(gpus) * int(1 / self.gpus)  # not //: a whole has ten tenths
+            return int(gpus) * int(1 / self.gpus)  # not //: 1 // 0.1 is 9
         return int(gpus / self.gpus)
 
-    def _assign(self, schedule: Schedule) -> bool:
-        """Give tasks to who is free; report whether there is anything left to wait for."""
-        while schedule.idle and (task := schedule.next(schedule.idle[0])):
-            worker = schedule.idle.popleft()
-            schedule.attempts[task.name] += 1
-            if following := schedule.after():
-                schedule.prefetched[worker] = following
-            future = worker.run.remote(task, schedule.attempts[task.name], following)
-            schedule.working[future] = worker, task
-        return bool(schedule.working or schedule.again) or not schedule.exhausted
-
-    def _wait(self, schedule: Schedule) -> list[Any]:
-        """Return the futures that are kept by now; wait a moment if there are none."""
-        if futures := schedule.futures:
-            schedule.waiting = False
-            return self.ray.wait(futures, num_returns=1, timeout=POLL_SECONDS)[0]
-        if not schedule.waiting:
-            _log.warning("No node is left for a worker. Waiting for one to join.")
-        schedule.waiting = True
-        sleep(POLL_SECONDS)
-        return []
-
-    def _receive(self, schedule: Schedule, future: Any) -> Succeeded | Failed | None:
-        """Take what a worker has to say, or that it is gone."""
-        if future in schedule.starting:
-            self._started(schedule, schedule.starting.pop(future), future)
-            return None
-        worker, task = schedule.working.pop(future)
-        lost = False
-        try:
-            how, result = self.ray.get(future)
-            schedule.idle.append(worker)
-        except self.ray.exceptions.RayTaskError as problem:  # e.g. a result that cannot be sent
-            how, result = "failed", describe_error(problem.cause or problem)
-            schedule.idle.append(worker)
-        except self.ray.exceptions.RayError as problem:
-            self._discard(schedule, worker)
-            lost, how, result = True, "failed", f"Its worker was lost: {_cause(problem)}."
-        if how == "done":
-            return Succeeded(task, result)
-        attempt = schedule.attempts[task.name]
-        before = JobStatus.read(task.status_file)
-        begun = before is not None and before.attempt == attempt
-        if lost and not begun and schedule.not_begun[task.name] < ATTEMPTS:  # this was no try
-            schedule.not_begun[task.name] += 1
-            schedule.attempts[task.name] -= 1
-            schedule.again.append(task)
-            return None
-        before = before or JobStatus(state="failed")
-        if how == "refused" or attempt == ATTEMPTS:
-            replace(before, state="failed", attempt=attempt, reason=result).write(task.status_file)
-            return Failed(task, result, attempts=attempt)
-        replace(before, state="waiting", attempt=attempt, reason=result).write(task.status_file)
-        _log.warning("%s failed and is tried again: %s", task.name, result)
-        schedule.again.append(task)
-        return None
-
-    def _started(self, schedule: Schedule, worker: Any, future: Any) -> None:
-        """Let a worker begin that has started. If one cannot, others may; the first must."""
-        try:
-            schedule.prefetches = self.ray.get(future)
-        except self.ray.exceptions.RayTaskError as problem:
-            self._discard(schedule, worker)
-            schedule.failed_starts, schedule.why = (
-                schedule.failed_starts + 1,
-                describe_error(problem.cause or problem),
-            )
-            if not schedule.any_started:
-                raise CaprmilError(f"No worker can start. {schedule.why}") from None
-            _log.warning("A worker cannot start. %s", schedule.why)
-        except self.ray.exceptions.RayError as problem:
-            self._discard(schedule, worker)
-            schedule.failed_starts += 1
-            schedule.why = (
-                f"They die ({_cause(problem)}): look at the memory of nodes, and Ray's logs."
-            )
-        else:
-            schedule.failed_starts, schedule.any_started = 0, True
-            schedule.idle.append(worker)
-
-    def _discard(self, schedule: Schedule, worker: Any) -> None:
-        """Forget a worker; it is replaced where there is room."""
-        schedule.workers.discard(worker)
-        if task := schedule.prefetched.pop(worker, None):
-            schedule.again.append(task)
-        self.ray.kill(worker)  # it may only have been out of reach
-
-    def _stop(self, schedule: Schedule) -> None:
-        """Stop all workers. What they had in work is not done, and nothing else is said of it."""
-        with suppress(self.ray.exceptions.RayError):
-            for worker in schedule.workers:
-                self.ray.kill(worker)
-        for _, task in schedule.working.values():
-            task.status_file.unlink(missing_ok=True)
-
-
-def _report_progress(schedule: Schedule, on_progress: OnProgress) -> None:
-    """Pass on how far the tasks in work are, as their notes say."""
-    for _, task in schedule.working.values():
-        if (note := JobStatus.read(task.status_file)) and note.state == "running" and note.total:
-            on_progress(task, note.done, note.total, note.message)
+    def _check_capacity(self) -> None:
+        """Raise an error if no worker fits on any node."""
+        if self.capacity():
+            return
+        need, advice = f"{self.cores()} cores", "Set OMP_NUM_THREADS to fewer."
+        if self.gpus:
+            need += f" and {self.gpus:g} GPU"
+            advice = "Use fewer, or --device cpu, or add nodes with GPUs."
+        raise CaprmilError(f"No node of the cluster has {need} for a worker. {advice}")
 
 
 def _check_address(address: str) -> None:
-    """Raise at once if nobody listens at an address: Ray would wait for minutes."""
+    """Raise an error at once if no server is at an address: Ray would wait for minutes."""
     host, _, port = address.rpartition(":")
     if host:
         socket.create_connection((host, int(port)), timeout=10).close()
 
 
 def import_ray() -> Any:
-    """Return Ray, or say how to get it."""
+    """Return the module `ray`, or raise an error that says how to install it."""
     try:
         import ray
         import ray.cloudpickle
@@ -382,18 +162,3 @@ def import_ray() -> Any:
     except ImportError:
         raise CaprmilError('--ray needs Ray: pip install "caprmil[cluster]".') from None
     return ray
-
-
-def _versions() -> tuple[tuple[str, str], ...]:
-    return tuple((name, version(name)) for name in ("caprmil", "torch", "numpy"))
-
-
-def _format(versions: tuple[tuple[str, str], ...]) -> str:
-    return ", ".join(" ".join(pair) for pair in versions)
-
-
-def _cause(problem: Exception) -> str:
-    """Return the one line of Ray's long message that says what happened."""
-    lines = [line.strip() for line in str(problem).splitlines() if line.strip()]
-    telling = next((line for line in lines if "because" in line), lines[0])
-    return telling.partition(". ")[0].rstrip(".")
