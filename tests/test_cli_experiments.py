@@ -57,7 +57,7 @@ def test_a_run_is_compared_with_another_and_with_baselines(run: Path, tmp_path: 
     output = caprmil("compare", run, other, "--out", tmp_path / "out")
     assert "run and other: no difference in auc is shown" in output
     assert (tmp_path / "out/comparison.csv").read_text().count("\nrun,other,") == 9
-    headings = [f"# {name} beside shortcuts" for name in ("run", "other")]
+    headings = [f"# {name} beside baselines" for name in ("run", "other")]
     text = (tmp_path / "out/comparison.md").read_text()
     assert all(heading in text for heading in headings)
 
@@ -72,7 +72,7 @@ def test_predictions_that_cannot_be_compared_are_an_error_of_one_line(
     assert "is not a run" in mistake("compare", run, tmp_path)
     assert "not tested on the same slides" in mistake("compare", run, tmp_path / "less.csv")
     assert "named twice" in mistake("compare", run, tmp_path / "run")
-    assert "stands alone" in mistake("compare", table)
+    assert "is alone" in mistake("compare", table)
 
 
 # calibrate

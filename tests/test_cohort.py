@@ -291,7 +291,7 @@ def test_bags_of_one_origin_tell_it(tmp_path: Path) -> None:
     write_bag(tmp_path / "bags" / "s3.npy")
     cohort, _ = read(write_table(tmp_path, "slide,label", "s0,a", "s1,a", "s2,b", "s3,b"))
     assert (cohort.first_known("encoder"), cohort.mpp) == ("uni", 0.5)
-    assert "do not name their encoder (1): s3. They are taken to be of uni" in cohort.notes[-1]
+    assert "do not name their encoder (1): s3. They are assumed to be of uni" in cohort.notes[-1]
 
 
 def test_bags_are_found_among_files_and_folders(tmp_path: Path) -> None:

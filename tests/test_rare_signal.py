@@ -50,7 +50,7 @@ def test_tumour_is_shifted_along_one_direction() -> None:
 
 def test_a_written_cohort_has_the_generated_content(tmp_path: Path) -> None:
     cohort, _ = load_cohort(SMALL.write(tmp_path), tmp_path / "features")
-    assert cohort.classes == ("normal", "tumour")
+    assert cohort.target.classes == ("normal", "tumour")
     assert [entry.label for entry in cohort.entries] == [0, 1, 0, 1, 0, 1]
     stored = bags.read(cohort["slide_003"].path).features
     assert np.allclose(stored, SMALL.bag(3)[0], atol=0.01)  # stored as float16

@@ -133,7 +133,7 @@ def test_a_remote_run_has_the_scores_of_a_local_one(
     np.testing.assert_array_equal(found.answers, same.probabilities)
     assert len(run.bag_paths()) == 24
     assert run.predictions.slides == local.predictions.slides
-    assert set(run.shortcuts) == set(local.shortcuts)
+    assert set(run.baselines) == set(local.baselines)
     assert set(run.validation) == set(local.validation)
 
 
@@ -171,7 +171,7 @@ def test_a_partially_uploaded_fold_is_trained_again(
 ) -> None:
     assert Run(partial_run).done == []
     with pytest.raises(RunError, match="has no trained model yet"):
-        Run(partial_run).answering()
+        Run(partial_run).trained_folds()
     run = train(recipe, partial_run)
     assert len(run.done) == 2
     assert run.model("fold-0")
