@@ -33,7 +33,7 @@ test-slow: $(VENV)/.dev  ## Run the slow tests.
 
 $(ENCODERS)/.done: pyproject.toml
 	$(PYTHON) -m venv $(ENCODERS)
-	$(ENCODERS)/bin/python -m pip install -qq --no-compile -e '.[encoders]' pytest pytest-timeout pytest-xdist
+	$(ENCODERS)/bin/python -m pip install -qq --no-compile -e '.[encoders]' beartype pytest pytest-timeout pytest-xdist
 	@touch $@
 
 test-encoders: $(ENCODERS)/.done  ## Test the encoders of timm and transformers, in their own environment.
