@@ -1,9 +1,9 @@
-"""A hard benchmark: generated bags that ask five different things of a MIL model.
+"""A hard benchmark: generated bags with five tasks for MIL models.
 
     python benchmarks/bags.py
 
-Every model learns every task, on bags of several sizes and from several seeds, all by one recipe.
-Results are kept in a JSON lines file beside the page, so a run that was stopped goes on.
+Every model is trained on every task, with several bag sizes and seeds, by one recipe. Results are
+kept in a JSON lines file next to the page, so a run that was stopped can be resumed.
 """
 
 import argparse
@@ -47,14 +47,14 @@ MODELS: dict[str, dict[str, Any]] = {
     "caprmil+attention": {"dim": WIDTH},
     "caprmil+gated": {"dim": WIDTH},
 }
-"""All models at one width, so that they cost about the same and none is large for being large."""
+"""All models have the same width, so that they cost about the same."""
 
 ORACLE = "(oracle)"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """One recipe for all tasks, sizes and models. Why this one is told on the page."""
+    """One recipe for all tasks, sizes and models. The page says how it was chosen."""
 
     train_bags: int = 240
     test_bags: int = 160
@@ -67,7 +67,7 @@ class Recipe:
 
 
 class Job(NamedTuple):
-    """One model on one task."""
+    """One model on one task, with a bag size and a seed."""
 
     task: str
     patches: int
@@ -77,7 +77,7 @@ class Job(NamedTuple):
 
 @dataclass(frozen=True)
 class Result:
-    """How a model did on bags that it had not seen."""
+    """The score of a model on unseen bags."""
 
     task: str
     patches: int
@@ -98,16 +98,16 @@ SIZES: dict[int, tuple[str, ...]] = {
     2_000: ("rare", "co-occurrence"),
     20_000: ("rare",),
 }
-"""Patches of a bag, and the tasks that are asked at that size."""
+"""Patches per bag, and the tasks at that size."""
 
 SLOW = ("bayesmil", "sgpmil", "transmil", "dgrmil", "caprmil+attention", "caprmil+gated")
-"""Left out of larger bags: together they would take several times as long as all the others."""
+"""Left out for larger bags: together they take several times as long as all the others."""
 
 
 def plan(
     tasks: Sequence[str], models: Sequence[str], sizes: Sequence[int], seeds: int
 ) -> list[Job]:
-    """Return the jobs, small bags first. Only the smallest have several seeds and all models."""
+    """Return the jobs, small bags first. Only the smallest bags have several seeds and all models."""
     smallest = min(SIZES)
     return [
         Job(task, size, model, seed)
@@ -121,14 +121,14 @@ def plan(
 
 
 def fingerprint(recipe: Recipe) -> str:
-    """Return a digest of all that a result depends on, besides its job."""
+    """Return a digest of everything that a result depends on, except its job."""
     tasks = {name: asdict(task()) for name, task in TASKS.items()}
-    told = json.dumps({"recipe": asdict(recipe), "models": MODELS, "tasks": tasks})
-    return sha256(told.encode()).hexdigest()[:12]
+    text = json.dumps({"recipe": asdict(recipe), "models": MODELS, "tasks": tasks})
+    return sha256(text.encode()).hexdigest()[:12]
 
 
 def run(recipe: Recipe, job: Job) -> Result:
-    """Train a model on bags of a world, and score it on others; or ask who knows the world."""
+    """Train a model on bags of a task and score it on others, or score the oracle."""
     start = process_time()
     task = TASKS[job.task](patches=job.patches, seed=job.seed)
     first = 0 if job.model != ORACLE else recipe.train_bags
@@ -199,20 +199,20 @@ def show(cell: Cell) -> str:
 
 
 def picture(results: Sequence[Result], models: Sequence[str]) -> "Figure":
-    """Draw a panel for each task: a row for each model, a dot for each size, a bar to the worst."""
+    """Return a panel per task: a row per model, a dot per size, a bar to the worst seed."""
     found, names = cells(results), [*models, ORACLE]
     sizes = sorted({result.patches for result in results})
     tasks = [task for task in TASKS if any(task == result.task for result in results)]
     figure = new_figure(1.6 + 2.1 * len(tasks), 1.2 + 0.3 * len(names))
-    for number, axes in enumerate(np.ravel(figure.subplots(1, len(tasks), sharey=True))):
-        task = tasks[number]
+    panels = np.ravel(figure.subplots(1, len(tasks), sharey=True))
+    for task, axes in zip(tasks, panels, strict=True):
         tidy(axes, title=task, across="AUC")
         axes.axvline(0.5, color=GREY, lw=1, ls=(0, (4, 4)))
-        for place, size in enumerate(sizes):
+        for number, size in enumerate(sizes):
             for row, model in enumerate(names):
                 if cell := found.get((model, task, size)):
-                    up = row + 0.24 * (place - (len(sizes) - 1) / 2)
-                    colour = COLOURS[place]
+                    up = row + 0.24 * (number - (len(sizes) - 1) / 2)
+                    colour = COLOURS[number]
                     axes.plot([cell.worst, cell.mean], [up, up], color=colour, lw=1.4, alpha=0.5)
                     axes.plot(cell.mean, up, "o", color=colour, ms=5, mec="white", mew=0.5)
         axes.set(xlim=(0.35, 1.04), ylim=(len(names) - 0.4, -0.6))
@@ -241,7 +241,7 @@ def report(
     command: str,
     image: str,
 ) -> str:
-    """Return what stands between the markers of the page."""
+    """Return the generated part of the page."""
     settings = "\n".join(f"{name} = {value!r}" for name, value in asdict(recipe).items())
     minutes = sum(result.seconds for result in results) / 60
     sizes = sorted({result.patches for result in results})
@@ -273,7 +273,7 @@ def seeds_text(counted: Mapping[tuple[str, str, int], Cell], size: int) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Read the command line, run, print the tables, write page and picture."""
+    """Read the command line, run the jobs, print tables, write the page and the figure."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--tasks", default=",".join(TASKS), help="default: %(default)s")
     parser.add_argument("--models", default=",".join(MODELS), help="default: %(default)s")
@@ -285,8 +285,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     tasks, models, sizes = (text.split(",") for text in (args.tasks, args.models, args.sizes))
     try:
         known_sizes = [str(size) for size in SIZES]
-        asked = (("task", tasks, TASKS), ("model", models, MODELS), ("size", sizes, known_sizes))
-        for kind, names, known in asked:
+        choices = (("task", tasks, TASKS), ("model", models, MODELS), ("size", sizes, known_sizes))
+        for kind, names, known in choices:
             for name in names:
                 if name not in known:
                     raise UnknownNameError(kind, name, known)

@@ -1,10 +1,10 @@
-"""Cross-validate models on the classic MIL sets, and put our figures beside the published ones.
+"""Cross-validate models on the classic MIL sets, next to published figures.
 
     python benchmarks/classic.py data/classic-mil
 
 The folder holds NAME.csv.gz for each set: no header, column 0 the label of the bag, column 1 its
-id, the rest features. Folds that are done are kept in a JSON lines file beside the page, so a run
-that was stopped goes on. What is written by hand on the page, outside the two markers, stays.
+id, the rest features. Finished folds are kept in a JSON lines file next to the page, so a run that
+was stopped can be resumed. Text outside the two markers of the page is kept.
 """
 
 import argparse
@@ -32,7 +32,7 @@ FOLDS = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """One recipe for all sets and models. Why this one is told on the page."""
+    """One recipe for all sets and models. The page says how it was chosen."""
 
     epochs: int = 10
     lr: float = 1e-3
@@ -42,7 +42,7 @@ class Recipe:
 
 
 class Shape(NamedTuple):
-    """What is known of a set. Copies with one more feature carry the label of the instance."""
+    """The known size of a set. Copies with one more feature contain the label of the instance."""
 
     title: str
     bags: int
@@ -81,12 +81,12 @@ PUBLISHED: dict[str, dict[str, dict[str, str]]] = {
         )
     },
 }
-"""As they stand in the tables of their papers; a dash is a set that the paper leaves out."""
+"""From the tables of their papers; a dash is a set that the paper leaves out."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """How one model did on one fold that it had not seen."""
+    """The scores of one model on one test fold."""
 
     set: str
     model: str
@@ -127,8 +127,8 @@ def read(folder: Path, name: str) -> tuple[Bags, NDArray[np.int64]]:
     width = table.shape[1] - 2
     if width == expected.width + 1:
         raise BagError(
-            f"{path} has {width} features and should have {expected.width}: such copies carry the "
-            "label of the instance as the last. Take a clean copy."
+            f"{path} has {width} features and should have {expected.width}: such copies contain the "
+            "label of the instance as the last one. Use a clean copy."
         )
     if width != expected.width:
         raise BagError(f"{path} has {width} features and should have {expected.width}.")
@@ -144,7 +144,7 @@ def read(folder: Path, name: str) -> tuple[Bags, NDArray[np.int64]]:
         raise BagError(
             f"{path} has {found.bags} bags ({found.positive} positive) of {found.instances} "
             f"instances; known are {expected.bags} ({expected.positive}) of {expected.instances}. "
-            "It is another version of the set."
+            "This is another version of the set."
         )
     return bags, np.array(labels)
 
@@ -153,15 +153,15 @@ read_once = lru_cache(maxsize=None)(read)
 
 
 def splits(labels: NDArray[np.int64], repeat: int) -> list[tuple[Any, Any]]:
-    """Return train and test part of each fold: stratified, by bag, another order a repeat."""
+    """Return the train and test part of each fold: stratified, by bag, shuffled per repeat."""
     return list(StratifiedKFold(FOLDS, shuffle=True, random_state=repeat).split(labels, labels))
 
 
 def standardise(train: Bags, test: Bags) -> tuple[Bags, Bags]:
-    """Shift and scale every feature by what the training part says, and by that alone."""
+    """Standardise every feature by its mean and deviation in the training part."""
     rows = np.concatenate(train).astype(np.float64)
     mean, std = rows.mean(axis=0), rows.std(axis=0)
-    std[std < 1e-8] = 1.0  # a feature that never changes
+    std[std < 1e-8] = 1.0  # a constant feature
 
     def scaled(bags: Bags) -> Bags:
         return [((bag - mean) / std).astype(np.float32) for bag in bags]
@@ -170,7 +170,7 @@ def standardise(train: Bags, test: Bags) -> tuple[Bags, Bags]:
 
 
 def run(folder: Path, recipe: Recipe, job: Job) -> Result:
-    """Train on all folds but one, and score that one."""
+    """Train on all folds but one, and score the model on that one."""
     start = process_time()
     bags, labels = read_once(folder, job.set)
     train, test = splits(labels, job.repeat)[job.fold]
@@ -192,7 +192,7 @@ def run(folder: Path, recipe: Recipe, job: Job) -> Result:
 def run_all(
     folder: Path, jobs: Sequence[Job], recipe: Recipe, path: Path, *, processes: int
 ) -> list[Result]:
-    """Run what is not in the record yet; tell of each set and model when it is done."""
+    """Run the jobs that are not in the record yet; print each set and model when it is done."""
     record, results = Record(path, Result, digest(recipe)), []
     for result in record.complete(jobs, partial(run, folder, recipe), processes=processes):
         results.append(result)
@@ -214,7 +214,7 @@ def spread(results: Sequence[Result], metric: str) -> str:
 def table(
     results: Sequence[Result], metric: str, sets: Sequence[str], models: Sequence[str]
 ) -> str:
-    """Return our figures, then the published ones, as a Markdown table."""
+    """Return our figures and the published ones as a Markdown table."""
     rows = [["", *(SETS[name].title for name in sets)], ["---"] * (len(sets) + 1)]
     for model in models:
         cells = [[r for r in results if (r.set, r.model) == (name, model)] for name in sets]
@@ -236,7 +236,7 @@ def report(
     recipe: Recipe,
     command: str,
 ) -> str:
-    """Return what stands between the markers of the page."""
+    """Return the generated part of the page."""
     settings = "\n".join(f"{name} = {value!r}" for name, value in asdict(recipe).items())
     folds = f"{FOLDS} folds" + (f" of {repeats} repeats" if repeats > 1 else "")
     minutes = sum(result.seconds for result in results) / 60
@@ -245,14 +245,14 @@ def report(
 ```
 
 {FOLDS}-fold cross-validation, stratified, by bag; {repeats} repeat{"s" * (repeats > 1)}. Every
-model with its own defaults and, for all sets and models:
+model has its defaults. For all sets and models:
 
 ```python
 {settings}
 ```
 
 Ours are mean ± sample standard deviation over the {folds}. It took {minutes:.0f} minutes of one
-core in all. The published figures stand as their sources have them.
+core in all.
 
 ### Accuracy
 
@@ -278,7 +278,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         page = Page(args.out, "benchmarks/classic.py", "The classic MIL sets")
         for name in sets:
-            read(args.folder, name)  # all of them, before the first fold is trained
+            read(args.folder, name)  # before the first fold is trained
         jobs = [
             Job(name, model, repeat, fold)
             for name in sets

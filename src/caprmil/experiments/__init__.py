@@ -1,1 +1,1 @@
-"""Experiments: sweeps, the paper's benchmarks, and what models cost."""
+"""Experiments: sweeps, the paper's benchmarks, the cost of models, and the status of a folder."""

@@ -1,14 +1,15 @@
-"""The paper's own figures, as printed, to stand beside ours and nowhere else.
+"""The paper's figures, as printed.
 
 Tables of "CAPRMIL: Context-Aware Patch Representations for Multiple Instance Learning"; mean and
-sample standard deviation over folds or seeds. "clam" is not said to be single- or multi-branch.
+sample standard deviation over folds or seeds. The paper does not say whether "clam" is single-
+or multi-branch.
 """
 
 from typing import NamedTuple
 
 
 class Figure(NamedTuple):
-    """A printed mean and its spread."""
+    """A mean and its spread."""
 
     mean: float
     std: float
@@ -59,7 +60,7 @@ def _scores() -> dict[str, dict[tuple[str, str], Figure]]:
 
 
 SCORES = _scores()
-"""Of each model, by protocol and metric."""
+"""By model, then by protocol and metric."""
 
 MILLIONS = {
     "abmil": 0.660,
@@ -73,7 +74,7 @@ MILLIONS = {
     "caprmil+attention": 0.331,
     "caprmil+gated": 0.347,
 }
-"""Parameters."""
+"""Millions of parameters."""
 
 GIGAFLOPS = {
     "abmil": 1.31,
@@ -85,8 +86,8 @@ GIGAFLOPS = {
     "mean": 0.260,
     "caprmil": 0.628,
 }
-"""Of a forward pass over 1,000 patches. Those of TransMIL and DGRMIL are reached by no counting
-that we know."""
+"""Of a forward pass over 1,000 patches. We found no way of counting that gives those of TransMIL and
+DGRMIL."""
 
 ABLATIONS = tuple(
     Ablation(tokens, heads, ratio, Figure(auc, auc_std), Figure(ace, ace_std))
