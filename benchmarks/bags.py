@@ -107,7 +107,7 @@ SLOW = ("bayesmil", "sgpmil", "transmil", "dgrmil", "caprmil+attention", "caprmi
 def plan(
     tasks: Sequence[str], models: Sequence[str], sizes: Sequence[int], seeds: int
 ) -> list[Job]:
-    """Return the jobs, small bags first. Only the smallest bags have several seeds and all models."""
+    """Return the jobs, small bags first. Only the smallest have several seeds and all models."""
     smallest = min(SIZES)
     return [
         Job(task, size, model, seed)

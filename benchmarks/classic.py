@@ -127,8 +127,8 @@ def read(folder: Path, name: str) -> tuple[Bags, NDArray[np.int64]]:
     width = table.shape[1] - 2
     if width == expected.width + 1:
         raise BagError(
-            f"{path} has {width} features and should have {expected.width}: such copies contain the "
-            "label of the instance as the last one. Use a clean copy."
+            f"{path} has {width} features and should have {expected.width}: such copies contain "
+            "the label of the instance as the last one. Use a clean copy."
         )
     if width != expected.width:
         raise BagError(f"{path} has {width} features and should have {expected.width}.")

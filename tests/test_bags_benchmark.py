@@ -1,4 +1,4 @@
-"""The hard benchmark: a page and a picture from results that can be stopped and started."""
+"""The hard benchmark of bags: a page and a figure, and a run that can be resumed."""
 
 import json
 from pathlib import Path
@@ -26,7 +26,7 @@ def run(folder: Path, **changes: Any) -> str:
     return (folder / "page.md").read_text()
 
 
-def test_the_page_has_tables_command_recipe_and_picture(tmp_path: Path) -> None:
+def test_the_page_has_tables_the_command_the_recipe_and_a_figure(tmp_path: Path) -> None:
     page = run(tmp_path)
     assert "python benchmarks/bags.py --models mean --seeds 2\n" in page
     assert "train_bags = 8\n" in page
@@ -37,28 +37,32 @@ def test_the_page_has_tables_command_recipe_and_picture(tmp_path: Path) -> None:
     assert (tmp_path / "page.png").stat().st_size > 5000
 
 
-def test_a_run_that_was_stopped_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_was_stopped_is_resumed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     first = run(tmp_path)
     record = tmp_path / "page.jsonl"
     lines = record.read_text().splitlines()
-    assert len(lines) == 10  # two seeds of two tasks, and one of the larger bags; mean and oracle
+    assert len(lines) == 10  # two seeds of two tasks, one of the larger bags; mean and oracle
     record.write_text("\n".join(lines[:4]) + "\n")
     assert run(tmp_path).split("### ")[1:] == first.split("### ")[1:]
     assert "4 of 10 are in" in capsys.readouterr().out
 
 
-def test_other_settings_make_other_results(tmp_path: Path) -> None:
+def test_results_have_the_digest_of_their_settings(tmp_path: Path) -> None:
     run(tmp_path, sizes="40")
     kept = json.loads((tmp_path / "page.jsonl").read_text().splitlines()[0])["settings"]
     assert kept == bags.fingerprint(bags.Recipe())
     assert kept != bags.fingerprint(type(bags.Recipe())(epochs=3))
 
 
-def test_an_unknown_name_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_name_is_an_error_of_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit, match="2"):
         run(tmp_path, models="abmill")
     assert "Did you mean 'abmil'" in capsys.readouterr().err
 
 
-def test_every_model_takes_part() -> None:
+def test_every_model_is_in_the_benchmark() -> None:
     assert set(list_models()) <= set(bags.MODELS)

@@ -1,4 +1,4 @@
-"""What the benchmark on the classic sets promises: the right data, fair folds, a page to check."""
+"""The benchmark on the classic sets: the right data, fair folds, and a page."""
 
 import json
 import os
@@ -18,7 +18,7 @@ DATA = Path(os.environ.get("CAPRMIL_DATA", ROOT.parent / "shared" / "data")) / "
 
 
 def write_set(folder: Path, *, width: int = 3, bags: int = 20, two_labels: bool = False) -> Path:
-    """Write a set of two instances a bag, whose first feature gives the label away."""
+    """Write a set of two instances per bag, whose first feature separates the labels."""
     rng = np.random.default_rng(0)
     rows = []
     for number in range(bags):
@@ -54,7 +54,9 @@ def test_a_set_is_read_bag_by_bag(tmp_path: Path) -> None:
 
 
 def test_a_copy_with_the_instance_label_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BagError, match="4 features and should have 3: such copies carry the label"):
+    with pytest.raises(
+        BagError, match="4 features and should have 3: such copies contain the label"
+    ):
         classic.read(write_set(tmp_path, width=4), "tiny")
 
 
@@ -85,10 +87,10 @@ def test_only_the_training_part_sets_the_scale() -> None:
     test = [np.array([[100.0, 6.0]], dtype=np.float32)]
     (scaled,), (unseen,) = classic.standardise(train, test)
     assert scaled.tolist() == [[-1, 0], [1, 0]]
-    assert unseen.tolist() == [[99, 1]]  # a feature that never changes is only shifted
+    assert unseen.tolist() == [[99, 1]]  # a constant feature is only shifted
 
 
-def test_every_bag_is_tested_once_a_repeat_and_repeats_differ() -> None:
+def test_every_bag_is_tested_once_per_repeat_and_repeats_differ() -> None:
     labels = np.array([0, 1] * 20)
     once, again = classic.splits(labels, 0), classic.splits(labels, 1)
     assert sorted(np.concatenate([test for _, test in once])) == list(range(40))
@@ -103,14 +105,16 @@ def test_the_page_has_our_figures_the_command_and_the_recipe(tmp_path: Path) -> 
     assert str(tmp_path) not in page
 
 
-def test_published_figures_stand_beside_ours_with_their_source() -> None:
+def test_published_figures_are_next_to_ours_with_their_source() -> None:
     accuracy = classic.table([], "accuracy", ["musk1", "ucsb-breast"], ["caprmil"])
     assert "| | MUSK1 | UCSB breast |" in accuracy.replace("|  |", "| |")
     assert "| Attention (Ilse et al. 2018) | .892 | – |" in accuracy
     assert "MILES" in classic.table([], "auc", ["tiger"], [])
 
 
-def test_a_run_that_was_stopped_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_was_stopped_is_resumed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run(write_set(tmp_path))
     record = tmp_path / "page.jsonl"
     lines = record.read_text().splitlines()
@@ -131,7 +135,7 @@ def test_a_fold_of_another_recipe_does_not_count(tmp_path: Path) -> None:
     assert Record(path, classic.Result, digest(type(RECIPE)(epochs=3))).kept() == []
 
 
-def test_what_was_written_by_hand_stays(tmp_path: Path) -> None:
+def test_text_outside_the_markers_is_kept(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     begin = "<!-- begin: made by benchmarks/classic.py -->"
     page.write_text(f"# Ours\n\nBefore.\n\n{begin}\nOld table.\n{Page.end}\n\nAfter.\n")
@@ -141,14 +145,14 @@ def test_what_was_written_by_hand_stays(tmp_path: Path) -> None:
     assert "Old table." not in found
 
 
-def test_a_page_without_markers_is_left_alone(tmp_path: Path) -> None:
+def test_a_page_without_markers_is_not_changed(tmp_path: Path) -> None:
     (tmp_path / "page.md").write_text("Mine.\n")
     with pytest.raises(SystemExit):
         run(write_set(tmp_path))
     assert (tmp_path / "page.md").read_text() == "Mine.\n"
 
 
-@pytest.mark.skipif(not DATA.is_dir(), reason="the classic sets are not beside the repository")
+@pytest.mark.skipif(not DATA.is_dir(), reason="the classic sets are not next to the repository")
 @pytest.mark.parametrize("name", ["musk1", "musk2", "elephant", "fox", "tiger", "ucsb-breast"])
 def test_the_real_sets_have_their_known_shape(name: str) -> None:
     bags, labels = classic.read(DATA, name)

@@ -15,6 +15,7 @@ from caprmil.experiments.reproduce import PROTOCOLS, Reproduction, reproduction
 from caprmil.runs.run import Run
 from caprmil.synthetic import BenchmarkCohort
 from caprmil.training.recipe import Recipe
+from quick_scoring import quick_scoring
 
 MODELS = {"camelyon16": "caprmil+gated", "tcga-nsclc": "mean", "panda": "clam", "bracs": "bayesmil"}
 """The model that is trained by each protocol here."""
@@ -47,10 +48,11 @@ def outputs(
 ) -> dict[str, tuple[Path, Reproduction]]:
     """The folder and the result of every protocol, trained with one small model each."""
     folder = tmp_path_factory.mktemp("reproductions")
-    return {
-        name: (folder / name, run_protocol(name, table, folder / name))
-        for name, table in cohorts.items()
-    }
+    with quick_scoring():
+        return {
+            name: (folder / name, run_protocol(name, table, folder / name))
+            for name, table in cohorts.items()
+        }
 
 
 @pytest.mark.parametrize("name", sorted(PROTOCOLS))

@@ -86,8 +86,8 @@ GIGAFLOPS = {
     "mean": 0.260,
     "caprmil": 0.628,
 }
-"""Of a forward pass over 1,000 patches. We found no way of counting that gives those of TransMIL and
-DGRMIL."""
+"""Of a forward pass over 1,000 patches. We found no way of counting that gives the figures of
+TransMIL and DGRMIL."""
 
 ABLATIONS = tuple(
     Ablation(tokens, heads, ratio, Figure(auc, auc_std), Figure(ace, ace_std))

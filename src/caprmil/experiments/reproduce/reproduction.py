@@ -185,7 +185,7 @@ def _write_cohort(path: Path, rows: Sequence[Row]) -> None:
 def _check_slides(
     protocol: Protocol, rows: Sequence[Row], features: Path, out: Path, recipe: Recipe
 ) -> list[str]:
-    """Return notes on missing bags and on the size of the cohort; raise if bags may not be missing."""
+    """Return notes on missing bags and on the size of the cohort. Missing bags may be an error."""
     bags = find_bags([features])
     missing = [row["slide"] for row in rows if row["slide"] not in bags]
     notes = []

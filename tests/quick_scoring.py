@@ -1,0 +1,29 @@
+"""Scoring without figures and with few bootstrap draws, for tests of something else."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from caprmil import figures
+from caprmil.evaluation import predictions
+from caprmil.targets.metric import bootstrap
+
+
+@contextmanager
+def quick_scoring() -> Iterator[None]:
+    """Finish runs in a fraction of the time. Their metrics are as always; intervals are not."""
+
+    def few_draws(*args: Any, **options: Any) -> Any:
+        return bootstrap(*args, **options | {"draws": 10})
+
+    def save(figure: Any, path: Path, **_: Any) -> Path:
+        path.touch()
+        return path
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(figures, "save", save)
+        patch.setattr(predictions, "bootstrap", few_draws)
+        yield
