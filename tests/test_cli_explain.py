@@ -1,4 +1,4 @@
-"""`caprmil explain` as a user meets it: a folder of figures and exports, or one clear sentence."""
+"""`caprmil explain` writes a folder of figures and tables, or prints one clear error."""
 
 import json
 import shutil
@@ -23,14 +23,16 @@ from caprmil.synthetic import Section
 from caprmil.training.cross_validation import cross_validate
 from caprmil.training.module import TrainConfig
 from caprmil.training.recipe import ModelConfig, Recipe
+from small_models import small_model
 
-EXPORTS = {"explanation.json", "patches.csv", "scores.h5"}
-DRAWN = {"evidence.png", "evidence.pdf"}
-TOKENS = {"tokens.png", "tokens.pdf", "heads.png", "context.png"}
+SIDE = 700  # pixels of a slide
+TABLES = {"explanation.json", "patches.csv", "scores.h5"}
+FIGURES = {"evidence.png", "evidence.pdf"}
+TOKEN_FIGURES = {"tokens.png", "tokens.pdf", "heads.png", "context.png"}
 
 
-def caprmil(*words: object) -> str:
-    result = CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=False)
+def caprmil(*arguments: object) -> str:
+    result = CliRunner().invoke(app, [str(each) for each in arguments], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.output
 
@@ -41,7 +43,7 @@ def names(folder: Path) -> set[str]:
 
 @pytest.fixture(autouse=True)
 def coarse(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draw few dots: what is in a figure, test_figures.py asks."""
+    """Draw at a low resolution. The content of figures is tested in test_figures.py."""
     monkeypatch.setattr(explanation_folder, "SCREEN", 40)
     monkeypatch.setattr(explanation_folder, "PRINT", 40)
 
@@ -52,7 +54,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("study")
     lines = ["slide,label"]
     for number in range(8):
-        section = Section(seed=number, width=900, height=900, mpp=1.0, tumour=0.3 * (number % 2))
+        section = Section(seed=number, width=SIDE, height=SIDE, mpp=1.0, tumour=0.3 * (number % 2))
         section.write(home / "slides" / f"s{number}.tiff")
         lines.append(f"s{number},{['normal', 'tumour'][number % 2]}")
     (home / "labels.csv").write_text("\n".join(lines) + "\n")
@@ -72,105 +74,104 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_slide_of_the_run_is_explained_with_its_pixels(study: Path, tmp_path: Path) -> None:
     run = shutil.copytree(study / "run", tmp_path / "run")
-    said = caprmil("explain", run, "s1", "--parquet")
+    output = caprmil("explain", run, "s1", "--parquet")
     made = run / "explain" / "s1"
-    assert names(made) == EXPORTS | DRAWN | TOKENS | {"patches.geojson", "patches.parquet"}
-    assert "label: tumour" in said
-    assert "= logit" in said
-    assert "token 3" in said
-    assert "Evidence is exact" in said
-    assert "caprmil report" in said
-    told = json.loads((made / "explanation.json").read_text())
-    for name, logit in told["explained"]["logits"].items():
-        total = told["explained"]["evidence"][name] + told["explained"]["rest"][name]
+    assert names(made) == TABLES | FIGURES | TOKEN_FIGURES | {"patches.geojson", "patches.parquet"}
+    assert "label: tumour" in output
+    assert "= logit" in output
+    assert "token 3" in output
+    assert "Evidence is exact" in output
+    assert "caprmil report" in output
+    record = json.loads((made / "explanation.json").read_text())
+    for name, logit in record["explained"]["logits"].items():
+        total = record["explained"]["evidence"][name] + record["explained"]["rest"][name]
         assert total == pytest.approx(logit, abs=1e-5)
-    assert told["answer"]["unseen"]
+    assert record["answer"]["unseen"]
     with pytest.raises(CaprmilError, match="already exists"):
         caprmil("explain", run, "s1")
 
 
 def test_a_new_slide_is_encoded_once_and_its_bag_kept(study: Path, tmp_path: Path) -> None:
     slide = shutil.copy(study / "slides" / "s3.tiff", tmp_path / "new.tiff")
-    caprmil("explain", study / "run", slide, "--out", tmp_path / "why", "--head", 0, "--top", 3)
-    bag = tmp_path / "why" / "features" / "new.h5"
-    told = json.loads((tmp_path / "why" / "explanation.json").read_text())
-    assert told["provenance"]["bag"] == str(bag)
-    assert told["tokens"]["head_drawn"] == "mean"
-    caprmil("explain", study / "run", bag, "--out", tmp_path / "again")  # pixels: where they were
-    assert TOKENS | {"patches.geojson"} <= names(tmp_path / "again")
+    caprmil("explain", study / "run", slide, "--out", tmp_path / "out", "--head", 0, "--top", 3)
+    bag = tmp_path / "out" / "features" / "new.h5"
+    record = json.loads((tmp_path / "out" / "explanation.json").read_text())
+    assert record["provenance"]["bag"] == str(bag)
+    assert record["tokens"]["head_drawn"] == "mean"
+    caprmil(
+        "explain", study / "run", bag, "--out", tmp_path / "again"
+    )  # finds the slide file by its record
+    assert TOKEN_FIGURES | {"patches.geojson"} <= names(tmp_path / "again")
     assert "features" not in names(tmp_path / "again")
 
 
 def test_the_file_of_a_known_slide_is_not_encoded_again(study: Path, tmp_path: Path) -> None:
-    caprmil("explain", study / "run", study / "slides" / "s2.tiff", "--out", tmp_path / "why")
-    assert "features" not in names(tmp_path / "why")
+    caprmil("explain", study / "run", study / "slides" / "s2.tiff", "--out", tmp_path / "out")
+    assert "features" not in names(tmp_path / "out")
 
 
-def test_a_bag_without_places_has_all_but_geojson(tiny_run: Run, tmp_path: Path) -> None:
+def test_a_bag_without_coordinates_has_all_but_geojson(tiny_run: Run, tmp_path: Path) -> None:
     old = bags.read(tiny_run.bag_paths()[0])
     path = bags.write(tmp_path / "bare.h5", old.features)
-    said = caprmil("explain", tiny_run.folder, path, "--out", tmp_path / "why")
-    assert names(tmp_path / "why") == EXPORTS | DRAWN | TOKENS
-    assert "Without patches.geojson" in said
-    assert "the slide file was not found" in said
+    output = caprmil("explain", tiny_run.folder, path, "--out", tmp_path / "out")
+    assert names(tmp_path / "out") == TABLES | FIGURES | TOKEN_FIGURES
+    assert "Without patches.geojson" in output
+    assert "the slide file was not found" in output
 
 
-def test_a_model_without_tokens_says_so(study: Path, tmp_path: Path) -> None:
-    recipe = Recipe(
-        cohort=str(study / "labels.csv"),
-        features=str(study / "features"),
-        model=ModelConfig(name="transmil", settings={"dim": 16, "heads": 2}),
-        splits=SplitConfig(folds=2, validation=0.34),
-        train=TrainConfig(epochs=1, warmup_epochs=0),
-    )
-    cross_validate(recipe, tmp_path / "run", device="cpu", progress=False)
-    said = caprmil("explain", tmp_path / "run", "s0", "--out", tmp_path / "a")
-    assert names(tmp_path / "a") == EXPORTS | DRAWN | {"patches.geojson"}
-    assert "TransMIL has none" in said
-    assert "by integrated gradients" in said
+def test_a_model_without_tokens_has_no_token_figures(study: Path, tmp_path: Path) -> None:
+    run = Run(shutil.copytree(study / "run", tmp_path / "run"))
+    for fold in run.done:  # explained, and not trained, as another model
+        folder = run.fold_folder(fold.name) / "model"
+        shutil.rmtree(folder)
+        small_model("transmil", run.facts.in_dim, 2).save_pretrained(folder)
+    output = caprmil("explain", tmp_path / "run", "s0", "--out", tmp_path / "a")
+    assert names(tmp_path / "a") == TABLES | FIGURES | {"patches.geojson"}
+    assert "TransMIL has none" in output
+    assert "by integrated gradients" in output
     caprmil("explain", tmp_path / "run", "s0", "--out", tmp_path / "b", "--method", "perturbation")
     with h5py.File(tmp_path / "b" / "scores.h5") as file:
         assert file.attrs["method"] == "perturbation"
     with pytest.raises(RunError, match="not a sum over patches"):
         caprmil("explain", tmp_path / "run", "s0", "--out", tmp_path / "c", "--method", "exact")
-    assert names(tmp_path) == {"run", "a", "b"}  # nothing half, nothing hidden
+    assert names(tmp_path) == {"run", "a", "b"}  # no incomplete folder is left
 
 
-def test_a_slide_without_a_scale_serves_as_well(study: Path, tmp_path: Path) -> None:
-    """Places are pixels: only the scale bar needs microns."""
+def test_a_slide_without_a_scale_is_explained(study: Path, tmp_path: Path) -> None:
+    """Coordinates are pixels: only the scale bar needs microns."""
     old = bags.read(study / "features" / "s1.h5")
     path = bags.write(tmp_path / "s1.h5", old.features, old.coords, patch_level0=224.0, step=224.0)
     image = pyvips.Image.new_from_file(str(study / "slides" / "s1.tiff"))
     image.copy(xres=1, yres=1).write_to_file(str(tmp_path / "s1.png"))
-    options = ("--slide", tmp_path / "s1.png", "--force", "--out", tmp_path / "why")
-    said = caprmil("explain", study / "run", path, *options)
-    assert "not found" not in said
+    options = ("--slide", tmp_path / "s1.png", "--force", "--out", tmp_path / "out")
+    output = caprmil("explain", study / "run", path, *options)
+    assert "not found" not in output
 
 
 @pytest.mark.parametrize(
-    ("words", "kind", "said"),
+    ("arguments", "error", "message"),
     [
-        (("nobody",), RunError, "neither a slide"),
+        (("unknown",), RunError, "neither a slide"),
         (("s1", "--method", "magic"), UnknownNameError, "Known: exact, gradients, perturbation"),
         (("s1", "--head", 9), UnknownNameError, "no head called '9'"),
         (("s1", "--fold", "fold-9"), UnknownNameError, "fold-9"),
     ],
 )
-def test_what_cannot_be_is_said_and_leaves_nothing(
-    study: Path, tmp_path: Path, words: tuple[object, ...], kind: type, said: str
+def test_wrong_arguments_are_refused_and_leave_no_files(
+    study: Path, tmp_path: Path, arguments: tuple[object, ...], error: type, message: str
 ) -> None:
-    with pytest.raises(kind, match=said):
-        caprmil("explain", study / "run", *words, "--out", tmp_path / "new" / "why")
+    with pytest.raises(error, match=message):
+        caprmil("explain", study / "run", *arguments, "--out", tmp_path / "new" / "out")
     assert list((tmp_path / "new").iterdir() if (tmp_path / "new").exists() else []) == []
 
 
 def test_another_slide_of_the_same_name_is_refused(study: Path, tmp_path: Path) -> None:
     Section(seed=1, width=500, height=600, mpp=1.0).write(tmp_path / "s1.tiff")
-    with pytest.raises(SlideError, match="was encoded from 900 x 900"):
-        caprmil("explain", study / "run", "s1", "--slide", tmp_path, "--out", tmp_path / "why")
+    with pytest.raises(SlideError, match=f"was encoded from {SIDE} x {SIDE}"):
+        caprmil("explain", study / "run", "s1", "--slide", tmp_path, "--out", tmp_path / "out")
 
 
 def test_a_bag_of_another_width_is_refused(study: Path, tmp_path: Path) -> None:
     path = bags.write(tmp_path / "thin.h5", [[1.0, 2.0]])
     with pytest.raises(BagError, match="2 features"):
-        caprmil("explain", study / "run", path, "--out", tmp_path / "why")
+        caprmil("explain", study / "run", path, "--out", tmp_path / "out")

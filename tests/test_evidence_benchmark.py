@@ -1,4 +1,4 @@
-"""The benchmark of maps: from generated slides to a page, and on from where it was stopped."""
+"""The benchmark of maps writes a page from generated slides, and resumes after an interruption."""
 
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from caprmil.models import list_models
 from caprmil.synthetic import SlideCohort
 
 PLAN = evidence.Plan(
-    cohort=SlideCohort(slides=8, width=900, height=900, tumour=0.3, seed=1), folds=2, epochs=2
+    cohort=SlideCohort(slides=8, width=700, height=700, tumour=0.3, seed=1), folds=2, epochs=2
 )
 
 
@@ -31,13 +31,13 @@ def slides(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(page: Path, slides: Path, **changes: Any) -> str:
     options = {"models": "mean,caprmil", "seeds": 1, "processes": 1, "folder": slides, "out": page}
-    words = [str(w) for n, v in (options | changes).items() for w in (f"--{n}", v)]
-    evidence.main(words)
+    arguments = [str(w) for n, v in (options | changes).items() for w in (f"--{n}", v)]
+    evidence.main(arguments)
     return page.read_text()
 
 
 @pytest.mark.slow
-def test_the_page_has_every_map_and_a_run_that_was_stopped_goes_on(
+def test_the_page_has_every_map_and_an_interrupted_run_is_resumed(
     slides: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page = tmp_path / "page.md"
@@ -55,7 +55,7 @@ def test_the_page_has_every_map_and_a_run_that_was_stopped_goes_on(
     assert "1 of 2 are in" in capsys.readouterr().out
 
 
-def test_a_map_is_held_against_the_truth_of_its_own_slide(slides: Path, tmp_path: Path) -> None:
+def test_a_map_is_compared_with_the_truth_of_its_slide(slides: Path, tmp_path: Path) -> None:
     run(tmp_path / "page.md", slides, models="mean")
     (result,) = evidence.Record(
         tmp_path / "page.jsonl", evidence.Result, evidence.fingerprint(PLAN)
@@ -72,16 +72,16 @@ def test_a_map_is_held_against_the_truth_of_its_own_slide(slides: Path, tmp_path
     assert result.maps["attention"]["found"][0] == 0.5  # a mean has the same for every patch
 
 
-def test_shares_are_those_of_the_pixels_under_a_patch() -> None:
+def test_the_share_of_tumour_is_that_of_the_pixels_in_a_patch() -> None:
     truth = np.zeros((8, 8), dtype=bool)  # of 8 um, under patches of 32 um
     truth[:2, :4] = True
     corners = [[0, 0], [32, 0], [0, 32], [48, 48]]
-    said = {"step": 32.0, "patch_level0": 32.0, "unit": "px", "slide_mpp": 1.0}
-    bag = bags.from_arrays(np.ones((4, 3)), corners, **said)
+    info = {"step": 32.0, "patch_level0": 32.0, "unit": "px", "slide_mpp": 1.0}
+    bag = bags.from_arrays(np.ones((4, 3)), corners, **info)
     assert evidence.shares(bag, truth).tolist() == [0.5, 0, 0, 0]
 
 
-def test_a_model_that_has_not_learned_is_named() -> None:
+def test_a_model_that_has_not_learnt_is_named() -> None:
     marks = {name: {"found": [0.9], "clear": [0.9], "area": [0.3]} for name in ("attention",)}
     good = evidence.Result("abmil", 0, "", [1.0, 0.9], ["a"], marks, 1.0)
     bad = evidence.Result("caprmil", 0, "", [1.0, 0.5], ["a"], marks, 1.0)
@@ -91,7 +91,9 @@ def test_a_model_that_has_not_learned_is_named() -> None:
     assert "the worst AUC over slides is 0.90" in second
 
 
-def test_an_unknown_model_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_model_is_an_error_of_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit, match="2"):
         run(tmp_path / "page.md", tmp_path, models="abmill")
     assert "Did you mean 'abmil'" in capsys.readouterr().err

@@ -23,18 +23,17 @@ from caprmil.explain.attribution import Method, integrated_gradients, leave_one_
 from caprmil.explain.explanation import principal_plane
 from caprmil.explain.explanation_figures import most_informative_head
 from caprmil.features import bags
-from caprmil.models import MILModel, create, list_models
+from caprmil.models import MILModel, list_models
 from caprmil.runs.run import Run
 from caprmil.targets import Classification
+from small_models import small_model
 
 CLASSES = ("a", "b", "c")
 TARGET = Classification(classes=CLASSES)
 
 
 def small(name: str = "caprmil", **settings: object) -> MILModel:
-    torch.manual_seed(1)
-    settings = {"dim": 16, "heads": 2, "tokens": 3} | settings if "caprmil" in name else settings
-    return create(name, 12, len(CLASSES), **settings).eval()
+    return small_model(name, 12, len(CLASSES), seed=1, **settings)
 
 
 def bag_of(n: int, *, step: int | None = 100, seed: int = 0) -> bags.Bag:
