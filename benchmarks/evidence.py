@@ -1,11 +1,11 @@
-"""Do maps find the tumour? Patch by patch, on generated slides where it is known.
+"""Maps of every model compared with the known tumour of generated slides.
 
     python benchmarks/evidence.py
 
-Every model is cross-validated on the same slides. Each slide with tumour is then explained by the
-model that has not seen it, in every way there is, and each map is held against the truth. Slides,
-features and runs stay in a folder, results in a JSON lines file beside the page: a run that was
-stopped goes on.
+Every model is cross-validated on the same slides. Each slide with tumour is explained by the model
+that has not seen it, with every method, and each map is compared with the truth. Slides, features
+and runs are kept in a folder, results in a JSON lines file next to the page, so that an interrupted
+benchmark can be resumed.
 """
 
 import argparse
@@ -45,13 +45,13 @@ from caprmil.training.recipe import Recipe
 from evidence_page import CLASS, RANDOM, TOKEN, Job, Result, picture, report, table
 from record import Page, Record
 
-HALF = 0.5  # of a patch, from which on it is called tumour
-DRAWS = 50  # random maps a slide
+HALF = 0.5  # share of a patch from which it counts as tumour
+DRAWS = 50  # random maps per slide
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The slides, and one recipe for all models. Why these is told on the page."""
+    """The slides, and one recipe for all models. The page gives the reasons."""
 
     cohort: SlideCohort = field(default_factory=lambda: SlideCohort(slides=60, tumour=0.1))
     folds: int = 3
@@ -71,13 +71,13 @@ class Plan:
 
 
 def fingerprint(plan: Plan) -> str:
-    """Return a digest of all that a result depends on, besides its job."""
-    told = json.dumps({"plan": asdict(plan), "models": MODELS, "half": HALF})
-    return sha256(told.encode()).hexdigest()[:12]
+    """Return a digest of everything that a result depends on, except its job."""
+    settings = json.dumps({"plan": asdict(plan), "models": MODELS, "half": HALF})
+    return sha256(settings.encode()).hexdigest()[:12]
 
 
 def prepare(plan: Plan, folder: Path) -> None:
-    """Generate and encode the slides, as far as they are not there yet."""
+    """Generate and encode the slides that do not exist yet."""
     with bar("Generating slides") as step:
         table = plan.cohort.write(folder / "cohort", progress=step)
     encoder = encoders.load(encoders.DEFAULT, device=pick_device("cpu"))
@@ -87,7 +87,7 @@ def prepare(plan: Plan, folder: Path) -> None:
 
 
 def run(plan: Plan, folder: Path, job: Job) -> Result:
-    """Train a model, explain the slides with tumour, and hold every map against the truth."""
+    """Train a model, explain the slides with tumour, and compare every map with the truth."""
     start = process_time()
     logging.getLogger("caprmil").setLevel(logging.ERROR)
     trained = complete(
@@ -101,11 +101,11 @@ def run(plan: Plan, folder: Path, job: Job) -> Result:
             bag = bags.read(trained.paths[slide])
             share = shares(bag, tumour(folder / "cohort" / "truth" / f"{slide}.png"))
             if share.max() < HALF or share.min() > 0:
-                continue  # nothing to be found, or nothing else
+                continue  # an AUC needs patches of both classes
             slides.append(slide)
-            for name, marks in judge(model, bag, share, trained, slide).items():
-                for mark, value in marks.items():
-                    maps.setdefault(name, {}).setdefault(mark, []).append(round(value, 5))
+            for name, scores in score_maps(model, bag, share, trained, slide).items():
+                for score, value in scores.items():
+                    maps.setdefault(name, {}).setdefault(score, []).append(round(value, 5))
     return Result(
         *job,
         settings=fingerprint(plan),
@@ -117,44 +117,45 @@ def run(plan: Plan, folder: Path, job: Job) -> Result:
 
 
 def tumour(path: Path) -> NDArray[np.bool_]:
-    """Return where there is tumour, on the grid of the truth."""
+    """Return a mask of the tumour, on the grid of the truth."""
     return np.asarray(Image.open(path)) == KINDS.index("tumour")
 
 
 def shares(bag: Bag, truth: NDArray[np.bool_]) -> NDArray[np.float64]:
     """Return the share of each patch that is tumour."""
-    where = explain.patch_boxes(bag.info, bag.coords, None)
-    if where is None or bag.info.slide_mpp is None:
-        raise CaprmilError("The features do not say where patches lie. Encode the slides again.")
+    boxes = explain.patch_boxes(bag.info, bag.coords, None)
+    if boxes is None or bag.info.slide_mpp is None:
+        raise CaprmilError("The bags have no coordinates. Encode the slides again.")
     scale = bag.info.slide_mpp / TRUTH_UM
-    corners, side = np.rint(where.corners * scale).astype(int), round(where.side * scale)
-    # A patch on the lower or right edge may reach beyond the truth: what is there is glass.
+    corners, side = np.rint(boxes.corners * scale).astype(int), round(boxes.side * scale)
+    # A patch at the lower or right edge can exceed the truth: there is only background.
     padded = np.pad(truth, ((0, side), (0, side)))
     return np.array([padded[y : y + side, x : x + side].mean() for x, y in corners])
 
 
-def judge(
+def score_maps(
     model: MILModel, bag: Bag, share: NDArray[np.float64], trained: Run, slide: str
 ) -> dict[str, dict[str, float]]:
-    """Return by map: how well it finds tumour, all patches and clear ones, and its area."""
+    """Return the scores of each map: AUC of all patches and of clear patches, and area."""
     of = trained.target.names.index(CLASS)
-    told = explain.explain(model, bag, target=trained.target, slide=slide)
-    maps = every_map(model, bag, told, of)
-    flipped = explain.faithfulness(model, bag, told, of=of, maps=maps).curves
-    if told.assignments is not None:
-        tokens = [told.token(number) for number in range(told.assignments.shape[-1])]
+    explanation = explain.explain(model, bag, target=trained.target, slide=slide)
+    maps = every_map(model, bag, explanation, of)
+    deletion = explain.faithfulness(model, bag, explanation, of=of, maps=maps).curves
+    if explanation.assignments is not None:
+        n_tokens = explanation.assignments.shape[-1]
+        tokens = [explanation.token(number) for number in range(n_tokens)]
         maps[TOKEN] = max(tokens, key=lambda token: roc_auc_score(share >= HALF, token))
-    marks = {name: against(share, values) for name, values in maps.items()}
+    scores = {name: auc_scores(share, values) for name, values in maps.items()}
     chance = np.random.default_rng(crc32(slide.encode())).random((DRAWS, len(share)))
-    drawn = [against(share, values) for values in chance]
-    marks[RANDOM] = {mark: float(np.mean([each[mark] for each in drawn])) for mark in drawn[0]}
-    for name, curves in flipped.items():
-        marks[name]["area"] = curves.area
-    return marks
+    drawn = [auc_scores(share, values) for values in chance]
+    scores[RANDOM] = {name: float(np.mean([each[name] for each in drawn])) for name in drawn[0]}
+    for name, curves in deletion.items():
+        scores[name]["area"] = curves.area
+    return scores
 
 
-def against(share: NDArray[np.float64], values: NDArray[Any]) -> dict[str, float]:
-    """Return how well a map finds tumour: among all patches, and among the clear ones."""
+def auc_scores(share: NDArray[np.float64], values: NDArray[Any]) -> dict[str, float]:
+    """Return the AUC of a map for tumour: among all patches, and among the clear ones."""
     clear = (share >= HALF) | (share == 0)
     return {
         "found": float(roc_auc_score(share >= HALF, values)),
@@ -163,14 +164,14 @@ def against(share: NDArray[np.float64], values: NDArray[Any]) -> dict[str, float
 
 
 def every_map(
-    model: MILModel, bag: Bag, told: explain.Explanation, of: int
+    model: MILModel, bag: Bag, explanation: explain.Explanation, of: int
 ) -> dict[str, NDArray[Any]]:
-    """Return each map for a class. Estimates are made of additive models too, to be compared."""
+    """Return each map for a class, with the estimates for additive models too."""
     features = torch.from_numpy(bag.features)[None]
     cells = bag.grid()
     grid = None if cells is None else torch.from_numpy(cells)
-    maps = explain.relevance_maps(model, features, grid, told, of=of)
-    exact = {"evidence, exact": maps.pop("evidence")} if told.exact else {}
+    maps = explain.relevance_maps(model, features, grid, explanation, of=of)
+    exact = {"evidence, exact": maps.pop("evidence")} if explanation.exact else {}
     maps.pop("evidence", None)
     estimates = {
         "perturbation": leave_one_out(model, features, grid),
@@ -182,7 +183,7 @@ def every_map(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Read the command line, run, print the tables, write page and picture."""
+    """Run the benchmark, print the table, write page and figure."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--models", default=",".join(MODELS), help="default: %(default)s")
     parser.add_argument("--seeds", type=int, default=1, help="of the split and the weights")

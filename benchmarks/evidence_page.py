@@ -1,4 +1,4 @@
-"""What came of the benchmark of maps: its results, and the page about them."""
+"""Results of the benchmark of maps, and the page that shows them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,18 +13,18 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 CLASS = "tumour"
-RANDOM, TOKEN = "random", "best token (told the truth)"
+RANDOM, TOKEN = "random", "best token (by the truth)"
 MAPS = (
     *("evidence, exact", "perturbation", "integrated gradients", "gradients"),
     *("attention", "class attention", "patch scores", TOKEN, RANDOM),
 )
-NO_RIVALS = (TOKEN, RANDOM)
-LEARNED = 0.8  # of the AUC over slides; a map of a model below it says nothing
+REFERENCES = (TOKEN, RANDOM)  # not compared with the other maps
+LEARNT = 0.8  # AUC over slides below which the maps of a model have no meaning
 
-MARKS = {
+SCORES = {
     "found": "AUC of patches: at least half tumour against less than half",
     "clear": "AUC of clear patches: at least half tumour against none at all",
-    "area": "Area between the flipping curves of tumour (1 is the most there can be, chance is 0)",
+    "area": "Area between the deletion curves of tumour (the maximum is 1, chance is 0)",
 }
 
 
@@ -37,14 +37,14 @@ class Job(NamedTuple):
 
 @dataclass(frozen=True)
 class Result:
-    """How a model did on slides that it had not seen, and each of its maps on those with tumour."""
+    """The scores of a model on test slides, and of each of its maps on those with tumour."""
 
     model: str
     seed: int
     settings: str  # the digest of plan and models
-    slide_aucs: list[float]  # fold by fold
+    slide_aucs: list[float]  # by fold
     slides: list[str]
-    maps: dict[str, dict[str, list[float]]]  # by map and mark (see MARKS), slide by slide
+    maps: dict[str, dict[str, list[float]]]  # by map and score (see SCORES), one value per slide
     seconds: float
 
     @property
@@ -53,69 +53,70 @@ class Result:
 
 
 def by_model(results: Sequence[Result]) -> dict[str, list[Result]]:
-    """Return the results of each model, its seeds together."""
+    """Return the results of each model, of all seeds."""
     found: dict[str, list[Result]] = {}
     for result in results:
         found.setdefault(result.model, []).append(result)
     return found
 
 
-def values(seeds: Sequence[Result], name: str, mark: str) -> NDArray[np.float64]:
-    """Return a mark of a map, slide by slide, of all seeds."""
-    return np.concatenate([seed.maps.get(name, {}).get(mark, []) for seed in seeds])
+def values(seeds: Sequence[Result], name: str, score: str) -> NDArray[np.float64]:
+    """Return a score of a map for each slide, of all seeds."""
+    return np.concatenate([seed.maps.get(name, {}).get(score, []) for seed in seeds])
 
 
-def present(results: Sequence[Result], mark: str) -> list[str]:
-    """Return the maps that some model has such a mark of."""
-    return [name for name in MAPS if len(values(results, name, mark))]
+def present(results: Sequence[Result], score: str) -> list[str]:
+    """Return the maps for which at least one model has the score."""
+    return [name for name in MAPS if len(values(results, name, score))]
 
 
-def table(results: Sequence[Result], mark: str) -> str:
-    """Return the mean of a mark over slides, of each model and map, as a Markdown table."""
-    maps, models = present(results, mark), by_model(results)
+def table(results: Sequence[Result], score: str) -> str:
+    """Return the mean of a score over slides, for each model and map, as a Markdown table."""
+    maps, models = present(results, score), by_model(results)
     rows = [["", "slides (worst fold)", *maps], ["---", *["--:"] * (len(maps) + 1)]]
     for model, seeds in models.items():
-        scores = [auc for seed in seeds for auc in seed.slide_aucs]
-        cells = {n: v.mean() for n in maps if len(v := values(seeds, n, mark))}
-        best = max((round(cells[n], 2) for n in cells if n not in NO_RIVALS), default=np.nan)
-        shown = [_cell(cells.get(n), best=None if n in NO_RIVALS else best) for n in maps]
-        rows.append([model, f"{np.mean(scores):.2f} ({min(scores):.2f})", *shown])
+        aucs = [auc for seed in seeds for auc in seed.slide_aucs]
+        cells = {n: v.mean() for n in maps if len(v := values(seeds, n, score))}
+        best = max((round(cells[n], 2) for n in cells if n not in REFERENCES), default=np.nan)
+        shown = [_cell(cells.get(n), best=None if n in REFERENCES else best) for n in maps]
+        rows.append([model, f"{np.mean(aucs):.2f} ({min(aucs):.2f})", *shown])
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def _cell(value: float | None, best: float | None) -> str:
     if value is None:
         return ""
-    text = f"{round(value, 2) + 0.0:.2f}"  # + 0.0: there is no minus zero
+    text = f"{round(value, 2) + 0.0:.2f}"  # + 0.0: no minus zero
     return f"**{text}**" if best is not None and round(value, 2) == best else text
 
 
-def told(results: Sequence[Result]) -> list[str]:
-    """Say in plain words what the tables hold."""
+def summary(results: Sequence[Result]) -> list[str]:
+    """Return the main results as sentences."""
     lines, models = [], by_model(results)
     failed = [
         f"{result.model} in {low} of {len(result.slide_aucs)} folds"
         for result in results
-        if (low := sum(auc < LEARNED for auc in result.slide_aucs))
+        if (low := sum(auc < LEARNT for auc in result.slide_aucs))
     ]
     worst = min(min(result.slide_aucs) for result in results)
     lines.append(
-        f"Not learned (an AUC over slides below {LEARNED}): {', '.join(failed)}. Their maps count "
-        "all the same."
+        f"Not learnt (an AUC over slides below {LEARNT}): {', '.join(failed)}. Their maps are "
+        "included."
         if failed
-        else f"Every model has learned in every fold: the worst AUC over slides is {worst:.2f}."
+        else f"Every model has learnt in every fold: the worst AUC over slides is {worst:.2f}."
     )
-    for mark, title in (("found", "finds the tumour best"), ("area", "is the most faithful")):
+    titles = {"found": "The map that finds the tumour best", "area": "The most faithful map"}
+    for score, title in titles.items():
         wins: dict[str, list[str]] = {}
         for model, seeds in models.items():
-            rivals = [name for name in present(seeds, mark) if name not in NO_RIVALS]
-            means = {name: round(values(seeds, name, mark).mean(), 2) for name in rivals}
-            for name in rivals:
+            maps = [name for name in present(seeds, score) if name not in REFERENCES]
+            means = {name: round(values(seeds, name, score).mean(), 2) for name in maps}
+            for name in maps:
                 if means[name] == max(means.values()):
                     wins.setdefault(name, []).append(model)
         ranked = sorted(wins.items(), key=lambda item: -len(item[1]))
-        words = "; ".join(f"{name} ({', '.join(of)})" for name, of in ranked)
-        lines.append(f"Which map {title}, equals named twice: {words}.")
+        text = "; ".join(f"{name} ({', '.join(of)})" for name, of in ranked)
+        lines.append(f"{title}, with ties: {text}.")
     for name in ("evidence, exact", "attention", "gradients"):
         means = {m: v.mean() for m, s in models.items() if len(v := values(s, name, "found"))}
         if means:
@@ -129,12 +130,14 @@ def told(results: Sequence[Result]) -> list[str]:
 def report(
     results: Sequence[Result], *, settings: Mapping[str, Any], command: str, image: str
 ) -> str:
-    """Return what stands between the markers of the page."""
+    """Return the generated part of the page."""
     recipe = "\n".join(f"{name} = {value!r}" for name, value in settings.items())
     slides, seeds = len(set(results[0].slides)), len({result.seed for result in results})
     minutes = sum(result.seconds for result in results) / 60
-    tables = "\n\n".join(f"### {title}\n\n{table(results, mark)}" for mark, title in MARKS.items())
-    words = "\n".join(f"- {line}" for line in told(results))
+    tables = "\n\n".join(
+        f"### {title}\n\n{table(results, score)}" for score, title in SCORES.items()
+    )
+    lines = "\n".join(f"- {line}" for line in summary(results))
     return f"""```bash
 {command}
 ```
@@ -144,34 +147,35 @@ def report(
 ```
 
 Means over {slides} slides with tumour, each explained by the one model of its run that had not seen
-it; {seeds} seed{"" if seeds == 1 else "s"}. In bold the best of a row, chance and the token apart.
-It took {minutes:.0f} minutes of one core, without what was there already of slides, features, runs.
+it; {seeds} seed{"" if seeds == 1 else "s"}. Bold: the best map of a row,
+except the random one and the token.
+It took {minutes:.0f} minutes on one core, without slides, features and runs that existed already.
 
-![Every map against the truth, and its faithfulness]({image})
+![Every map compared with the truth, and its faithfulness]({image})
 
-{words}
+{lines}
 
 {tables}
 """
 
 
 def picture(results: Sequence[Result]) -> "Figure":
-    """Draw a row for each model and a dot for each map: against the truth, and its faithfulness."""
+    """Draw a row for each model and a dot for each map: AUC for tumour, and faithfulness."""
     models = by_model(results)
     maps = present(results, "found")
-    colours = {name: COLOURS[place % len(COLOURS)] for place, name in enumerate(maps)}
+    colours = {name: COLOURS[n % len(COLOURS)] for n, name in enumerate(maps)}
     colours[TOKEN] = GREY
     figure = new_figure(10, 1.6 + 0.42 * len(models))
     panels = figure.subplots(1, 2, sharey=True)
     titles = {"found": ("Tumour found", "AUC of patches"), "area": ("Faithfulness", "Area")}
-    for axes, (mark, (title, across)) in zip(panels, titles.items(), strict=True):
+    for axes, (score, (title, across)) in zip(panels, titles.items(), strict=True):
         tidy(axes, title=title, across=across)
-        axes.axvline(0.5 if mark == "found" else 0, color=GREY, lw=1, ls=(0, (4, 4)))
+        axes.axvline(0.5 if score == "found" else 0, color=GREY, lw=1, ls=(0, (4, 4)))
         for row, seeds in enumerate(models.values()):
-            for place, name in enumerate(maps):
-                found = values(seeds, name, mark)
+            for number, name in enumerate(maps):
+                found = values(seeds, name, score)
                 if len(found) and name != RANDOM:
-                    up = row + 0.08 * (place - (len(maps) - 2) / 2)
+                    up = row + 0.08 * (number - (len(maps) - 2) / 2)
                     low = np.quantile(found, 0.1)
                     shape = "D" if name == TOKEN else "o"
                     axes.plot([low, found.mean()], [up, up], color=colours[name], lw=1, alpha=0.45)
@@ -193,6 +197,6 @@ def _legend(figure: "Figure", names: Sequence[str], colours: Mapping[str, str]) 
     ]
     figure.legend(
         marks, names, loc="outside lower center", ncols=4, frameon=False, fontsize=9,
-        title="dot: mean over slides; line: down to the slide that nine of ten do better than",
+        title="dot: mean over slides; line: down to the 10th percentile",
         title_fontsize=8,
     )  # fmt: skip

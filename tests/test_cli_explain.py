@@ -9,6 +9,7 @@ import pytest
 import pyvips
 from typer.testing import CliRunner
 
+from caprmil import figures
 from caprmil.cli import app
 from caprmil.cohort.folds import SplitConfig
 from caprmil.encoders import load
@@ -46,6 +47,13 @@ def coarse(monkeypatch: pytest.MonkeyPatch) -> None:
     """Draw at a low resolution. The content of figures is tested in test_figures.py."""
     monkeypatch.setattr(explanation_folder, "SCREEN", 40)
     monkeypatch.setattr(explanation_folder, "PRINT", 40)
+
+
+@pytest.fixture
+def without_drawing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Save empty files as figures, where figures are not tested."""
+    monkeypatch.setattr(figures, "settle", lambda figure: None)
+    monkeypatch.setattr(figures, "save", lambda figure, path, dpi: path.touch())
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +99,7 @@ def test_a_slide_of_the_run_is_explained_with_its_pixels(study: Path, tmp_path: 
         caprmil("explain", run, "s1")
 
 
+@pytest.mark.usefixtures("without_drawing")
 def test_a_new_slide_is_encoded_once_and_its_bag_kept(study: Path, tmp_path: Path) -> None:
     slide = shutil.copy(study / "slides" / "s3.tiff", tmp_path / "new.tiff")
     caprmil("explain", study / "run", slide, "--out", tmp_path / "out", "--head", 0, "--top", 3)
@@ -105,11 +114,13 @@ def test_a_new_slide_is_encoded_once_and_its_bag_kept(study: Path, tmp_path: Pat
     assert "features" not in names(tmp_path / "again")
 
 
+@pytest.mark.usefixtures("without_drawing")
 def test_the_file_of_a_known_slide_is_not_encoded_again(study: Path, tmp_path: Path) -> None:
     caprmil("explain", study / "run", study / "slides" / "s2.tiff", "--out", tmp_path / "out")
     assert "features" not in names(tmp_path / "out")
 
 
+@pytest.mark.usefixtures("without_drawing")
 def test_a_bag_without_coordinates_has_all_but_geojson(tiny_run: Run, tmp_path: Path) -> None:
     old = bags.read(tiny_run.bag_paths()[0])
     path = bags.write(tmp_path / "bare.h5", old.features)
@@ -119,6 +130,7 @@ def test_a_bag_without_coordinates_has_all_but_geojson(tiny_run: Run, tmp_path: 
     assert "the slide file was not found" in output
 
 
+@pytest.mark.usefixtures("without_drawing")
 def test_a_model_without_tokens_has_no_token_figures(study: Path, tmp_path: Path) -> None:
     run = Run(shutil.copytree(study / "run", tmp_path / "run"))
     for fold in run.done:  # explained, and not trained, as another model

@@ -82,11 +82,11 @@ def test_the_share_of_tumour_is_that_of_the_pixels_in_a_patch() -> None:
 
 
 def test_a_model_that_has_not_learnt_is_named() -> None:
-    marks = {name: {"found": [0.9], "clear": [0.9], "area": [0.3]} for name in ("attention",)}
-    good = evidence.Result("abmil", 0, "", [1.0, 0.9], ["a"], marks, 1.0)
-    bad = evidence.Result("caprmil", 0, "", [1.0, 0.5], ["a"], marks, 1.0)
+    scores = {name: {"found": [0.9], "clear": [0.9], "area": [0.3]} for name in ("attention",)}
+    good = evidence.Result("abmil", 0, "", [1.0, 0.9], ["a"], scores, 1.0)
+    bad = evidence.Result("caprmil", 0, "", [1.0, 0.5], ["a"], scores, 1.0)
     first = evidence.report([good, bad], settings={}, command="", image="")
-    assert "Not learned (an AUC over slides below 0.8): caprmil in 1 of 2 folds." in first
+    assert "Not learnt (an AUC over slides below 0.8): caprmil in 1 of 2 folds." in first
     second = evidence.report([good], settings={}, command="", image="")
     assert "the worst AUC over slides is 0.90" in second
 

@@ -354,8 +354,12 @@ def test_the_command_recommends_a_map(
 
 
 def test_slides_can_be_named_or_chosen_by_their_predicted_class(
-    tiny_run: Run, tmp_path: Path, caprmil: Callable[..., str]
+    tiny_run: Run,
+    tmp_path: Path,
+    caprmil: Callable[..., str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("caprmil.figures.save", lambda figure, path: path)  # tested above
     name = tiny_run.predictions.slides[0]
     output = caprmil("faithfulness", tiny_run.folder, name, "--out", tmp_path / "one")
     assert "1 slide, each" in output
