@@ -206,7 +206,7 @@ def picture(results: Sequence[Result], models: Sequence[str]) -> "Figure":
     figure = new_figure(1.6 + 2.1 * len(tasks), 1.2 + 0.3 * len(names))
     panels = np.ravel(figure.subplots(1, len(tasks), sharey=True))
     for task, axes in zip(tasks, panels, strict=True):
-        tidy(axes, title=task, across="AUC")
+        tidy(axes, title=task, xlabel="AUC")
         axes.axvline(0.5, color=GREY, lw=1, ls=(0, (4, 4)))
         for number, size in enumerate(sizes):
             for row, model in enumerate(names):

@@ -177,7 +177,7 @@ def every_map(
         "perturbation": leave_one_out(model, features, grid),
         "integrated gradients": integrated_gradients(model, features, grid),
     }
-    contrast = told.target.contrasts[of]
+    contrast = explanation.target.contrasts[of]
     found = {name: contrast.of(each.terms).numpy() for name, each in estimates.items()}
     return {**exact, **found, **maps}
 

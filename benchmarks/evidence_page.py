@@ -168,8 +168,8 @@ def picture(results: Sequence[Result]) -> "Figure":
     figure = new_figure(10, 1.6 + 0.42 * len(models))
     panels = figure.subplots(1, 2, sharey=True)
     titles = {"found": ("Tumour found", "AUC of patches"), "area": ("Faithfulness", "Area")}
-    for axes, (score, (title, across)) in zip(panels, titles.items(), strict=True):
-        tidy(axes, title=title, across=across)
+    for axes, (score, (title, label)) in zip(panels, titles.items(), strict=True):
+        tidy(axes, title=title, xlabel=label)
         axes.axvline(0.5 if score == "found" else 0, color=GREY, lw=1, ls=(0, (4, 4)))
         for row, seeds in enumerate(models.values()):
             for number, name in enumerate(maps):

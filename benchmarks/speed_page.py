@@ -248,7 +248,7 @@ def plot(
     figure = new_figure(9.6, 4.4)
     panels = figure.subplots(1, 2)
     for axes, work, title in zip(panels, ("look", "train"), titles, strict=True):
-        tidy(axes, title=title, across="patches in the bag", up=up)
+        tidy(axes, title=title, xlabel="patches in the bag", ylabel=up)
         for number, side in enumerate(LINES):
             if what == "peak" and side == LIMIT:  # which has all its memory before
                 continue

@@ -232,13 +232,13 @@ def test_remarks_are_broken_into_lines() -> None:
     assert wide.get_supxlabel().count("\n") == 0
 
 
-def bubble(name: str, across: float, up: float, parameters: int = 10**6, **rest: Any) -> Any:
-    return figures.Bubble(name=name, across=across, up=up, parameters=parameters, **rest)
+def bubble(name: str, x: float, y: float, parameters: int = 10**6, **rest: Any) -> Any:
+    return figures.Bubble(name=name, x=x, y=y, parameters=parameters, **rest)
 
 
 def test_bubbles_have_a_position_an_area_and_a_name(tmp_path: Path) -> None:
     models = [bubble("mean", 4, 2, 10**5), bubble("caprmil", 8, 6), bubble("dgrmil", 90, 420)]
-    figure = figures.bubbles(models, across="memory", up="time")
+    figure = figures.bubbles(models, xlabel="memory", ylabel="time")
     (axes,) = figure.axes
     drawn = {tuple(points(line)[0]): float(line.get_markersize()) for line in axes.lines}
     assert drawn[4, 2] ** 2 * 10 == pytest.approx(drawn[8, 6] ** 2)
@@ -251,7 +251,7 @@ def test_bubbles_have_a_position_an_area_and_a_name(tmp_path: Path) -> None:
 def test_names_do_not_cover_each_other() -> None:
     rng = np.random.default_rng(0)
     models = [bubble(f"model {n}", *rng.normal(5, 0.3, 2), 10**5) for n in range(9)]
-    figure = figures.bubbles(models, across="x", up="y")
+    figure = figures.bubbles(models, xlabel="x", ylabel="y")
     boxes = [text.get_window_extent() for text in figure.axes[0].texts]
     assert not any(one.overlaps(other) for one, other in combinations(boxes, 2))
 
@@ -269,7 +269,7 @@ def test_names_do_not_cover_each_other() -> None:
     ids=["one", "tiny", "equal", "zero", "NaN", "only NaN"],
 )
 def test_extreme_bubbles_are_drawn(models: list[Any], tmp_path: Path) -> None:
-    assert picture(figures.bubbles(models, across="x", up="y"), tmp_path)
+    assert picture(figures.bubbles(models, xlabel="x", ylabel="y"), tmp_path)
 
 
 def side(*bins: figures.Bin, ace: float = 0.1) -> figures.Reliability:
@@ -490,7 +490,7 @@ def test_each_head_has_a_row_with_the_usage_of_its_tokens(tmp_path: Path) -> Non
 
 def test_the_colour_scale_of_evidence_is_symmetric(tmp_path: Path) -> None:
     values, attention = np.linspace(-1, 3, 24), np.linspace(0.5, 1.5, 24) / 24
-    sides = {"pro": pictures_of([23, 22]), "contra": pictures_of([0, 1])}
+    sides = {"top_for": pictures_of([23, 22]), "top_against": pictures_of([0, 1])}
     figure = figures.evidence_maps(values, attention, on_slide(), contrast="tumour", **sides)
     assert titles(figure)[:3] == ["Slide", "Evidence for tumour", "Attention"]
     scales = [axes.get_ylim() for axes in figure.axes if axes.get_label() == "<colorbar>"]
@@ -509,7 +509,7 @@ def test_constant_attention_is_replaced_by_evidence_above_the_mean() -> None:
 
 
 def test_the_title_of_a_gallery_says_that_no_patch_has_the_sign() -> None:
-    sides = {"pro": pictures_of([23]), "contra": pictures_of([0])}
+    sides = {"top_for": pictures_of([23]), "top_against": pictures_of([0])}
     options = {"contrast": "tumour", **sides}
     for sign, start in ((1, "Least for tumour"), (-1, "Least against tumour")):
         values = sign * np.linspace(1, 2, 24)

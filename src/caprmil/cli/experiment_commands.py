@@ -84,18 +84,18 @@ def _write_costs(
     def bubble(each: "Cost", up: float, spread: float | None = None) -> figures.Bubble:
         return figures.Bubble(
             name=each.name,
-            across=each.train_peak_mib,
-            up=up,
+            x=each.train_peak_mib,
+            y=up,
             parameters=each.parameters,
             spread=float("nan") if spread is None else spread,
         )
 
-    across = "Peak memory of a training step (MiB)"
+    memory = "Peak memory of a training step (MiB)"
     pictures = {
         "cost.png": figures.bubbles(
             [bubble(each, each.train_ms) for each in costs],
-            across=across,
-            up="Training step (ms)",
+            xlabel=memory,
+            ylabel="Training step (ms)",
             title=f"A bag of {costs[0].n_patches:,} patches on {costs[0].device}",
         )
     }
@@ -107,8 +107,8 @@ def _write_costs(
                 for each in costs
                 if (score := answers.get(each.name))
             ],
-            across=across,
-            up="Balanced accuracy, mean ± std over folds",
+            xlabel=memory,
+            ylabel="Balanced accuracy, mean ± std over folds",
         )
     texts = {
         "cost.csv": cost_tables.as_csv(costs),

@@ -66,9 +66,9 @@ class ExplanationFigures:
         explanation = self.explanation
         of = explanation.predicted if of is None else of
         values = explanation.evidence_for(of)
-        sides: dict[str, Gallery | None] = {"pro": None, "contra": None}
+        sides: dict[str, Gallery | None] = {"top_for": None, "top_against": None}
         if self.slide:
-            for side, sign in (("pro", 1), ("contra", -1)):
+            for side, sign in (("top_for", 1), ("top_against", -1)):
                 sides[side] = self.gallery(sign * values, values, sign="+")
         return figures.evidence_maps(
             values,

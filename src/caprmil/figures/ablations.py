@@ -59,7 +59,7 @@ def ablation_panels(
         row, last = grid[number], number == len(groups) - 1
         for axes, metric in zip(row, metrics, strict=True):
             title = "" if number else TITLES.get(metric, metric)
-            tidy(axes, title=title, across=names[0] if last else "")
+            tidy(axes, title=title, xlabel=names[0] if last else "")
             for others in groups.values():
                 if others is not members:
                     _mean_line(axes, others, ticks, metric, color=FAINT, lw=1)
@@ -86,15 +86,15 @@ def search_panels(trials: Sequence[Trial], *, metric: str, about: str = "") -> "
     figure = new_figure(0.7 + 3.3 * columns, 0.8 + 2.8 * lines)
     grid = figure.subplots(lines, columns, sharey=True, squeeze=False)
     for axes, name in zip(grid.flat, names, strict=False):
-        tidy(axes, across=name)
+        tidy(axes, xlabel=name)
         positions = _positions(axes, trials, name)
         for x, trial in zip(positions, trials, strict=True):
             mean, spread = _mean_and_spread(trial, metric)
             colour, front = (VERMILLION, 4) if trial.chosen else (BLUE, 3)
-            look: dict[str, Any] = {"color": colour, "mec": "white", "mew": 0.6, "ms": 6.5}
+            style: dict[str, Any] = {"color": colour, "mec": "white", "mew": 0.6, "ms": 6.5}
             bar = (mean - spread, mean + spread)
             axes.plot((x, x), bar, color=colour, lw=1, alpha=0.35, zorder=front - 2)
-            axes.plot(x, mean, "o", zorder=front, **look)
+            axes.plot(x, mean, "o", zorder=front, **style)
     for axes in grid.flat[len(names) :]:
         axes.set_visible(False)
     for row in grid:
@@ -132,8 +132,8 @@ def _positions(axes: "Axes", trials: Sequence[Trial], name: str) -> list[float]:
 def _name_ticks(axes: "Axes", names: list[str]) -> None:
     """Write names at the ticks, rotated if they are long."""
     long = sum(len(name) + 2 for name in names) > MAX_LETTERS
-    look: dict[str, Any] = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"}
-    axes.set_xticks(range(len(names)), labels=names, **(look if long else {}))
+    style: dict[str, Any] = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"}
+    axes.set_xticks(range(len(names)), labels=names, **(style if long else {}))
 
 
 def _spread(axes: "Axes", trials: Sequence[Trial], ticks: list[str], metric: str) -> None:
@@ -155,11 +155,11 @@ def _spread(axes: "Axes", trials: Sequence[Trial], ticks: list[str], metric: str
 
 
 def _mean_line(
-    axes: "Axes", trials: Sequence[Trial], ticks: list[str], metric: str, **look: Any
+    axes: "Axes", trials: Sequence[Trial], ticks: list[str], metric: str, **style: Any
 ) -> None:
     ordered = _in_order(trials, ticks)
     means = [_mean_and_spread(trial, metric)[0] for trial in ordered]
-    axes.plot([ticks.index(_first(trial)) for trial in ordered], means, **look)
+    axes.plot([ticks.index(_first(trial)) for trial in ordered], means, **style)
 
 
 def _in_order(trials: Sequence[Trial], ticks: list[str]) -> list[Trial]:

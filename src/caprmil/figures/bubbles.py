@@ -27,37 +27,37 @@ class Bubble:
     """One model. The area of its bubble is the number of parameters."""
 
     name: str
-    across: float
-    up: float
+    x: float
+    y: float
     parameters: int
-    spread: float = nan  # of `up`, one standard deviation
+    spread: float = nan  # standard deviation of `y`
 
 
 def bubbles(
-    models: Sequence[Bubble], *, across: str, up: str, title: str = "", ours: str = "caprmil"
+    models: Sequence[Bubble], *, xlabel: str, ylabel: str, title: str = "", ours: str = "caprmil"
 ) -> "Figure":
     """Draw models by two measures; names that begin with `ours` have another colour.
 
     An axis that spans more than a factor of twelve is logarithmic. NaN is left out.
     """
-    models = [model for model in models if not isnan(model.across + model.up)]
+    models = [model for model in models if not isnan(model.x + model.y)]
     figure = new_figure(7.2, 5.0)
     axes = figure.subplots()
-    tidy(axes, title=title, across=across, up=up)
-    _scale(axes, "x", [model.across for model in models])
-    _scale(axes, "y", [model.up for model in models if isnan(model.spread)])
-    unit = LARGEST / sqrt(max((model.parameters for model in models), default=1))
+    tidy(axes, title=title, xlabel=xlabel, ylabel=ylabel)
+    _scale(axes, "x", [model.x for model in models])
+    _scale(axes, "y", [model.y for model in models if isnan(model.spread)])
+    diameter = LARGEST / sqrt(max((model.parameters for model in models), default=1))
     for model in sorted(models, key=lambda model: -model.parameters):  # the small ones on top
         colour = VERMILLION if model.name.startswith(ours) else BLUE
         if not isnan(model.spread):
             axes.errorbar(
-                model.across, model.up, yerr=model.spread, color=colour, lw=1, alpha=0.6, zorder=2
+                model.x, model.y, yerr=model.spread, color=colour, lw=1, alpha=0.6, zorder=2
             )
-        look: dict[str, Any] = {"mfc": colour, "mec": "white", "mew": 0.8, "alpha": 0.75}
-        axes.plot(model.across, model.up, "o", ms=unit * sqrt(model.parameters), zorder=3, **look)
+        style: dict[str, Any] = {"mfc": colour, "mec": "white", "mew": 0.8, "alpha": 0.75}
+        axes.plot(model.x, model.y, "o", ms=diameter * sqrt(model.parameters), zorder=3, **style)
     axes.margins(0.14)
-    _size_key(axes, unit)
-    _name(axes, models, unit)
+    _size_key(axes, diameter)
+    _name(axes, models, diameter)
     return figure
 
 
@@ -67,13 +67,13 @@ def _scale(axes: "Axes", which: str, values: Sequence[float]) -> None:
         log_scale(axes, which)
 
 
-def _size_key(axes: "Axes", unit: float) -> None:
-    """Add a legend of sizes with three round numbers; `unit` is the diameter of one parameter."""
+def _size_key(axes: "Axes", diameter: float) -> None:
+    """Add a legend of sizes with three round numbers; `diameter` is that of one parameter."""
     from matplotlib.lines import Line2D
 
-    sizes = [size for size in SIZES if unit * sqrt(size) <= 1.1 * LARGEST][-3:]
-    look: dict[str, Any] = {"mfc": "none", "mec": GREY, "ls": "", "marker": "o"}
-    marks = [Line2D([], [], ms=unit * sqrt(size), **look) for size in sizes]
+    sizes = [size for size in SIZES if diameter * sqrt(size) <= 1.1 * LARGEST][-3:]
+    style: dict[str, Any] = {"mfc": "none", "mec": GREY, "ls": "", "marker": "o"}
+    marks = [Line2D([], [], ms=diameter * sqrt(size), **style) for size in sizes]
     widest = LARGEST / 8  # in units of the font size
     key = axes.legend(
         marks,
@@ -93,7 +93,7 @@ def _size_key(axes: "Axes", unit: float) -> None:
         text.set_y(8)  # at the middle of its bubble
 
 
-def _name(axes: "Axes", models: Sequence[Bubble], unit: float) -> None:
+def _name(axes: "Axes", models: Sequence[Bubble], diameter: float) -> None:
     """Write each name next to its bubble, where it covers no other name or bubble."""
     from matplotlib.transforms import Bbox
 
@@ -102,11 +102,11 @@ def _name(axes: "Axes", models: Sequence[Bubble], unit: float) -> None:
     inside = axes.get_window_extent()
     bubble_boxes, taken = [], []
     for model in models:
-        x, y = axes.transData.transform((model.across, model.up))
-        radius = scale * unit * sqrt(model.parameters) / 2
+        x, y = axes.transData.transform((model.x, model.y))
+        radius = scale * diameter * sqrt(model.parameters) / 2
         bubble_boxes.append(Bbox.from_extents(x - radius, y - radius, x + radius, y + radius))
         if not isnan(model.spread):
-            top = axes.transData.transform((model.across, model.up + model.spread))[1]
+            top = axes.transData.transform((model.x, model.y + model.spread))[1]
             taken.append(Bbox.from_extents(x - scale, 2 * y - top, x + scale, top))
     taken += bubble_boxes
     for model, bubble in zip(models, bubble_boxes, strict=True):
@@ -118,7 +118,7 @@ def _name(axes: "Axes", models: Sequence[Bubble], unit: float) -> None:
         taken.append(Bbox(bubble.get_points().mean(axis=0) + step + _centred(size)))
         axes.annotate(
             model.name,
-            (model.across, model.up),
+            (model.x, model.y),
             xytext=(step[0] / scale, step[1] / scale),
             textcoords="offset points",
             fontsize=9,

@@ -30,7 +30,7 @@ class DeletionPanel(NamedTuple):
     """The curves of each map, for one slide or as the mean over slides."""
 
     title: str
-    up: str
+    ylabel: str
     maps: Mapping[str, DeletionCurve]
     limits: tuple[float, float] | None = None  # of the vertical axis
 
@@ -58,7 +58,7 @@ def deletion_curves(panels: Sequence[DeletionPanel], *, chance: str = "random") 
 
 
 def _draw(axes: "Axes", panel: DeletionPanel, colours: Mapping[str, str]) -> None:
-    tidy(axes, title=panel.title, across="Patches removed (%)", up=panel.up)
+    tidy(axes, title=panel.title, xlabel="Patches removed (%)", ylabel=panel.ylabel)
     for name, curve in panel.maps.items():
         colour = colours.get(name, GREY)
         across = [100 * float(share) for share in curve.removed]

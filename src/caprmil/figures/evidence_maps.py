@@ -34,8 +34,8 @@ def evidence_maps(
     canvas: Canvas,
     *,
     contrast: str,
-    pro: Gallery | None = None,
-    contra: Gallery | None = None,
+    top_for: Gallery | None = None,
+    top_against: Gallery | None = None,
     title: str = "",
     remarks: Sequence[str] = (),
 ) -> "Figure":
@@ -50,7 +50,7 @@ def evidence_maps(
     columns, lines = (1, panels) if wide else (panels, 1)
     across = 9.0 if wide else 3.6
     high = lines * (across * float(np.clip(canvas.aspect, 0.05, 1.5)) + 0.4)
-    galleries = [part for part in (pro, contra) if part is not None]
+    galleries = [part for part in (top_for, top_against) if part is not None]
     rows = ceil(max((len(part.patches) for part in galleries), default=0) / COLUMNS)
     width = (across + 0.7) * columns
     below = width / 2 / COLUMNS * rows + 0.3 if rows else 2.0
@@ -62,7 +62,7 @@ def evidence_maps(
         draw_slide(row[0], canvas, title="Slide")
     _draw_evidence(row[-2], canvas, evidence, contrast)
     if rows:
-        for part, colour in ((pro, BLACK), (contra, BLUE)):
+        for part, colour in ((top_for, BLACK), (top_against, BLUE)):
             if part is not None:
                 outline(row[-2], canvas, part.rows, colour)
     if np.ptp(attention) > 1e-6 * attention.max():
@@ -72,9 +72,9 @@ def evidence_maps(
     scale_bar(row[0], canvas)
     if rows:
         under = grid[1].subgridspec(1, 2)
-        for column, part in enumerate((pro, contra)):
+        for column, part in enumerate((top_for, top_against)):
             axes = figure.add_subplot(under[column])
-            name = _gallery_title(evidence, contrast, pro=column == 0)
+            name = _gallery_title(evidence, contrast, supporting=column == 0)
             axes.set_title(name, fontsize=9.5, loc="left")
             shown = part or Gallery(rows=(), patches=())
             draw_gallery(axes, shown, columns=COLUMNS, rows=rows)
@@ -85,11 +85,11 @@ def evidence_maps(
     return figure
 
 
-def _gallery_title(evidence: NDArray[Any], contrast: str, *, pro: bool) -> str:
+def _gallery_title(evidence: NDArray[Any], contrast: str, *, supporting: bool) -> str:
     """Return the title of a gallery. If no patch has the sign, the weakest are shown."""
-    if (evidence > 0 if pro else evidence < 0).any():
-        return f"Most {'for' if pro else 'against'} {contrast}"
-    if pro:
+    if (evidence > 0 if supporting else evidence < 0).any():
+        return f"Most {'for' if supporting else 'against'} {contrast}"
+    if supporting:
         return f"Least against {contrast}: none is for it"
     return f"Least for {contrast}: none is against it"
 
@@ -118,7 +118,7 @@ def _draw_sorted(axes: "Axes", evidence: NDArray[Any], contrast: str) -> None:
     """Draw all patches in the order of their evidence, with the sums for and against."""
     ordered = np.sort(evidence.astype(np.float64))[::-1]
     ranks = np.arange(len(ordered))
-    tidy(axes, title="All patches in order", across="patches", up=f"evidence for {contrast}")
+    tidy(axes, title="All patches in order", xlabel="patches", ylabel=f"evidence for {contrast}")
     for sign, colour, word in ((1, VERMILLION, "for"), (-1, BLUE, "against")):
         side = np.where(ordered * sign > 0, ordered, 0)
         name = f"{(side != 0).sum():,} {word}, sum {side.sum():+.3g}"

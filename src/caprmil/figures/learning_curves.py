@@ -57,7 +57,7 @@ def learning_curves(
     figure = new_figure(1.4 * sum(widths), 3.4)
     row = figure.subplots(1, len(shown), width_ratios=widths, squeeze=False)[0]
     for axes, (name, curves) in zip(row, shown.items(), strict=True):
-        tidy(axes, title=name, across="Epoch")
+        tidy(axes, title=name, xlabel="Epoch")
         axes.xaxis.get_major_locator().set_params(integer=True)
         for curve in curves:
             _draw_folds(axes, histories, curve, kept or {})
@@ -86,7 +86,7 @@ def _draw_folds(
             name = "_"  # one entry in the legend for all folds
         if fold in kept and curve.column.startswith("val_") and kept[fold] in epochs:
             value = values[epochs == kept[fold]]
-            look: dict[str, Any] = {"color": curve.colour, "mec": "white", "ms": 6, "zorder": 3}
-            (dot,) = axes.plot(kept[fold], value[0], "o", label=kept_name, **look)
+            style: dict[str, Any] = {"color": curve.colour, "mec": "white", "ms": 6, "zorder": 3}
+            (dot,) = axes.plot(kept[fold], value[0], "o", label=kept_name, **style)
             add_tooltip(dot, f"{fold}: weights of epoch {kept[fold]} kept, {value[0]:.3f}")
             kept_name = "_"

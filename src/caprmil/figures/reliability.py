@@ -61,7 +61,7 @@ def reliability(
                 (line,) = grid[0, 0].plot(across, up, color=colour, lw=0.8, alpha=0.4)
                 add_tooltip(line, fold)
         _draw_bins(grid[0, column], side, colour)
-        tidy(grid[1, column], across=f"Probability of {event}")
+        tidy(grid[1, column], xlabel=f"Probability of {event}")
         edges = np.linspace(0, 1, 21)
         grid[1, column].hist(side.scores, edges, color=colour, alpha=0.75, ec="white", lw=0.6)
     grid[0, 0].set_ylabel("Share of slides", fontsize=10)

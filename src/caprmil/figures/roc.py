@@ -24,7 +24,7 @@ def roc_curves(folds: Mapping[str, Slides], classes: Sequence[str]) -> "Figure":
     """
     figure = new_figure(4.8, 4.8)
     axes = figure.subplots()
-    tidy(axes, across="False positive rate", up="True positive rate")
+    tidy(axes, xlabel="False positive rate", ylabel="True positive rate")
     (chance,) = axes.plot([0, 1], [0, 1], color=GREY, lw=1, ls=(0, (4, 4)))
     add_tooltip(chance, "chance, AUC 0.5")
     axes.set(xlim=(-0.01, 1.01), ylim=(-0.01, 1.01), aspect="equal")

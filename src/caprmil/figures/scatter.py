@@ -21,8 +21,7 @@ def predicted_against_true(folds: Mapping[str, tuple[Values, Values]]) -> "Figur
         raise ValueError("There are no folds to draw.")
     figure = new_figure(4.2, 4.2)
     axes = figure.subplots()
-    tidy(axes, title="Test slides", across="True value")
-    axes.set_ylabel("Predicted value")
+    tidy(axes, title="Test slides", xlabel="True value", ylabel="Predicted value")
     true = np.concatenate([np.asarray(true, dtype=float) for true, _ in folds.values()])
     predicted = np.concatenate([np.asarray(found, dtype=float) for _, found in folds.values()])
     ends = [min(true.min(), predicted.min()), max(true.max(), predicted.max())]

@@ -78,15 +78,15 @@ def new_figure(width: float, height: float) -> "Figure":
     return figure
 
 
-def tidy(axes: "Axes", *, title: str = "", across: str = "", up: str = "") -> None:
+def tidy(axes: "Axes", *, title: str = "", xlabel: str = "", ylabel: str = "") -> None:
     """Set titles and labels, with a light grid and without the upper and right edge."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(color=GRID, lw=0.6)
     axes.set_axisbelow(True)
     axes.tick_params(labelsize=9, length=3)
     axes.set_title(title, fontsize=11, loc="left")
-    axes.set_xlabel(across, fontsize=10)
-    axes.set_ylabel(up, fontsize=10)
+    axes.set_xlabel(xlabel, fontsize=10)
+    axes.set_ylabel(ylabel, fontsize=10)
 
 
 def log_scale(axes: "Axes", which: str, subs: Sequence[float] = (1.0, 2.0, 5.0)) -> None:

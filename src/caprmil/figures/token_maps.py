@@ -169,15 +169,15 @@ def _draw_heads(figure: "Figure", grid: Any, assignments: NDArray[Any]) -> None:
     usage, entropy = assignments.mean(axis=1), entropies(assignments)
     heads = np.arange(len(usage))
     shares, spread = figure.add_subplot(grid[0]), figure.add_subplot(grid[1])
-    tidy(shares, title="Usage of each token", across="share of all patches")
+    tidy(shares, title="Usage of each token", xlabel="share of all patches")
     starts = usage.cumsum(axis=1) - usage
     for token in range(usage.shape[1]):
         options: dict[str, Any] = {"color": colour_of(token), "ec": "white", "lw": 0.5}
         name = f"{token + 1}"
         shares.barh(heads, usage[:, token], 0.7, left=starts[:, token], label=name, **options)
-    beside = {"loc": "center left", "bbox_to_anchor": (1, 0.5), "ncols": 1 + usage.shape[1] // 9}
-    shares.legend(frameon=False, fontsize=8, title="token", **beside)
-    tidy(spread, title="Entropy of assignments", across="0: one token, 1: all alike")
+    options = {"loc": "center left", "bbox_to_anchor": (1, 0.5), "ncols": 1 + usage.shape[1] // 9}
+    shares.legend(frameon=False, fontsize=8, title="token", **options)
+    tidy(spread, title="Entropy of assignments", xlabel="0: one token, 1: all alike")
     low, quarter, middle, three, high = np.quantile(entropy, (0.05, 0.25, 0.5, 0.75, 0.95), axis=1)
     spread.hlines(heads, low, high, color=GREY, lw=1)
     spread.hlines(heads, quarter, three, color=GREY, lw=4)
