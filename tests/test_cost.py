@@ -82,7 +82,7 @@ def resident():  # the peak of this process alone; getrusage includes that of it
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM"))
 Bench(create("abmil", 256, 2), 100).train_twice()  # load what torch loads once
-bench = Bench(create("abmil", 256, 2), 30_000)
+bench = Bench(create("abmil", 256, 2), 12_000)
 before = resident()
 bench.train_twice()
 print(resident() - before, bench.peak_mib(bench.train_twice))
@@ -92,7 +92,7 @@ print(resident() - before, bench.peak_mib(bench.train_twice))
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     grown, counted = map(float, done.stdout.split())
-    assert counted > 150
+    assert counted > 60
     assert grown == pytest.approx(counted, rel=0.1)
 
 

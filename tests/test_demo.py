@@ -45,4 +45,4 @@ def test_plain_averaging_loses_a_rare_signal_and_context_finds_it(tmp_path: Path
     assert aucs["ABMIL"] > 0.9
     assert aucs["CAPRMIL + Mean"] > 0.9
     assert aucs["Mean"] < aucs["CAPRMIL + Mean"]
-    assert answers.probabilities[:, 1].argmax() == 1  # the new slide with tumour
+    assert answers.answers[:, 1].argmax() == 1  # the new slide with tumour

@@ -20,7 +20,7 @@ from caprmil.evaluation.predictions import Predictions
 from caprmil.executors import Executor, LocalExecutor, Succeeded, Task, Worker
 from caprmil.executors.job_status import process_name, status_path
 from caprmil.features.batches import Cache, Sample
-from caprmil.io.atomic import check_writable, write_text
+from caprmil.io.atomic import check_writable, remove_leftovers, write_text
 from caprmil.io.json_files import as_json
 from caprmil.io.paths import RemotePath, as_path, require_local
 from caprmil.io.progress import Bar, bar
@@ -330,6 +330,8 @@ def train_fold(
     run, recipe, cohort = training.run, training.recipe, training.cohort
     work = run.folder / "folds" / f".{fold.name}.part"
     work.mkdir(parents=True, exist_ok=True)
+    for name in ("history.csv", "last.ckpt", "kept.ckpt"):
+        remove_leftovers(work / name)  # of a process that was killed while it wrote them
     torch.manual_seed(fold.seed)
     target = cohort.target.fit([cohort.labels[slide] for slide in fold.train])
     model = recipe.model.build(cohort.in_dim, target)
