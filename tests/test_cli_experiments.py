@@ -58,7 +58,7 @@ def test_a_run_is_compared_with_another_and_with_baselines(run: Path, tmp_path: 
     output = caprmil("compare", run, other, "--out", tmp_path / "out")
     assert "run and other: no difference in auc is shown" in output
     assert (tmp_path / "out/comparison.csv").read_text().count("\nrun,other,") == 9
-    headings = [f"# {name} beside baselines" for name in ("run", "other")]
+    headings = [f"# {name} and its baselines" for name in ("run", "other")]
     text = (tmp_path / "out/comparison.md").read_text()
     assert all(heading in text for heading in headings)
 

@@ -429,7 +429,7 @@ def test_runs_and_tables_are_compared_and_written(tiny_run: Run, tmp_path: Path)
     said = command(tiny_run.folder, table, "--against", table, "--out", tmp_path / "out")
     assert "24 slides of 24 patients, mean over 3 folds." in said
     assert (tmp_path / "out" / "comparison.csv").read_text().count("\nrun,other.csv,") == 9
-    assert "# run beside baselines" in (tmp_path / "out" / "comparison.md").read_text()
+    assert "# run and its baselines" in (tmp_path / "out" / "comparison.md").read_text()
     with pytest.raises(CaprmilError, match="already exists"):
         command(tiny_run.folder, table, "--out", tmp_path / "out")
 

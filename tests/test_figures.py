@@ -18,7 +18,9 @@ from sklearn.metrics import roc_auc_score, roc_curve
 
 from caprmil import figures
 from caprmil.errors import CaprmilError, CohortError
+from caprmil.targets import find_metric
 
+AUC, ACE = find_metric("auc"), find_metric("ace")
 Slides = tuple[np.ndarray, np.ndarray]
 
 
@@ -129,7 +131,7 @@ def test_models_are_shown_with_folds_mean_and_chance(tmp_path: Path) -> None:
         "caprmil": {"auc": [0.9, 1.0], "ace": [0.02, 0.04]},
         "mean": {"auc": [0.7, float("nan")]},
     }
-    figure = figures.model_bars(scores)
+    figure = figures.model_bars(scores, metrics=[AUC, ACE])
     assert titles(figure) == ["AUC", "ACE (lower is better)"]
     texts = [text.get_text() for text in figure.axes[0].texts]
     assert texts == [" chance", "0.950 ± 0.071", "0.700"]
@@ -154,7 +156,7 @@ def trials(*names: str, values: int = 3, **change: Any) -> list[figures.Trial]:
 
 def test_an_ablation_shows_folds_their_mean_and_the_chosen_trial(tmp_path: Path) -> None:
     given = trials("tokens")
-    figure = figures.ablation_panels(given, about="test part")
+    figure = figures.ablation_panels(given, metrics=[AUC, ACE], about="test part")
     assert titles(figure) == ["AUC", "ACE (lower is better)"]
     means, first, second, ring, _ = figure.axes[0].lines
     expected = [np.mean(trial.folds["auc"]) for trial in given]
@@ -167,7 +169,7 @@ def test_an_ablation_shows_folds_their_mean_and_the_chosen_trial(tmp_path: Path)
 
 
 def test_a_second_setting_has_rows_of_panels_with_the_other_means_in_grey(tmp_path: Path) -> None:
-    figure = figures.ablation_panels(trials("tokens", "heads"))
+    figure = figures.ablation_panels(trials("tokens", "heads"), metrics=[AUC, ACE])
     assert len(figure.axes) == 3 * 2
     assert [axes.get_ylabel() for axes in figure.axes[::2]] == [f"heads = {n}" for n in (1, 2, 4)]
     assert len(figure.axes[0].lines) == 2 + 1 + 3  # other means, the mean, folds
@@ -177,13 +179,13 @@ def test_a_second_setting_has_rows_of_panels_with_the_other_means_in_grey(tmp_pa
 def test_numbers_are_sorted_and_words_keep_their_order() -> None:
     for values, shown in ((["16", "2", "4"], ["2", "4", "16"]), (["b", "a"], ["b", "a"])):
         given = [figures.Trial(settings={"x": v}, folds={"auc": [0.5]}) for v in values]
-        axes = figures.ablation_panels(given, metrics=["auc"]).axes[0]
+        axes = figures.ablation_panels(given, metrics=[AUC]).axes[0]
         assert [tick.get_text() for tick in axes.get_xticklabels()] == shown
 
 
 def test_three_settings_are_too_many_for_panels() -> None:
     with pytest.raises(ValueError, match="one or two settings"):
-        figures.ablation_panels(trials("a", "b", "c"))
+        figures.ablation_panels(trials("a", "b", "c"), metrics=[AUC])
 
 
 def test_a_search_has_a_panel_for_each_setting_that_varies(tmp_path: Path) -> None:
@@ -196,7 +198,7 @@ def test_a_search_has_a_panel_for_each_setting_that_varies(tmp_path: Path) -> No
         )
         for n in range(12)
     ]
-    figure = figures.search_panels(given, metric="auc")
+    figure = figures.search_panels(given, metric=AUC)
     rates, pools = figure.axes
     assert (rates.get_xlabel(), rates.get_xscale()) == ("lr", "log")
     assert (pools.get_xlabel(), pools.get_xscale()) == ("pool", "linear")
@@ -219,14 +221,14 @@ def test_a_search_has_a_panel_for_each_setting_that_varies(tmp_path: Path) -> No
     ids=["one value", "one fold", "NaN", "no folds", "one point", "all alike, one missing"],
 )
 def test_few_values_are_drawn(given: list[figures.Trial], tmp_path: Path) -> None:
-    assert picture(figures.ablation_panels(given), tmp_path / "a")
-    assert picture(figures.search_panels(given, metric="auc"), tmp_path / "b")
+    assert picture(figures.ablation_panels(given, metrics=[AUC, ACE]), tmp_path / "a")
+    assert picture(figures.search_panels(given, metric=AUC), tmp_path / "b")
 
 
 def test_remarks_are_broken_into_lines() -> None:
     narrow, wide = (
         figures.ablation_panels(trials("a"), metrics=metrics, about="test part of each fold")
-        for metrics in (["auc"], ["auc", "ace"])
+        for metrics in ([AUC], [AUC, ACE])
     )
     assert narrow.get_supxlabel().count("\n") == 1
     assert wide.get_supxlabel().count("\n") == 0
@@ -347,7 +349,7 @@ def test_panels_of_learning_curves_can_be_chosen() -> None:
 
 def test_saving_overwrites_only_with_replace(tmp_path: Path) -> None:
     path = tmp_path / "new" / "figure.svg"
-    figure = figures.model_bars({"a": {"auc": [0.5]}}, metrics=["auc"])
+    figure = figures.model_bars({"a": {"auc": [0.5]}}, metrics=[AUC])
     figures.save(figure, path)
     with pytest.raises(CaprmilError, match="already exists"):
         figures.save(figure, path)
@@ -356,7 +358,7 @@ def test_saving_overwrites_only_with_replace(tmp_path: Path) -> None:
 
 
 def test_a_failed_save_leaves_nothing_behind(tmp_path: Path) -> None:
-    figure = figures.model_bars({"a": {"auc": [0.5]}}, metrics=["auc"])
+    figure = figures.model_bars({"a": {"auc": [0.5]}}, metrics=[AUC])
     with pytest.raises(ValueError, match="nonsense"):
         figures.save(figure, tmp_path / "figure.nonsense")
     assert list(tmp_path.iterdir()) == []
@@ -365,7 +367,9 @@ def test_a_failed_save_leaves_nothing_behind(tmp_path: Path) -> None:
 def test_figures_load_without_matplotlib_and_draw_without_pyplot() -> None:
     program = (
         "import sys; from caprmil import figures; assert 'matplotlib' not in sys.modules;"
-        "figures.model_bars({'a': {'auc': [0.5]}}); assert 'matplotlib.pyplot' not in sys.modules"
+        "from caprmil.targets import find_metric;"
+        "figures.model_bars({'a': {'auc': [0.5]}}, metrics=[find_metric('auc')]);"
+        "assert 'matplotlib.pyplot' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
 

@@ -132,8 +132,10 @@ def test_the_metric_is_one_of_the_target() -> None:
     classes = plan("model.tokens=2,4")
     assert (classes.metric, classes.higher_is_better) == ("auc", True)
     assert not replace(classes, metric="ace").higher_is_better
-    assert found(result("1"), metric="ace").shown_metrics() == ["ace", "auc"]
-    assert SweepResults(plan=values, points=[], failures={}).shown_metrics() == ["r2"]
+    shown = found(result("1"), metric="brier").shown_metrics()
+    assert [metric.name for metric in shown] == ["brier", "auc", "ace"]
+    shown = SweepResults(plan=values, points=[], failures={}).shown_metrics()
+    assert [metric.name for metric in shown] == ["r2", "mae"]
     with pytest.raises(UnknownNameError, match="metric of a regression called 'auc'"):
         plan("model.tokens=2,4", "target.kind=regression", metric="auc")
 

@@ -111,5 +111,7 @@ def _report_new(run: Run, folder: Path, *, device: str) -> Path:
 
 
 def draw(results: Sequence[Result], path: Path) -> None:
-    scores = {r.name: {metric: r.folds(metric) for metric in ("auc", "ace")} for r in results}
-    figures.save(figures.model_bars(scores), path)
+    target = results[0].run.target
+    metrics = [target.metric(name) for name in (target.headline, target.second)]
+    scores = {r.name: {metric.name: r.folds(metric.name) for metric in metrics} for r in results}
+    figures.save(figures.model_bars(scores, metrics=metrics), path)

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from caprmil.evaluation.differences import Comparison
     from caprmil.evaluation.predictions import Predictions
 
-HEADLINES = frozenset({"auc", "balanced_accuracy", "kappa", "ace", "brier"})
-
 
 @app.command()
 def compare(
@@ -41,16 +39,18 @@ def compare(
     text = ""
     if len(tables) > 1:
         found = comparison.compare(tables, against=reference)
-        _show(found, found.sentences(HEADLINES), HEADLINES)
+        target = next(iter(tables.values())).target
+        printed = frozenset(name for name, metric in target.metrics.items() if metric.printed)
+        _show(found, found.sentences(printed), printed)
         text += f"# Comparison\n\n{found.as_markdown()}"
         if out is not None:
             found.write(out / "comparison.csv")
     for name, own in baselines.items():
         if own:
-            beside = comparison.compare_with_baselines(name, tables[name], own)
-            told = list(beside.warnings()) or [f"{name} beats every baseline."]
-            _show(beside, told, apart=("first", "metric"))
-            text += "\n\n".join([f"\n# {name} beside baselines", *told, beside.as_markdown()])
+            tested = comparison.compare_with_baselines(name, tables[name], own)
+            lines = list(tested.warnings()) or [f"{name} beats every baseline."]
+            _show(tested, lines, apart=("first", "metric"))
+            text += "\n\n".join([f"\n# {name} and its baselines", *lines, tested.as_markdown()])
     if out is not None:
         write_text(out / "comparison.md", text.lstrip("\n"))
         typer.echo(f"Written to {out}.")
@@ -81,7 +81,7 @@ def _show(
     *,
     apart: tuple[str, str] = ("first", "second"),
 ) -> None:
-    """Print a table for each pair, or whatever is told apart; a terminal has no room for more."""
+    """Print a table for each value of the columns `apart`: a terminal is narrow."""
     typer.echo(found.size())
     groups: dict[str, list[dict[str, str]]] = {}
     for row in found.as_rows(names):

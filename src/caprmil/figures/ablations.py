@@ -8,9 +8,8 @@ import numpy as np
 
 from caprmil.figures.style import (
     BLUE,
-    FROM_ZERO,
-    TITLES,
     VERMILLION,
+    Metric,
     Values,
     caption,
     log_scale,
@@ -38,7 +37,7 @@ class Trial:
 
 
 def ablation_panels(
-    trials: Sequence[Trial], *, metrics: Sequence[str] = ("auc", "ace"), about: str = ""
+    trials: Sequence[Trial], *, metrics: Sequence[Metric], about: str = ""
 ) -> "Figure":
     """Draw metrics over one setting, with a row of panels for each value of a second setting.
 
@@ -58,18 +57,18 @@ def ablation_panels(
     for number, (value, members) in enumerate(groups.items()):
         row, last = grid[number], number == len(groups) - 1
         for axes, metric in zip(row, metrics, strict=True):
-            title = "" if number else TITLES.get(metric, metric)
+            title = "" if number else metric.long_title
             tidy(axes, title=title, xlabel=names[0] if last else "")
             for others in groups.values():
                 if others is not members:
-                    _mean_line(axes, others, ticks, metric, color=FAINT, lw=1)
-            _spread(axes, members, ticks, metric)
+                    _mean_line(axes, others, ticks, metric.name, color=FAINT, lw=1)
+            _spread(axes, members, ticks, metric.name)
         if len(names) == 2:
             row[0].set_ylabel(f"{names[1]} = {value}", fontsize=10)
     for axes in grid.flat:
         _name_ticks(axes, ticks)
     for axes, metric in zip(grid[0], metrics, strict=True):
-        if metric in FROM_ZERO:
+        if not metric.higher_is_better:  # an error starts at 0
             axes.set_ylim(bottom=0)
     meaning = ("dot: one fold", "line: mean", "band: ± 1 std")
     ring = "ring: chosen on validation" if any(trial.chosen for trial in trials) else ""
@@ -77,7 +76,7 @@ def ablation_panels(
     return figure
 
 
-def search_panels(trials: Sequence[Trial], *, metric: str, about: str = "") -> "Figure":
+def search_panels(trials: Sequence[Trial], *, metric: Metric, about: str = "") -> "Figure":
     """Draw a metric over each setting of a search: a dot and its spread for each trial."""
     names = [name for name in trials[0].settings if len(_values(trials, name)) > 1]
     names = names or list(trials[0].settings)
@@ -89,7 +88,7 @@ def search_panels(trials: Sequence[Trial], *, metric: str, about: str = "") -> "
         tidy(axes, xlabel=name)
         positions = _positions(axes, trials, name)
         for x, trial in zip(positions, trials, strict=True):
-            mean, spread = _mean_and_spread(trial, metric)
+            mean, spread = _mean_and_spread(trial, metric.name)
             colour, front = (VERMILLION, 4) if trial.chosen else (BLUE, 3)
             style: dict[str, Any] = {"color": colour, "mec": "white", "mew": 0.6, "ms": 6.5}
             bar = (mean - spread, mean + spread)
@@ -98,7 +97,7 @@ def search_panels(trials: Sequence[Trial], *, metric: str, about: str = "") -> "
     for axes in grid.flat[len(names) :]:
         axes.set_visible(False)
     for row in grid:
-        row[0].set_ylabel(TITLES.get(metric, metric), fontsize=10)
+        row[0].set_ylabel(metric.long_title, fontsize=10)
     best = "orange: the chosen trial" if any(trial.chosen for trial in trials) else ""
     caption(figure, about, "dot: mean of the folds", "bar: ± 1 std", best)
     return figure

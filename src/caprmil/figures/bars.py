@@ -8,11 +8,9 @@ from numpy.typing import NDArray
 
 from caprmil.figures.style import (
     BLUE,
-    CHANCE,
-    FROM_ZERO,
     GREY,
-    TITLES,
     VERMILLION,
+    Metric,
     Values,
     caption,
     new_figure,
@@ -25,9 +23,9 @@ if TYPE_CHECKING:
 
 
 def model_bars(
-    scores: Mapping[str, Mapping[str, Values]], *, metrics: Sequence[str] = ("auc", "ace")
+    scores: Mapping[str, Mapping[str, Values]], *, metrics: Sequence[Metric]
 ) -> "Figure":
-    """Draw models in rows; `scores[model][metric]` has a value for each fold.
+    """Draw models in rows; `scores[model][name of a metric]` has a value for each fold.
 
     A dot is a fold, the bar is the mean, with mean and standard deviation as text. NaN is left out.
     Chance is a dashed line.
@@ -35,17 +33,17 @@ def model_bars(
     figure = new_figure(0.8 + 3.9 * len(metrics), 1.3 + 0.46 * len(scores))
     row = figure.subplots(1, len(metrics), sharey=True, squeeze=False)[0]
     for axes, metric in zip(row, metrics, strict=True):
-        tidy(axes, title=TITLES.get(metric, metric))
+        tidy(axes, title=metric.long_title)
         axes.grid(visible=False, axis="y")
-        if metric in CHANCE:
-            axes.axvline(CHANCE[metric], color=GREY, lw=1, ls=(0, (4, 4)))
-            axes.text(CHANCE[metric], len(scores) - 0.45, " chance", color=GREY, fontsize=8)
+        if metric.chance is not None:
+            axes.axvline(metric.chance, color=GREY, lw=1, ls=(0, (4, 4)))
+            axes.text(metric.chance, len(scores) - 0.45, " chance", color=GREY, fontsize=8)
         for number, model in enumerate(scores):
-            values = np.asarray(scores[model].get(metric, ()), dtype=float)
+            values = np.asarray(scores[model].get(metric.name, ()), dtype=float)
             values = values[~np.isnan(values)]
             if len(values):
                 _draw_model(axes, number, values)
-        if metric in FROM_ZERO:
+        if not metric.higher_is_better:  # an error starts at 0
             axes.set_xlim(left=0)
     row[0].set_yticks(range(len(scores)), labels=list(scores), fontsize=10)
     row[0].set_ylim(len(scores) - 0.4, -0.6)  # the first model on top

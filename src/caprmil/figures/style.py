@@ -1,4 +1,4 @@
-"""What all figures share: colours, metric titles, empty axes, and how they are saved.
+"""What all figures share: colours, empty axes, and how they are saved.
 
 Figures are objects, without pyplot and its global state, so they can be drawn in threads and
 without a display. Matplotlib is imported inside the functions. Colours are those of Okabe and Ito,
@@ -7,7 +7,7 @@ which are distinct with any colour vision.
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,20 +25,20 @@ PURPLE, SKY, BLACK, YELLOW = "#CC79A7", "#56B4E9", "#000000", "#F0E442"
 COLOURS = (BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY, BLACK, YELLOW)
 GREY, GRID = "#777777", "#E5E5E5"
 
-TITLES = {
-    "auc": "AUC",
-    "accuracy": "Accuracy",
-    "balanced_accuracy": "Balanced accuracy",
-    "f1": "F1",
-    "kappa": "Quadratic kappa",
-    "ace": "ACE (lower is better)",
-    "ece": "ECE (lower is better)",
-    "ece_positive": "ECE of class 1 (lower is better)",
-    "brier": "Brier score (lower is better)",
-}
-CHANCE = {"auc": 0.5, "kappa": 0.0}
-FROM_ZERO = frozenset({"ace", "ece", "ece_positive", "brier"})
 Slides: TypeAlias = tuple[NDArray[np.integer], NDArray[np.floating]]  # labels and probabilities
+
+
+class Metric(Protocol):
+    """What a figure reads of the record of a metric."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def long_title(self) -> str: ...
+    @property
+    def higher_is_better(self) -> bool: ...
+    @property
+    def chance(self) -> float | None: ...
 
 
 def save(figure: "Figure", path: Path | str, dpi: int = 150, *, replace: bool = False) -> Path:

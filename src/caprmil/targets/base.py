@@ -57,6 +57,8 @@ class Target:
     """What the numbers of an answer are, in one word: e.g. probabilities."""
     headline: ClassVar[str]
     """The metric that is shown first, compared with baselines and printed while training."""
+    second: ClassVar[str]
+    """The metric that is shown next to it in figures and tables of several models."""
 
     def __str__(self) -> str:
         return self.kind

@@ -39,6 +39,7 @@ class Classification(Target):
     calibrates: ClassVar[bool] = True
     answer_name: ClassVar[str] = "probabilities"
     headline: ClassVar[str] = "auc"
+    second: ClassVar[str] = "ace"
     missing: ClassVar[Label] = -1
 
     def __post_init__(self) -> None:

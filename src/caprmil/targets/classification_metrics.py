@@ -205,14 +205,20 @@ def _confusion(labels: Labels, probabilities: Probabilities) -> NDArray[np.int64
 
 for _metric in (
     Metric(name="auc", title="AUC", function=auc, chance=0.5, influence=auc_influence),
-    Metric(name="accuracy", title="Accuracy", function=accuracy, weighted=weighted.accuracy),
+    Metric(
+        name="accuracy",
+        title="Accuracy",
+        function=accuracy,
+        printed=False,
+        weighted=weighted.accuracy,
+    ),
     Metric(
         name="balanced_accuracy",
         title="Balanced accuracy",
         function=balanced_accuracy,
         weighted=weighted.balanced_accuracy,
     ),
-    Metric(name="f1", title="F1", function=f1, weighted=weighted.f1),
+    Metric(name="f1", title="F1", function=f1, printed=False, weighted=weighted.f1),
     Metric(
         name="kappa", title="Quadratic kappa", function=kappa, chance=0.0, weighted=weighted.kappa
     ),
@@ -231,6 +237,7 @@ for _metric in (
         function=ece,
         higher_is_better=False,
         biased=True,
+        printed=False,
         weighted=weighted.ece,
     ),
     Metric(
@@ -240,6 +247,7 @@ for _metric in (
         higher_is_better=False,
         biased=True,
         applies=lambda target: target.n_outputs == 2,
+        printed=False,
         weighted=weighted.ece_positive,
     ),
     Metric(

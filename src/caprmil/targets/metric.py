@@ -52,6 +52,8 @@ class Metric:
     biased: bool = False
     """Whether the metric reads too high on few slides, and higher in a bootstrap: it then has no
     interval of its own, and draws are centred on the value where two models are compared."""
+    printed: bool = True
+    """Whether `caprmil compare` prints the metric. Its files have every metric."""
     weighted: Callable[[Labels, Answers, Weights], Values] | None = None
     """The metric of many draws at once, each a row of weights on the slides. Without it, draws are
     scored one by one."""

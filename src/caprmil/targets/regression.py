@@ -41,6 +41,7 @@ class Regression(Target):
     kind: ClassVar[str] = "regression"
     answer_name: ClassVar[str] = "predicted"
     headline: ClassVar[str] = "r2"
+    second: ClassVar[str] = "mae"
     missing: ClassVar[Label] = float("nan")
     strata_title: ClassVar[str] = "Quarters of the labels"
     n_outputs = 1

@@ -16,7 +16,7 @@ from caprmil.experiments.sweep.pruning import Pruned
 from caprmil.io import tables
 from caprmil.models import CAPRMIL, MILModel
 from caprmil.runs.run import Run
-from caprmil.targets.metric import METRICS, Spread, mean_and_spread
+from caprmil.targets.metric import Metric, Spread, mean_and_spread
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -119,11 +119,11 @@ class SweepResults:
         folds = dict.fromkeys(fold for each in self.points for fold in each.scores["validation"])
         return mean_and_spread(map(choose, folds))
 
-    def shown_metrics(self) -> list[str]:
-        """Return the metrics in tables and figures: the plan's, the target's first, and ACE."""
+    def shown_metrics(self) -> list[Metric]:
+        """Return the metrics in tables and figures: the plan's and the target's first two."""
         target = self.plan.recipe.target
-        names = dict.fromkeys([self.plan.metric, target.headline, "ace"])
-        return [name for name in names if name in METRICS[target.kind]]
+        names = dict.fromkeys([self.plan.metric, target.headline, target.second])
+        return [self.plan.find_metric(name) for name in names]
 
     def _title(self, metric: str) -> str:
         return self.plan.find_metric(metric).title
@@ -140,7 +140,7 @@ class SweepResults:
             row["parameters"] = f"{each.parameters:,}"
             row[f"validation {self._title(metric)}"] = show(each.mean("validation", metric))
             row |= {
-                f"test {self._title(m)}": show(each.mean("test", m)) for m in self.shown_metrics()
+                f"test {m.title}": show(each.mean("test", m.name)) for m in self.shown_metrics()
             }
             if compared:
                 row["paper's AUC"] = show(each.published.auc) if each.published else "-"
@@ -216,7 +216,7 @@ class SweepResults:
         trials = [
             figures.Trial(
                 settings={titles[key]: text for key, text in each.point.changes.items()},
-                folds={name: each.folds(part, name) for name in self.shown_metrics()},
+                folds={m.name: each.folds(part, m.name) for m in self.shown_metrics()},
                 chosen=each is best,
             )
             for each in self.points
@@ -224,7 +224,9 @@ class SweepResults:
         about = f"{part} part of each fold"
         if panels:
             return figures.ablation_panels(trials, metrics=self.shown_metrics(), about=about)
-        return figures.search_panels(trials, metric=self.plan.metric, about=about)
+        return figures.search_panels(
+            trials, metric=self.plan.find_metric(self.plan.metric), about=about
+        )
 
 
 def show(figure: Spread | paper.Figure) -> str:
