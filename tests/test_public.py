@@ -1,14 +1,18 @@
-"""What is promised to the outside: names, light imports, README and docs that run as printed."""
+"""The public interface: names, light imports, and a README and docs that run as printed."""
 
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import typer
+from typer.testing import CliRunner
 
 import caprmil
+from caprmil import cli
 from caprmil.synthetic import SlideCohort
 
 ROOT = Path(__file__).parents[1]
@@ -22,58 +26,114 @@ def blocks(page: str, language: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder that the README assumes: slides, a table, features and the recipes."""
+    """The folder that README and docs assume: slides, a table, features and the recipes."""
     home = tmp_path_factory.mktemp("readme")
     SlideCohort(slides=12, width=700, height=700, tumour=0.3).write(home)
-    encode = ["encode", "slides", "--out", "features"]
-    subprocess.run([sys.executable, "-m", "caprmil", *encode], cwd=home, check=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(home)
+        run_command("caprmil encode slides --out features")
     shutil.copytree(ROOT / "recipes", home / "recipes")
     return home
 
 
-def test_every_public_name_is_there() -> None:
+def run_command(line: str) -> None:
+    name, *words = line.split()
+    assert name == "caprmil"
+    result = CliRunner().invoke(cli.app, words)
+    assert result.exit_code == 0, f"{line}\n{result.output}\n{result.exception}"
+
+
+def test_every_public_name_can_be_imported() -> None:
     for name in caprmil.__all__:
         assert getattr(caprmil, name).__module__.startswith("caprmil.")
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         _ = caprmil.nonsense
 
 
-@pytest.mark.parametrize(
-    "module",
-    [
+def test_modules_that_need_no_torch_do_not_load_it() -> None:
+    code = """
+import importlib, sys
+for name in sys.argv[1:]:
+    importlib.import_module(f"caprmil.{name}")
+    if {"torch", "lightning"} & set(sys.modules):
+        sys.exit(name)
+"""
+    modules = [
         *("features.bags", "cohort.cohort", "cohort.folds", "targets", "evaluation.predictions"),
         *("config", "cli", "figures", "slides.slide", "slides.tissue", "slides.patches"),
         *("slides.regions", "slides.qc", "encoders", "features.extract", "features.convert"),
+    ]
+    subprocess.run([sys.executable, "-c", code, *modules], check=True)
+
+
+def test_models_load_without_h5py_and_lightning() -> None:
+    code = "import sys, caprmil.models; print('h5py' in sys.modules, 'lightning' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "False"]
+
+
+@pytest.mark.parametrize(
+    ("page", "written"),
+    [
+        ("README.md", ["runs/first/report/index.html"]),
+        pytest.param(
+            "docs/quickstart.md",
+            ["predictions.csv", "runs/first/scores.md", "runs/abmil/scores.md"],
+            marks=pytest.mark.slow,
+        ),
     ],
 )
-def test_what_needs_no_torch_does_not_load_it(module: str) -> None:
-    code = (
-        f"import sys, caprmil.{module}; print('torch' in sys.modules, 'lightning' in sys.modules)"
-    )
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert said.stdout.split() == ["False", "False"]
+def test_the_shell_commands_of_a_page_run(
+    page: str, written: list[str], home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(home, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    (commands,) = blocks(page, "console")
+    for line in commands.splitlines():
+        run_command(line)
+    assert [name for name in written if not Path(name).exists()] == []
 
 
-def test_models_load_without_files_of_bags() -> None:
-    code = "import sys, caprmil.models; print('h5py' in sys.modules, 'lightning' in sys.modules)"
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert said.stdout.split() == ["False", "False"]
+def test_every_command_and_option_in_the_docs_exists() -> None:
+    group = typer.main.get_command(cli.app)
+    assert isinstance(group, typer.core.TyperGroup)
+    options = {
+        name: {option for parameter in command.params for option in parameter.opts} | {"--help"}
+        for name, command in group.commands.items()
+    }
+    unknown = [
+        f"{page.name}: {line}"
+        for page in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
+        for line in commands_on(page)
+        for command, *words in [shlex.split(line, comments=True)[1:] or ["--help"]]
+        if not command.startswith("-")
+        and not {word.partition("=")[0] for word in words if word.startswith("--")}
+        <= options.get(command, set())
+    ]
+    assert unknown == []
 
 
-def test_the_shell_tour_of_the_readme_runs(home: Path) -> None:
-    (tour,) = blocks("README.md", "console")
-    for line in tour.splitlines():
-        name, *words = line.split()
-        assert name == "caprmil"
-        command = [sys.executable, "-m", "caprmil", *words]
-        done = subprocess.run(command, cwd=home, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, f"{line}\n{done.stderr}"
-    assert (home / "answers.csv").read_text().count("\n") == 3
-    assert (home / "runs/abmil/scores.md").exists()
+def commands_on(page: Path) -> list[str]:
+    """Return the lines and code spans of a page that start with `caprmil `."""
+    text = page.read_text().replace("\\\n", " ")
+    return re.findall(r"^caprmil .+$", text, re.MULTILINE) + re.findall(r"`(caprmil [^`]+)`", text)
+
+
+def test_the_readme_has_fewer_than_900_words() -> None:
+    assert len((ROOT / "README.md").read_text().split()) < 900
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/models.md", "docs/explain.md"])
 def test_the_python_on_a_page_runs(page: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_python(page, home, monkeypatch)
+
+
+@pytest.mark.slow
+def test_the_python_of_the_quickstart_runs(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_python("docs/quickstart.md", home, monkeypatch)
+
+
+def run_python(page: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(home)
     names: dict[str, object] = {}
     for block in blocks(page, "python"):
@@ -84,7 +144,9 @@ def test_the_table_of_models_is_what_the_command_measures() -> None:
     from caprmil.experiments import cost
 
     rows = re.findall(
-        r"^\| `(\S+)` \| ([\d,]+) \| ([\d.]+) \|", (ROOT / "README.md").read_text(), re.MULTILINE
+        r"^\| `(\S+)` \| ([\d,]+) \| ([\d.]+) \|",
+        (ROOT / "docs/models.md").read_text(),
+        re.MULTILINE,
     )
     assert len(rows) == 12
     for name, parameters, gigaflops in rows:
@@ -102,9 +164,9 @@ def test_every_recipe_can_be_read_and_its_model_built(recipe: str) -> None:
 def test_the_papers_recipe_is_the_default() -> None:
     from caprmil import config
 
-    spelt = caprmil.read_recipe(ROOT / "recipes/caprmil.toml")
+    full = caprmil.read_recipe(ROOT / "recipes/caprmil.toml")
     default = caprmil.Recipe(cohort="labels.csv", features="features")
-    told = [line for line in config.differences(default, spelt) if not line.startswith("model.")]
-    assert told == []
-    built = [recipe.try_model().settings for recipe in (spelt, default)]
+    changes = config.differences(default, full)
+    assert [line for line in changes if not line.startswith("model.")] == []
+    built = [recipe.try_model().settings for recipe in (full, default)]
     assert built[0] == built[1]
