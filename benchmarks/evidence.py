@@ -198,7 +198,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for name in models:
             if name not in MODELS:
                 raise UnknownNameError("model", name, MODELS)
-        page = Page(args.out, "benchmarks/evidence.py", "Do maps find the tumour?")
+        page = Page(args.out, "benchmarks/evidence.py", "Maps compared with a known tumour")
         prepare(plan, args.folder)
         record = Record(args.out.with_suffix(".jsonl"), Result, fingerprint(plan))
         jobs = [Job(model, seed) for seed in range(args.seeds) for model in models]

@@ -1,11 +1,11 @@
-"""Measure what answers from disk take for bags of any size: seconds, and resident memory.
+"""Measure seconds and resident memory of predictions and explanations of large bags from disk.
 
     python benchmarks/large.py
 
-Each bag is written to a temporary folder, 2 KiB a patch, and asked about by a process of its own,
-by what `caprmil predict` and `caprmil explain` call, with one model. Of two runs, the most that
-was resident is told, and the median of the seconds. Resident memory is that of the whole process
-at its highest, Python and torch included, which are told apart.
+Each bag is written to a temporary folder, with 2 KiB per patch. A new process predicts or explains
+it with one model, with the functions of `caprmil predict` and `caprmil explain`. The table has the
+maximum of resident memory over two runs, and the median of the seconds. Resident memory is the peak
+of the process, with Python and torch, whose share is in the last column.
 """
 
 import argparse
@@ -36,11 +36,11 @@ QUICK = (2_000,)
 MODELS = ("caprmil", "caprmil+gated")
 WORKS = ("predict", "explain")
 RUNS = 2
-ROWS = 8192  # that are drawn once and written again and again, turned a little
+ROWS = 8192  # drawn once and written repeatedly, each time rolled by one column
 
 
 def write(path: Path, n: int) -> None:
-    """Write a bag piece by piece."""
+    """Write a bag in chunks."""
     block = np.random.default_rng(0).standard_normal((ROWS, WIDTH)).astype(np.float16)
     info = BagInfo(path=path, kind="caprmil", n_patches=n, width=WIDTH, dtype="float16")
     with bags.writing(info, None) as put:
@@ -48,8 +48,8 @@ def write(path: Path, n: int) -> None:
             put(np.roll(block, number % WIDTH, axis=1)[: n - start])
 
 
-def ask(path: Path, name: str, work: str) -> dict[str, float]:
-    """Answer or explain a bag in this process, and tell what that took."""
+def measure_here(path: Path, name: str, work: str) -> dict[str, float]:
+    """Predict or explain a bag in this process, and return seconds and memory."""
     torch.manual_seed(0)
     model = create(name, WIDTH, 2).eval()
     before, start = resident(), perf_counter()
@@ -63,9 +63,9 @@ def ask(path: Path, name: str, work: str) -> dict[str, float]:
 
 
 def resident() -> float:
-    """Return the most GB of this process that were resident so far.
+    """Return the peak of this process's resident memory in GB.
 
-    Not by `getrusage`, which on Linux begins with what the parent had.
+    `getrusage` is not used on Linux: it starts with the peak of the parent process.
     """
     status = Path("/proc/self/status")
     if not status.exists():
@@ -74,11 +74,10 @@ def resident() -> float:
     return int(line.split()[1]) * 1024 / 1e9
 
 
-def apart(path: Path, name: str, work: str) -> dict[str, float]:
-    """Ask in a process of its own."""
-    command = [sys.executable, __file__, "--ask", str(path), name, work]
-    told = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    found: dict[str, float] = json.loads(told)
+def measure_in_new_process(path: Path, name: str, work: str) -> dict[str, float]:
+    command = [sys.executable, __file__, "--one", str(path), name, work]
+    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    found: dict[str, float] = json.loads(output)
     return found
 
 
@@ -90,7 +89,7 @@ def measure(sizes: Sequence[int], models: Sequence[str], times: int) -> list[lis
             write(path, n)
             for name in models if n == max(sizes) else models[:1]:
                 for work in WORKS:
-                    runs = [apart(path, name, work) for _ in range(times)]
+                    runs = [measure_in_new_process(path, name, work) for _ in range(times)]
                     found = {key: max(run[key] for run in runs) for key in KEYS}
                     found["seconds"] = median(run["seconds"] for run in runs)
                     size = path.stat().st_size / 1e9
@@ -106,19 +105,19 @@ def measure(sizes: Sequence[int], models: Sequence[str], times: int) -> list[lis
 
 
 KEYS = {"seconds": 1, "peak": 2, "before": 2}
-HEAD = ["patches", "GB on disk", "model", "", "seconds", "GB resident", "GB of it before"]
+HEAD = ["patches", "GB on disk", "model", "command", "seconds", "GB resident", "GB before"]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Read the command line, measure, and write the table into its place on the page."""
+    """Measure, and write the table to the page."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--out", type=Path, default=Path("docs/performance.md"))
-    parser.add_argument("--quick", action="store_true", help="see that it runs; measures nothing")
-    parser.add_argument("--ask", nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, to test that it runs")
+    parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
     args = parser.parse_args(arguments)
-    if args.ask:
-        path, name, work = args.ask
-        print(json.dumps(ask(Path(path), name, work)))
+    if args.one:
+        path, name, work = args.one
+        print(json.dumps(measure_here(Path(path), name, work)))
         return
     page = Page(args.out, "benchmarks/large.py", "Large bags")
     rows = measure(QUICK if args.quick else SIZES, MODELS, 1 if args.quick else RUNS)

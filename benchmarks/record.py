@@ -1,4 +1,4 @@
-"""A benchmark that may be stopped: results line by line in a file, and the page they end on."""
+"""Benchmarks that can be resumed: results in a file of JSON lines, and the page with the tables."""
 
 import json
 import sys
@@ -17,7 +17,7 @@ from caprmil.io.atomic import write_text
 
 
 class Outcome(Protocol):
-    """What came of a job: a dataclass that JSON can hold."""
+    """The result of a job: a dataclass that can be stored as JSON."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
@@ -26,7 +26,7 @@ class Outcome(Protocol):
 
     @property
     def settings(self) -> str:
-        """The digest of what it was made with."""
+        """Digest of the settings."""
 
 
 Job = TypeVar("Job")
@@ -35,14 +35,14 @@ Result = TypeVar("Result", bound=Outcome)
 
 @dataclass(frozen=True)
 class Record(Generic[Result]):
-    """Results of one kind and one digest of settings, in a file of JSON lines."""
+    """Results of one type and one digest of settings, in a file of JSON lines."""
 
     path: Path
     kind: type[Result]
     settings: str
 
     def kept(self) -> list[Result]:
-        """Return the results of these settings. A line that was cut short is left out."""
+        """Return the results of these settings, without incomplete lines."""
         if not self.path.exists():
             return []
         found = []
@@ -56,17 +56,17 @@ class Record(Generic[Result]):
     def complete(
         self, jobs: Sequence[Job], run: Callable[[Job], Result], *, processes: int | None = 2
     ) -> Iterator[Result]:
-        """Yield the result of every job: first what is kept, then the rest as it is made."""
+        """Yield the result of every job: the stored ones first, then the others."""
         done = {result.job: result for result in self.kept()}
         yield from (done[job] for job in jobs if job in done)
         to_do = [job for job in jobs if job not in done]
         if len(to_do) < len(jobs):
-            print(f"{len(jobs) - len(to_do)} of {len(jobs)} are in {self.path} already.")
+            print(f"{len(jobs) - len(to_do)} of {len(jobs)} are already in {self.path}.")
         self.path.parent.mkdir(parents=True, exist_ok=True)
         shown = sys.stderr.isatty()
         with progress.bar("Jobs", shown=shown) as step, self.path.open("a") as lines:
             if self.path.read_text()[-1:] not in ("", "\n"):
-                lines.write("\n")  # the last line was cut short
+                lines.write("\n")  # the last line is incomplete
             for number, result in enumerate(work(to_do, run, processes), len(jobs) - len(to_do)):
                 lines.write(json.dumps(asdict(result)) + "\n")
                 lines.flush()
@@ -75,7 +75,7 @@ class Record(Generic[Result]):
 
 
 def one_by_one(jobs: Sequence[Job], run: Callable[[Job], Result]) -> Iterable[Result]:
-    """Yield results in order, each from a process of its own: none finds what another left."""
+    """Yield results in order, each from a new process, so that jobs do not affect each other."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
         for job in jobs:
             yield pool.submit(run, job).result()
@@ -84,9 +84,9 @@ def one_by_one(jobs: Sequence[Job], run: Callable[[Job], Result]) -> Iterable[Re
 def work(
     jobs: Sequence[Job], run: Callable[[Job], Result], processes: int | None
 ) -> Iterable[Result]:
-    """Yield results as they come, from so many processes of one thread each.
+    """Yield results as they are done, from this number of processes with one thread each.
 
-    None: in order, each in a process of its own.
+    None: in order, each in a new process.
     """
     if processes is None:
         yield from one_by_one(jobs, run)
@@ -108,30 +108,30 @@ def work(
 
 
 class Page:
-    """A page of which a part is made by a benchmark. What is written by hand around it stays."""
+    """A page with a part that a benchmark writes. The rest of the page is not changed."""
 
     end = "<!-- end -->"
 
     def __init__(self, path: Path, maker: str, title: str) -> None:
         self.path, self.title = path, title
         self.begin = f"<!-- begin: made by {maker} -->"
-        self.around()  # a page without a place is an error before the work, not after it
+        self.around()  # a page without the marks is an error before the work, not after it
 
     def around(self) -> tuple[str, str]:
-        """Return what stands on the page before and after the part."""
+        """Return the text of the page before and after the part."""
         if not self.path.exists():
             return f"# {self.title}\n\n", "\n"
         before, begin, rest = self.path.read_text(encoding="utf-8").partition(self.begin)
         _, end, after = rest.partition(self.end)
         if not begin or not end:
             raise RunError(
-                f"{self.path} has no place for the tables. Add the lines {self.begin} and "
+                f"{self.path} has no marks for the tables. Add the lines {self.begin} and "
                 f"{self.end}, or choose another name."
             )
         return before, after
 
     def write(self, part: str) -> None:
-        """Put the part in its place."""
+        """Write the part between the marks."""
         before, after = self.around()
         text = f"{before}{self.begin}\n{part.strip()}\n{self.end}{after}"
         write_text(self.path, text, replace=True)

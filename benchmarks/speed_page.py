@@ -1,4 +1,4 @@
-"""The page of the benchmark of speed: targets, tables and plots, from the rows that were kept."""
+"""The page of the benchmark of speed: targets, tables and plots of the stored results."""
 
 import math
 import os
@@ -13,17 +13,17 @@ import torch
 from caprmil import figures
 from caprmil.figures.style import COLOURS, GREY, log_scale, new_figure, tidy
 from caprmil.models import caprmil
-from sides import (
+from speed_variants import (
     GROUPS,
     KEEP,
     LIMIT,
     PEERS,
     PLAIN,
     READ,
-    SIDES,
     STREAM,
     STREAMED,
     STREAMED_KEEPING,
+    VARIANTS,
     WHOLE,
     Group,
 )
@@ -39,45 +39,45 @@ LINES = (
     *("caprmil", PLAIN, LIMIT, "mean", "abmil", "clam", "dsmil", "dtfd"),
     *("transmil", "dgrmil", "bayesmil", "sgpmil"),
 )
-"""Who is drawn, in this order of colours."""
+"""Variants in the plots, in the order of the colours."""
 
 
 class Figures:
-    """What was measured, to be asked for by group, side, size and work; None if it was not."""
+    """Measured figures by group, variant, size and work; None if it was not measured."""
 
     def __init__(self, results: Sequence["Result"]) -> None:
-        self.results = {result.job: result for result in results}  # of a job measured twice: last
+        self.results = {result.job: result for result in results}  # the last one of a job
 
-    def ask(self, what: str, side: str, n: int, work: str, group: str = "") -> float | None:
-        """Return a figure of a side; the group is the first that measured it, if none is named."""
+    def get(self, what: str, variant: str, n: int, work: str, group: str = "") -> float | None:
+        """Return a figure of a variant, by default from the first group that measured it."""
         for job, result in self.results.items():
             wanted = job.group == group if group else job.group != PROFILE
-            if wanted and (job.patches, job.work) == (n, work) and side in result.sides:
-                value = result.sides[side].get(what)
+            if wanted and (job.patches, job.work) == (n, work) and variant in result.figures:
+                value = result.figures[variant].get(what)
                 return None if value is None or math.isnan(value) else value
         return None
 
     def ratio(
         self, what: str, above: str, below: str, n: int, work: str, group: str
     ) -> "Ratio | None":
-        """Return one side's figure by another's of the same group; times, round by round.
+        """Return the ratio of two variants of a group; for times, the median over rounds.
 
-        A round is short, so a busy minute strikes both of its sides; that is steadier than the
+        A round is short, so other load affects both of its variants. That is more stable than the
         ratio of two medians.
         """
-        one, other = (self.ask(what, side, n, work, group) for side in (above, below))
+        one, other = (self.get(what, variant, n, work, group) for variant in (above, below))
         if not one or not other:
             return None
         if what != "cpu":
             return Ratio(one / other, one / other, one / other)
-        turns = next(r.turns for job, r in self.results.items() if job == (group, n, work))
-        rounds = np.divide(turns[above], turns[below])
-        low, middle, high = np.quantile(rounds, [0.25, 0.5, 0.75])
+        times = next(r.rounds for job, r in self.results.items() if job == (group, n, work))
+        ratios = np.divide(times[above], times[below])
+        low, middle, high = np.quantile(ratios, [0.25, 0.5, 0.75])
         return Ratio(float(middle), float(low), float(high))
 
 
 class Ratio(NamedTuple):
-    """A ratio, and the quartiles of it over the rounds."""
+    """A ratio with its quartiles over the rounds."""
 
     middle: float
     low: float
@@ -91,7 +91,7 @@ class Ratio(NamedTuple):
 
 @dataclass(frozen=True)
 class Target:
-    """What we aim at: a figure, and on which side of its bound it must lie."""
+    """A target: figures, a bound, and whether it is a lower or an upper bound."""
 
     text: str
     bound: float
@@ -99,13 +99,13 @@ class Target:
     figures: dict[str, Ratio | None]
 
     def row(self) -> list[str]:
-        known = {place: ratio for place, ratio in self.figures.items() if ratio is not None}
-        told = ", ".join(f"{ratio} ({place})" for place, ratio in known.items())
+        known = {name: ratio for name, ratio in self.figures.items() if ratio is not None}
+        measured = ", ".join(f"{ratio} ({name})" for name, ratio in known.items())
         verdicts = dict.fromkeys(map(self.verdict, known.values()))  # each once
-        return [self.text, told or "not measured", ", ".join(verdicts) or "-"]
+        return [self.text, measured or "not measured", ", ".join(verdicts) or "-"]
 
     def verdict(self, ratio: Ratio) -> str:
-        """Say nothing for sure where the bound lies within the quartiles."""
+        """Return whether the bound is met, or lies between the quartiles."""
         if ratio.low < self.bound < ratio.high:
             return "within the noise"
         met = ratio.middle >= self.bound if self.at_least else ratio.middle <= self.bound
@@ -113,66 +113,67 @@ class Target:
 
 
 def targets(found: Figures) -> list[Target]:
-    """Return the targets beside what was measured, in CPU time on one thread."""
+    """Return the targets with the measured figures, in CPU time on one thread."""
 
     def at(
         what: str, above: str, below: str, work: str, group: str, sizes: Sequence[int] = MIDDLE
     ) -> dict[str, Ratio | None]:
         return {f"{n:,}": found.ratio(what, above, below, n, work, group) for n in sizes}
 
-    def growth(side: str, work: str) -> dict[str, Ratio | None]:
-        small, large = (found.ask("cpu", side, n, work, "caprmil") for n in (50_000, 200_000))
+    def growth(variant: str, work: str) -> dict[str, Ratio | None]:
+        small, large = (found.get("cpu", variant, n, work, "caprmil") for n in (50_000, 200_000))
         if not small or not large:
-            return {f"{side}, {work}": None}
+            return {f"{variant}, {work}": None}
         low, high = (
-            found.ask(one, side, 200_000, work, "caprmil") or large
-            for one in ("cpu_low", "cpu_high")
+            found.get(name, variant, 200_000, work, "caprmil") or large
+            for name in ("cpu_low", "cpu_high")
         )
         ratio = Ratio(large / (4 * small), low / (4 * small), high / (4 * small))
-        return {f"{side}, {work}": ratio}
+        return {f"{variant}, {work}": ratio}
 
     cpu, peak, group = "cpu", "peak", "caprmil"
     peers = {
         f"{name}, {work}": found.ratio(cpu, name, peer, 10_000, work, name)
         for name, peer in PEERS.items()
-        for work in ("look", "train")
+        for work in ("infer", "train")
     }
-    asked = {place: value for place, value in peers.items() if not place.startswith(("ds", "dt"))}
+    peers = {name: ratio for name, ratio in peers.items() if not name.startswith(("ds", "dt"))}
     return [
-        Target("looking: times faster than the plain form, 1.8 at least", 1.8, True,
-               at(cpu, PLAIN, "caprmil", "look", group)),
-        Target("looking: times the limit, 1.35 at most", 1.35, False,
-               at(cpu, "caprmil", LIMIT, "look", group)),
-        Target("training step, memory by size: times faster than the plain form, 1.4 at least",
+        Target("inference: times faster than the plain form, 1.8 at least", 1.8, True,
+               at(cpu, PLAIN, "caprmil", "infer", group)),
+        Target("inference: times the limit, 1.35 at most", 1.35, False,
+               at(cpu, "caprmil", LIMIT, "infer", group)),
+        Target("training step, default memory: times faster than the plain form, 1.4 at least",
                1.4, True, at(cpu, PLAIN, "caprmil", "train", group)),
         Target("training step, memory whole: times faster than the plain form, 1.4 at least",
                1.4, True, at(cpu, PLAIN, WHOLE, "train", group)),
-        Target("training, memory by size: memory of the plain form's, 0.5 at most", 0.5, False,
-               at(peak, "caprmil", PLAIN, "train", group)),
-        Target("training, memory whole: memory of the plain form's, 0.5 at most", 0.5, False,
+        Target("training, default memory: share of the plain form's memory, 0.5 at most", 0.5,
+               False, at(peak, "caprmil", PLAIN, "train", group)),
+        Target("training, memory whole: share of the plain form's memory, 0.5 at most", 0.5, False,
                at(peak, WHOLE, PLAIN, "train", group)),
         Target("200,000 patches against four times 50,000: 1.1 at most", 1.1, False,
-               growth("caprmil", "look") | growth("caprmil", "train")),
-        Target("the same of the limit, which is as linear as the machine", 1.1, False,
-               growth(LIMIT, "look") | growth(LIMIT, "train")),
+               growth("caprmil", "infer") | growth("caprmil", "train")),
+        Target("the same for the limit", 1.1, False,
+               growth(LIMIT, "infer") | growth(LIMIT, "train")),
         *(
-            Target(f"{how}: times {told}, 1.3 at most", 1.3, False,
-                   at(cpu, side, other, "look", "disk"))
-            for how, side in (("streamed, patches kept", STREAMED_KEEPING),
+            Target(f"{how}: times {reference}, 1.3 at most", 1.3, False,
+                   at(cpu, variant, other, "infer", "disk"))
+            for how, variant in (("streamed, patches kept", STREAMED_KEEPING),
                               ("streamed, nothing kept", STREAMED))
-            for told, other in (("in memory", "caprmil"), ("the same file read whole", READ))
+            for reference, other in (("in memory", "caprmil"),
+                                     ("the same file read completely", READ))
         ),
         Target("memory keep: times the plain step, 1.4 at most", 1.4, False,
                at(cpu, KEEP, PLAIN, "train", "memory")),
-        Target("memory keep: memory of the plain form's, 0.5 at most", 0.5, False,
+        Target("memory keep: share of the plain form's memory, 0.5 at most", 0.5, False,
                at(peak, KEEP, PLAIN, "train", "memory")),
         Target("memory stream: times the plain step, 2.3 at most", 2.3, False,
                at(cpu, STREAM, PLAIN, "train", "memory")),
-        Target("ABMIL, CLAM, TransMIL at 10,000: times torchmil's, 1 at most", 1.0, False, asked),
+        Target("ABMIL, CLAM, TransMIL at 10,000: times torchmil, 1 at most", 1.0, False, peers),
     ]  # fmt: skip
 
 
-MIDDLE = (10_000, 50_000)  # the sizes that the targets are for
+MIDDLE = (10_000, 50_000)  # the sizes of the targets
 
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -183,12 +184,12 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def table(
     found: Figures, sizes: Sequence[int], work: str, what: str, show: Callable[[float], str]
 ) -> str:
-    """Return a table of every side that was measured, a column for each size."""
+    """Return a table of all measured variants, with a column per size."""
     rows = []
-    for side in SIDES:
-        values = [found.ask(what, side, n, work) for n in sizes]
+    for variant in VARIANTS:
+        values = [found.get(what, variant, n, work) for n in sizes]
         if any(value is not None for value in values):
-            rows.append([side, *("-" if value is None else show(value) for value in values)])
+            rows.append([variant, *("-" if value is None else show(value) for value in values)])
     return markdown(["", *(f"{n:,}" for n in sizes)], rows)
 
 
@@ -201,10 +202,10 @@ def mebibytes(n: float) -> str:
 
 
 def against_torchmil(found: Figures, sizes: Sequence[int]) -> str:
-    """Return how many times of torchmil's time and memory ours needs."""
+    """Return the ratios of our time and memory to those of torchmil."""
     rows = []
     for name, peer in PEERS.items():
-        for work in ("look", "train"):
+        for work in ("infer", "train"):
             figures = [found.ratio("cpu", name, peer, n, work, name) for n in sizes]
             memory = [found.ratio("peak", name, peer, n, work, name) for n in sizes]
             cells = [
@@ -217,13 +218,13 @@ def against_torchmil(found: Figures, sizes: Sequence[int]) -> str:
 
 
 def parts_table(found: Figures, n: int) -> str:
-    """Return where the time goes, part by part, the largest first."""
+    """Return the time of each part, the largest first."""
     columns = {
-        f"{side}, {work}": result.sides[side]
+        f"{variant}, {work}": result.figures[variant]
         for job, result in found.results.items()
         if job.group == PROFILE and job.patches == n
         for work in [job.work]
-        for side in result.sides
+        for variant in result.figures
     }
     names = {part for column in columns.values() for part in column}
     order = sorted(names, key=lambda part: -max(own.get(part, 0.0) for own in columns.values()))
@@ -244,27 +245,27 @@ def parts_table(found: Figures, n: int) -> str:
 def plot(
     found: Figures, sizes: Sequence[int], what: str, unit: float, titles: tuple[str, str], up: str
 ) -> "Figure":
-    """Draw a figure over the size of the bag, both axes logarithmic, for looking and training."""
+    """Return a plot over the size of the bag, for inference and training, both axes logarithmic."""
     figure = new_figure(9.6, 4.4)
     panels = figure.subplots(1, 2)
-    for axes, work, title in zip(panels, ("look", "train"), titles, strict=True):
+    for axes, work, title in zip(panels, ("infer", "train"), titles, strict=True):
         tidy(axes, title=title, xlabel="patches in the bag", ylabel=up)
-        for number, side in enumerate(LINES):
-            if what == "peak" and side == LIMIT:  # which has all its memory before
+        for number, variant in enumerate(LINES):
+            if what == "peak" and variant == LIMIT:  # its memory is allocated before
                 continue
-            points = [(n, found.ask(what, side, n, work)) for n in sizes]
+            points = [(n, found.get(what, variant, n, work)) for n in sizes]
             known = [(n, value / unit) for n, value in points if value]
             if not known:
                 continue
             style: dict[str, Any] = {"color": COLOURS[number % len(COLOURS)], "lw": 1.4}
-            if side == "caprmil":
+            if variant == "caprmil":
                 style["lw"] = 2.8
-            elif side == LIMIT:
+            elif variant == LIMIT:
                 style |= {"color": GREY, "ls": (0, (4, 3))}
             elif number >= len(COLOURS):
                 style["ls"] = (0, (1, 1))
             across, values = zip(*known, strict=True)
-            axes.plot(across, values, marker="o", ms=4, label=side, **style)
+            axes.plot(across, values, marker="o", ms=4, label=variant, **style)
         log_scale(axes, "x", subs=(1.0,))
         log_scale(axes, "y", subs=(1.0,))
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
@@ -279,42 +280,42 @@ def plot(
     return figure
 
 
-def told_most(group: Group, largest: int) -> str:
-    """Say how large the bags of a group are at most, where they are not the largest of all."""
-    words = {"look": "looking", "train": "training"}
-    limits = {words[work]: most for work, most in group.most.items() if most < largest}
+def size_limits(group: Group, largest: int) -> str:
+    """Return the largest bags of a group, where they are smaller than the largest of all."""
+    names = {"infer": "inference", "train": "training"}
+    limits = {names[work]: most for work, most in group.largest.items() if most < largest}
     return ", ".join(
         f"{work} up to {most:,} patches" if most else f"no {work}" for work, most in limits.items()
     )
 
 
 def report(results: Sequence["Result"], settings: "Settings", out: Path, command: str) -> str:
-    """Write the plots beside the page, and return its tables."""
+    """Write the plots next to the page, and return its tables."""
     found = Figures(results)
     sizes = sorted({job.patches for job in found.results if job.group != PROFILE})
     times, memory = (out.with_name(f"{out.stem}-{name}.png") for name in ("time", "memory"))
-    titles = ("One look at a bag", "One training step")
+    titles = ("Inference on one bag", "One training step")
     figures.save(plot(found, sizes, "cpu", 1e-3, titles, "CPU ms, one thread"), times, replace=True)
     figures.save(plot(found, sizes, "peak", MIB, titles, "peak MiB"), memory, replace=True)
     codes = {result.code for result in found.results.values()}
     mixed = "" if len(codes) < 2 else (
         f"\nThese rows were measured with {len(codes)} different states of the models' code: "
-        "measure anew (`--again`) before quoting them.\n"
+        "measure them again (`--again`) before quoting them.\n"
     )  # fmt: skip
     spread = [
         (each["cpu_high"] - each["cpu_low"]) / each["cpu"]
         for job, result in found.results.items()
         if job.group != PROFILE
-        for each in result.sides.values()
+        for each in result.figures.values()
         if each["cpu"]
     ]
     noise = f"{100 * sorted(spread)[len(spread) // 2]:.0f} %" if spread else "unknown"
     smaller = "\n".join(
-        f"- {'; '.join(group.sides)}: {told_most(group, max(settings.sizes))}"
+        f"- {'; '.join(group.variants)}: {size_limits(group, max(settings.sizes))}"
         for group in GROUPS.values()
-        if min(group.most.values()) < max(settings.sizes)
+        if min(group.largest.values()) < max(settings.sizes)
     )
-    peers = "" if any(side in r.sides for r in results for side in PEERS.values()) else (
+    peers = "" if any(peer in r.figures for r in results for peer in PEERS.values()) else (
         "\ntorchmil could not be imported when this was measured, so its models are not in the "
         "tables.\n"
     )  # fmt: skip
@@ -323,50 +324,49 @@ def report(results: Sequence["Result"], settings: "Settings", out: Path, command
 {command}
 ```
 
-One bag of {settings.in_dim:,} features a patch, fp32, torch {torch.__version__},
-{os.cpu_count()} cores without a GPU. Each job had a process of its own. Sides that are compared
-took turns in {settings.rounds[0]} to {settings.rounds[1]} rounds; what stands here are medians.
-The quartiles of CPU time lie {noise} apart (median over all rows). It took {seconds / 60:.0f}
+One bag with {settings.in_dim:,} features per patch, fp32, torch {torch.__version__},
+{os.cpu_count()} cores without a GPU. Each job ran in a new process. Variants that are compared
+alternated in {settings.rounds[0]} to {settings.rounds[1]} rounds; the tables have medians.
+The quartiles of CPU time are {noise} apart (median over all rows). It took {seconds / 60:.0f}
 minutes.
 {mixed}{peers}
 ### Targets
 
 In CPU time on one thread, and peak memory. Ratios of times are medians over the rounds, with their
-quartiles; a bound between the quartiles is neither met nor missed.
+quartiles. If the bound is between the quartiles, the verdict is "within the noise".
 
 {markdown(["target", "measured", ""], [target.row() for target in targets(found)])}
 
-Training has one default, memory by size: up to {caprmil.WHOLE:,} patches all is kept (`whole`),
-beyond that patches are worked out again (`keep`, then `stream`).
-torchmil has no DGRMIL, and the fact sheet has no time for it, so it has no target here.
+By default, training keeps all activations of bags up to {caprmil.WHOLE:,} patches (`whole`). Of
+larger bags, patches are recomputed (`keep`, then `stream`). torchmil has no DGRMIL, so there is no
+target for it.
 
-The limit is the time of the two products that no evaluation can do without, into the projection and
-into the MLP, done piece by piece into memory that is there already, plus reading the features once.
-In training, their three gradients come on top. The plain form is the paper's equations written
-directly (`benchmarks/plain.py`).
+The limit is the time of the two products that are needed in any case, in the projection and in the
+MLP, in chunks and into allocated memory, plus reading the features once. In training, their three
+gradients are added. The plain form is the paper's equations as written (`benchmarks/plain.py`).
 
 ![Time over the size of the bag]({times.name})
 
 ### CPU time on one thread, ms
 
-Looking: an answer without gradients, with attention and assignments. It is the same work for
-`caprmil` and `{WHOLE}`: what lies between these two rows is noise.
+Inference, without gradients, with attention and assignments. `caprmil` and `{WHOLE}` do the same
+work here: the difference between these two rows is noise.
 
-{table(found, sizes, "look", "cpu", milliseconds)}
+{table(found, sizes, "infer", "cpu", milliseconds)}
 
 A training step: forward, loss, backward, AdamW.
 
 {table(found, sizes, "train", "cpu", milliseconds)}
 
-So that a run ends within twenty minutes, these stop at smaller bags:
+To limit the time of a run, these have smaller bags:
 
 {smaller}
 
 ### Wall time on two threads, ms
 
-Looking:
+Inference:
 
-{table(found, sizes, "look", "wall", milliseconds)}
+{table(found, sizes, "infer", "wall", milliseconds)}
 
 A training step:
 
@@ -374,31 +374,31 @@ A training step:
 
 ### Peak memory, MiB
 
-Beyond the parameters and the bag, counted tensor by tensor; in training, gradients are part of it.
+Without the parameters and the bag, counted tensor by tensor; in training, with the gradients.
 
 ![Memory over the size of the bag]({memory.name})
 
-Looking:
+Inference:
 
-{table(found, sizes, "look", "peak", mebibytes)}
+{table(found, sizes, "infer", "peak", mebibytes)}
 
 A training step. `{WHOLE}`, `{KEEP}` and `{STREAM}` are the settings of `train.memory`; `caprmil`
 chooses by the size of the bag.
 
 {table(found, sizes, "train", "peak", mebibytes)}
 
-### Beside torchmil
+### Comparison with torchmil
 
-Times of torchmil's CPU time and memory that ours needs: below 1, ours is quicker or smaller.
-torchmil's models have the sizes of ours, and less to do: one logit, no attention maps or patch
-scores in the answer, and no output map and value convolution in TransMIL, no dropout in the
+Ratios of our CPU time and memory to those of torchmil: below 1, ours is faster or smaller.
+torchmil's models have the sizes of ours, and compute less: one logit, no attention maps or patch
+scores in the output, no output projection and value convolution in TransMIL, no dropout in the
 attention of CLAM.
 
 {against_torchmil(found, sizes)}
 
 ### Where the time goes
 
-{settings.profiled:,} patches, one thread, ms: torch's profiler, whose clock is the wall's.
+{settings.profiled:,} patches, one thread, ms, by torch's profiler, which measures wall time.
 
 {parts_table(found, settings.profiled)}
 """

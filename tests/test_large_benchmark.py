@@ -1,4 +1,4 @@
-"""The benchmark of large bags runs, and says what it measured."""
+"""The benchmark of large bags: its bags, its measurements and its table."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ import large
 from caprmil.features import bags
 
 
-def test_a_bag_is_as_large_as_it_says_and_its_pieces_differ(tmp_path: Path) -> None:
+def test_a_bag_has_its_size_and_its_chunks_differ(tmp_path: Path) -> None:
     large.write(tmp_path / "a.h5", large.ROWS + 10)
     features = bags.read(tmp_path / "a.h5").features
     assert features.shape == (large.ROWS + 10, large.WIDTH)
@@ -17,15 +17,15 @@ def test_a_bag_is_as_large_as_it_says_and_its_pieces_differ(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("work", large.WORKS)
-def test_an_answer_tells_what_it_took(tmp_path: Path, work: str) -> None:
+def test_seconds_and_memory_are_measured(tmp_path: Path, work: str) -> None:
     large.write(tmp_path / "a.h5", 300)
-    found = large.ask(tmp_path / "a.h5", "caprmil", work)
+    found = large.measure_here(tmp_path / "a.h5", "caprmil", work)
     assert found["seconds"] > 0
     assert 0.01 < found["before"] < 20
 
 
 @pytest.mark.slow
-def test_the_table_is_headed_by_the_command_that_made_it(tmp_path: Path) -> None:
+def test_the_table_follows_the_command_that_made_it(tmp_path: Path) -> None:
     large.main(["--quick", "--out", str(tmp_path / "page.md")])
     text = (tmp_path / "page.md").read_text()
     assert "python benchmarks/large.py --quick" in text

@@ -1,13 +1,13 @@
-"""What the benchmark of speed promises: all sides on one page, and rows that need no second run."""
+"""The benchmark of speed: its page, its stored results and its targets."""
 
 import json
 from pathlib import Path
 
 import pytest
 
-import sides
 import speed
 import speed_page
+import speed_variants
 
 ONLY = ["--only", "caprmil", "memory", "disk", "abmil", "profile"]
 
@@ -19,20 +19,21 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_the_page_has_every_side_and_every_target(page: Path) -> None:
+def test_the_page_has_every_variant_and_every_target(page: Path) -> None:
     text = page.read_text()
-    for side in (sides.LIMIT, sides.PLAIN, sides.STREAMED, sides.STREAM, "caprmil", "abmil"):
-        assert f"| {side} |" in text
+    named = [getattr(speed_variants, name) for name in ("LIMIT", "PLAIN", "STREAMED", "STREAM")]
+    for variant in (*named, "caprmil", "abmil"):
+        assert f"| {variant} |" in text
     for part in ("products", "GELU", "LayerNorm", "dropout"):
         assert f"| {part} |" in text
-    assert text.count("not measured") >= 1  # the sizes of the targets are not these
+    assert text.count("not measured") >= 1  # the targets have other sizes
     assert str(page.parent) not in text
     for name in ("performance-time.png", "performance-memory.png"):
         assert f"({name})" in text
         assert (page.parent / name).stat().st_size > 1000
 
 
-def test_what_is_kept_is_not_measured_again(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stored_results_are_not_measured_again(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def measure(job: speed.Job, settings: speed.Settings) -> None:
         raise AssertionError(job)
 
@@ -41,23 +42,23 @@ def test_what_is_kept_is_not_measured_again(page: Path, monkeypatch: pytest.Monk
     speed.main(["--quick", "--cpu-only", "--only", "page", "--out", str(page)])
 
 
-def test_every_row_says_what_it_was_measured_with(page: Path) -> None:
+def test_every_row_has_the_digest_of_its_code(page: Path) -> None:
     rows = [json.loads(line) for line in page.with_suffix(".jsonl").read_text().splitlines()]
     assert {row["code"] for row in rows} == {speed.code_digest()}
-    looked = next(row for row in rows if (row["group"], row["work"]) == ("caprmil", "look"))
-    assert {"cpu", "wall", "peak", "rounds"} <= set(looked["sides"]["caprmil"])
+    row = next(row for row in rows if (row["group"], row["work"]) == ("caprmil", "infer"))
+    assert {"cpu", "wall", "peak", "rounds"} <= set(row["figures"]["caprmil"])
 
 
-def test_every_group_is_of_known_sides_and_every_side_is_in_a_group() -> None:
-    grouped = {side for group in sides.GROUPS.values() for side in group.sides}
-    assert grouped == set(sides.SIDES)
+def test_every_group_has_known_variants_and_every_variant_is_in_a_group() -> None:
+    grouped = {name for group in speed_variants.GROUPS.values() for name in group.variants}
+    assert grouped == set(speed_variants.VARIANTS)
 
 
 def ratio(middle: float, spread: float = 0.0) -> speed_page.Ratio:
     return speed_page.Ratio(middle, middle - spread, middle + spread)
 
 
-def test_a_target_is_met_on_its_own_side_of_the_bound() -> None:
+def test_a_target_has_a_lower_or_an_upper_bound() -> None:
     figures = {"10,000": ratio(1.9), "50,000": ratio(1.7), "200,000": None}
     assert speed_page.Target("", 1.8, True, figures).row()[1:] == [
         "1.90 (10,000), 1.70 (50,000)", "met, **not met**",
@@ -67,24 +68,24 @@ def test_a_target_is_met_on_its_own_side_of_the_bound() -> None:
     assert speed_page.Target("", 1.8, True, {"": None}).row()[1:] == ["not measured", "-"]
 
 
-def test_a_bound_within_the_noise_is_neither_met_nor_missed() -> None:
+def test_a_bound_between_the_quartiles_is_within_the_noise() -> None:
     row = speed_page.Target("", 1.8, True, {"": ratio(1.9, 0.2)}).row()
     assert row[1:] == ["1.90 [1.70 to 2.10] ()", "within the noise"]
 
 
 def test_times_are_compared_round_by_round() -> None:
-    sides_of = {"a": {"cpu": 2.0, "peak": 6.0}, "b": {"cpu": 1.0, "peak": 3.0}}
-    turns = {"a": [2.0, 20.0, 4.0], "b": [1.0, 10.0, 1.0]}
-    found = speed_page.Figures([speed.Result("g", 5, "look", "", "", sides_of, turns, 0.0)])
-    assert found.ratio("cpu", "a", "b", 5, "look", "g") == (2.0, 2.0, 3.0)
-    assert found.ratio("peak", "a", "b", 5, "look", "g") == (2.0, 2.0, 2.0)
-    assert found.ratio("cpu", "a", "c", 5, "look", "g") is None
+    measured = {"a": {"cpu": 2.0, "peak": 6.0}, "b": {"cpu": 1.0, "peak": 3.0}}
+    rounds = {"a": [2.0, 20.0, 4.0], "b": [1.0, 10.0, 1.0]}
+    found = speed_page.Figures([speed.Result("g", 5, "infer", "", "", measured, rounds, 0.0)])
+    assert found.ratio("cpu", "a", "b", 5, "infer", "g") == (2.0, 2.0, 3.0)
+    assert found.ratio("peak", "a", "b", 5, "infer", "g") == (2.0, 2.0, 2.0)
+    assert found.ratio("cpu", "a", "c", 5, "infer", "g") is None
 
 
-def test_an_operation_belongs_to_the_part_around_it() -> None:
+def test_an_operation_belongs_to_the_part_of_its_parents() -> None:
     assert speed.part_of(["aten::linear", "aten::addmm", "aten::copy_"]) == "products"
     assert speed.part_of(["_DropBackward", "aten::mul"]) == "dropout"
     assert speed.part_of(["aten::gelu"]) == "GELU"
     assert speed.part_of(["aten::ge"]) == "dropout"
     assert speed.part_of(["aten::add"]) == "adding and multiplying"
-    assert speed.part_of(["somebody's own"]) == "rest"
+    assert speed.part_of(["unknown"]) == "rest"

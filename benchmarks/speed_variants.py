@@ -1,7 +1,6 @@
-"""Who takes part in the benchmark of speed: our models, the paper's equations, torchmil, the limit.
+"""Variants in the benchmark of speed: our models, the paper's equations, torchmil, the limit.
 
-torchmil (MIT licence) is no dependency of ours. Where it cannot be imported, its sides are
-left out.
+torchmil (MIT licence) is not a dependency. If it cannot be imported, its models are left out.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -19,40 +18,40 @@ from caprmil.models.base import Memory
 from plain import PlainCAPRMIL
 
 N_CLASSES = 2
-PIECE = 1024  # patches that the limit works on at once: what they need fits a cache
+CHUNK = 1024  # patches that the limit processes at once: they fit into the CPU cache
 
 
-class Absent(Exception):  # noqa: N818
-    """A side that cannot take part, and why."""
+class Unavailable(Exception):  # noqa: N818
+    """The reason why a variant cannot be measured."""
 
 
-class Side(Protocol):
-    """Something that looks at a bag or learns from it."""
+class Variant(Protocol):
+    """A model or a reference that is measured."""
 
-    def look(self, features: Tensor) -> object:
-        """Answer, without a gradient."""
+    def infer(self, features: Tensor) -> object:
+        """Run inference, without gradients."""
 
     def train(self, features: Tensor) -> object:
-        """Do one step: forward, loss, backward, AdamW."""
+        """Run a training step: forward, loss, backward, AdamW."""
 
     def prepare(self, features: Tensor, folder: Path) -> None:
-        """Do what does not count, e.g. write the bag to disk."""
+        """Do what is not measured, e.g. write the bag to disk."""
 
     def own(self) -> Iterable[Tensor]:
-        """Return the tensors that were there before, which its memory does not count."""
+        """Return the tensors that exist before, which are not counted as its memory."""
 
 
 class Model:
-    """A side that is a torch module; `loss` says how it learns from a bag."""
+    """A torch module; `loss` returns its loss of a bag."""
 
     def __init__(self, model: nn.Module, loss: Callable[[Tensor], Tensor]) -> None:
         self.model, self.loss = model, loss
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=2e-4, weight_decay=1e-5)
 
     def prepare(self, features: Tensor, folder: Path) -> None:
-        """Nothing is needed but the bag."""
+        """Do nothing: only the bag is needed."""
 
-    def look(self, features: Tensor) -> object:
+    def infer(self, features: Tensor) -> object:
         self.model.eval()
         with torch.no_grad():
             return self.model(features)
@@ -68,8 +67,8 @@ class Model:
         yield from self.model.buffers()
 
 
-def of(model: MILModel) -> Model:
-    """Let a model of ours take part."""
+def as_variant(model: MILModel) -> Model:
+    """Return a model of the package as a variant."""
     model.on_epoch_start(0, 1)
     label = torch.zeros(1, dtype=torch.long)
 
@@ -80,45 +79,45 @@ def of(model: MILModel) -> Model:
 
 
 def ours(name: str, in_dim: int) -> Model:
-    return of(create(name, in_dim, N_CLASSES))
+    return as_variant(create(name, in_dim, N_CLASSES))
 
 
 def plain(in_dim: int, pool: str = "mean") -> Model:
-    return of(PlainCAPRMIL(CAPRMIL(in_dim, N_CLASSES, pool=pool)))
+    return as_variant(PlainCAPRMIL(CAPRMIL(in_dim, N_CLASSES, pool=pool)))
 
 
 class Limit:
-    """The two products that no evaluation of CAPRMIL can do without, and the features read once.
+    """The two products that CAPRMIL needs in any case, and the features read once.
 
-    Into the projection and into the MLP; piece by piece, into memory that is there already, which
-    is the quickest way that we know. In training each product has a gradient by its weights, and
-    the second one by its patches too.
+    The products are those of the projection and of the first layer of the MLP, in chunks, written
+    into allocated memory, which is the fastest way that we know. In training each product has a
+    gradient of its weights, and the second one also of its patches.
     """
 
     def __init__(self, in_dim: int, dim: int = 128, hidden: int = 512) -> None:
         self.first, self.second = torch.randn(in_dim, dim), torch.randn(dim, hidden)
-        self.patches, self.hidden = torch.empty(PIECE, dim), torch.empty(PIECE, hidden)
-        self.back = torch.empty(PIECE, dim)
+        self.patches, self.hidden = torch.empty(CHUNK, dim), torch.empty(CHUNK, hidden)
+        self.back = torch.empty(CHUNK, dim)
         self.gradients = [torch.zeros_like(self.first), torch.zeros_like(self.second)]
 
     def prepare(self, features: Tensor, folder: Path) -> None:
-        """Nothing is needed but the bag."""
+        """Do nothing: only the bag is needed."""
 
-    def look(self, features: Tensor) -> object:
-        for rows in torch.split(features[0], PIECE):
+    def infer(self, features: Tensor) -> object:
+        for rows in torch.split(features[0], CHUNK):
             n = len(rows)
             torch.mm(rows, self.first, out=self.patches[:n])
             torch.mm(self.patches[:n], self.second, out=self.hidden[:n])
         return features.sum()
 
     def train(self, features: Tensor) -> object:
-        answer = self.look(features)
-        for rows in torch.split(features[0], PIECE):
+        output = self.infer(features)
+        for rows in torch.split(features[0], CHUNK):
             n = len(rows)
             self.gradients[0].addmm_(rows.mT, self.patches[:n])
             self.gradients[1].addmm_(self.patches[:n].mT, self.hidden[:n])
             torch.mm(self.hidden[:n], self.second.mT, out=self.back[:n])
-        return answer
+        return output
 
     def own(self) -> Iterable[Tensor]:
         return [
@@ -127,15 +126,15 @@ class Limit:
 
 
 class Stored(Model):
-    """Our CAPRMIL on a bag in our store, half precision on disk: read whole, or streamed.
+    """CAPRMIL on a bag in a file, in half precision: read completely, or streamed.
 
-    Streamed, it may keep what it knows of each patch between two readings, as a prediction does up
-    to 400,000 patches; or keep nothing, in memory that does not grow with the bag.
+    A streamed bag is read twice. Between the two, projected patches can be kept, as in a prediction
+    of up to 400,000 patches. If they are not kept, memory does not grow with the bag.
     """
 
     def __init__(self, in_dim: int, *, streamed: bool, keep: bool = False) -> None:
-        self.answering = create("caprmil", in_dim, N_CLASSES).eval()
-        super().__init__(self.answering, lambda _: torch.zeros(()))
+        self.network = create("caprmil", in_dim, N_CLASSES).eval()
+        super().__init__(self.network, lambda _: torch.zeros(()))
         self.streamed, self.keep, self.path = streamed, keep, Path()
 
     def prepare(self, features: Tensor, folder: Path) -> None:
@@ -143,37 +142,37 @@ class Stored(Model):
         if not self.path.exists():
             bags.write(self.path, features[0].numpy())
 
-    def look(self, features: Tensor) -> object:  # noqa: ARG002
+    def infer(self, features: Tensor) -> object:  # noqa: ARG002
         if not self.streamed:
             whole = torch.from_numpy(bags.read(self.path).features)
-            return super().look(whole[None])
+            return super().infer(whole[None])
         with bags.streaming(self.path) as stream:
-            return self.answering.stream(
+            return self.network.stream(
                 lambda: (torch.from_numpy(some)[None] for some in stream()), keep=self.keep
             )
 
 
 def saving(memory: Memory) -> Callable[[int], Model]:
-    """Return a maker of our CAPRMIL that holds so much of a bag in memory while it learns."""
+    """Return a function that creates CAPRMIL with a memory mode for training."""
 
-    def make(in_dim: int) -> Model:
+    def build(in_dim: int) -> Model:
         model = create("caprmil", in_dim, N_CLASSES)
         model.save_memory(memory)
-        return of(model)
+        return as_variant(model)
 
-    return make
+    return build
 
 
 def torchmil(name: str, in_dim: int, **settings: Any) -> Model:
     """Return a model of torchmil in the sizes of ours.
 
-    Its models have one logit where ours have one a class, and project patches by a module that is
-    given to them.
+    Its models have one logit where ours have one per class. The projection of patches is a module
+    that is passed to them.
     """
     try:
         kinds = import_module("torchmil.models")
     except ImportError as problem:
-        raise Absent(f"torchmil cannot be imported ({problem})") from None
+        raise Unavailable(f"torchmil cannot be imported ({problem})") from None
     model = getattr(kinds, name)((in_dim,), **settings)
     label = torch.zeros(1)
     masked = {"mask": torch.ones(1, 1, dtype=torch.bool)} if name == "DTFDMIL" else {}
@@ -185,19 +184,19 @@ def torchmil(name: str, in_dim: int, **settings: Any) -> Model:
         _, terms = model.compute_loss(label, features, **keywords(features))
         return torch.stack(list(terms.values())).sum()
 
-    side = Model(model, loss)
-    if masked:  # the one that cannot do without a mask
-        side.look = lambda features: _masked_look(model, features, keywords)  # type: ignore[method-assign]
-    return side
+    variant = Model(model, loss)
+    if masked:  # this model requires a mask
+        variant.infer = lambda features: _masked_infer(model, features, keywords)  # type: ignore[method-assign]
+    return variant
 
 
 @torch.no_grad()
-def _masked_look(model: nn.Module, features: Tensor, keywords: Callable[..., Any]) -> object:
+def _masked_infer(model: nn.Module, features: Tensor, keywords: Callable[..., Any]) -> object:
     return model.eval()(features, **keywords(features))
 
 
 def projection(in_dim: int, *, dropout: float = 0.0, bias: bool = True) -> nn.Module:
-    """Return what the models of width 512 have in front."""
+    """Return the first layer of the models of width 512."""
     parts = [nn.Linear(in_dim, 512, bias=bias), nn.ReLU()]
     return nn.Sequential(*parts, *[nn.Dropout(dropout)] * (dropout > 0))
 
@@ -224,7 +223,7 @@ def _torchmil_transmil(e: int) -> Model:
     return torchmil("TransMIL", e, att_dim=512, n_heads=8, n_landmarks=256, dropout=0.1)
 
 
-def _ours(name: str) -> Callable[[int], Side]:
+def _ours(name: str) -> Callable[[int], Variant]:
     return lambda in_dim: ours(name, in_dim)
 
 
@@ -233,7 +232,7 @@ READ, STREAMED = "caprmil, file read whole", "caprmil, file streamed"
 STREAMED_KEEPING = "caprmil, file streamed, patches kept"
 WHOLE, KEEP, STREAM = (f"caprmil, memory {how}" for how in ("whole", "keep", "stream"))
 
-SIDES: dict[str, Callable[[int], Side]] = {
+VARIANTS: dict[str, Callable[[int], Variant]] = {
     LIMIT: Limit,
     PLAIN: plain,
     **{
@@ -256,7 +255,7 @@ SIDES: dict[str, Callable[[int], Side]] = {
     "torchmil DTFDMIL": _torchmil_dtfd,
     "torchmil TransMIL": _torchmil_transmil,
 }
-"""Every side by its name, made for features of a width."""
+"""A function from the width of the features to the variant, by name."""
 
 PEERS = {
     "abmil": "torchmil ABMIL",
@@ -265,28 +264,28 @@ PEERS = {
     "dtfd": "torchmil DTFDMIL",
     "transmil": "torchmil TransMIL",
 }
-"""Models of ours, and the same ones of torchmil."""
+"""Our models, and the same models of torchmil."""
 
 
 class Group:
-    """Sides that take turns, as they are compared with each other, and the largest bags they see.
+    """Variants that are measured in alternation, and their largest bags.
 
-    Some would take hours or more memory than there is on the largest: those stop earlier.
+    Some would take hours or too much memory on the largest bags; they have smaller limits.
     """
 
-    def __init__(self, *sides: str, look: int = 200_000, train: int = 200_000) -> None:
-        self.sides: Sequence[str] = sides
-        self.most = {"look": look, "train": train}
+    def __init__(self, *variants: str, infer: int = 200_000, train: int = 200_000) -> None:
+        self.variants: Sequence[str] = variants
+        self.largest = {"infer": infer, "train": train}
 
 
 GROUPS: dict[str, Group] = {
     "caprmil": Group(LIMIT, "caprmil", WHOLE, PLAIN),
     "pools": Group("caprmil+attention", "caprmil+gated", "mean", train=50_000),
-    "memory": Group(PLAIN, KEEP, STREAM, look=0, train=50_000),
-    "disk": Group("caprmil", READ, STREAMED_KEEPING, STREAMED, look=50_000, train=0),
-    **{name: Group(name, peer, look=50_000, train=50_000) for name, peer in PEERS.items()},
+    "memory": Group(PLAIN, KEEP, STREAM, infer=0, train=50_000),
+    "disk": Group("caprmil", READ, STREAMED_KEEPING, STREAMED, infer=50_000, train=0),
+    **{name: Group(name, peer, infer=50_000, train=50_000) for name, peer in PEERS.items()},
     "abmil": Group("abmil", PEERS["abmil"], train=50_000),
-    "transmil": Group("transmil", PEERS["transmil"], look=10_000, train=10_000),
-    "dgrmil": Group("dgrmil", look=10_000, train=10_000),
-    "draws": Group("bayesmil", "sgpmil", look=10_000, train=10_000),
+    "transmil": Group("transmil", PEERS["transmil"], infer=10_000, train=10_000),
+    "dgrmil": Group("dgrmil", infer=10_000, train=10_000),
+    "draws": Group("bayesmil", "sgpmil", infer=10_000, train=10_000),
 }
