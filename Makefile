@@ -7,6 +7,9 @@ ENCODERS ?= .venv-encoders
 # A peer that only the benchmark of speed imports, without its own dependencies that we do not have already.
 TORCHMIL ?= .torchmil
 
+# Without bytecode, every process would compile torch and Lightning again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help demo bench test test-slow test-encoders check format lock clean
 
 help:  ## What there is to make.

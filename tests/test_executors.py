@@ -191,6 +191,7 @@ def executor() -> Iterator[RayExecutor]:
             torch.set_num_threads(threads)
 
 
+@pytest.mark.slow
 def test_slides_and_folds_on_ray_are_bit_identical(
     executor: RayExecutor, pixels: Path, tiny_recipe: "Recipe", tiny_run: "Run", tmp_path: Path
 ) -> None:
@@ -208,6 +209,7 @@ def test_slides_and_folds_on_ray_are_bit_identical(
     assert read_status(run.folder).count() == {"done": 4}
 
 
+@pytest.mark.slow
 def test_on_ray_a_task_that_dies_or_fails_is_tried_three_times_and_the_others_still_run(
     executor: RayExecutor, tmp_path: Path
 ) -> None:
@@ -239,6 +241,7 @@ def test_closing_the_iterator_stops_the_running_tasks(
     assert len((tmp_path / "started.txt").read_text().split()) < 50
 
 
+@pytest.mark.slow
 def test_a_worker_that_cannot_start_is_an_error_with_the_reason(
     executor: RayExecutor, tmp_path: Path
 ) -> None:
@@ -246,6 +249,7 @@ def test_a_worker_that_cannot_start_is_an_error_with_the_reason(
         list(executor.run(make_tasks(tmp_path, a=""), CannotStart, silent))
 
 
+@pytest.mark.slow
 def test_on_ray_a_worker_prefetches_the_next_task(
     executor: RayExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -277,6 +281,7 @@ def test_a_task_behind_a_long_one_is_run_by_a_free_worker(
     assert all(count_starts(tmp_path, name) == 1 for name in payloads)
 
 
+@pytest.mark.slow
 def test_a_result_that_cannot_be_pickled_is_a_failure_after_three_attempts(
     executor: RayExecutor, tmp_path: Path
 ) -> None:
@@ -286,6 +291,7 @@ def test_a_result_that_cannot_be_pickled_is_a_failure_after_three_attempts(
     assert [status.state for status in read_statuses(tmp_path).values()] == ["failed"]
 
 
+@pytest.mark.slow
 def test_workers_share_a_gpu_and_have_their_own_cores(
     executor: RayExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -305,6 +311,7 @@ def test_workers_share_a_gpu_and_have_their_own_cores(
     assert (executor.cores(), executor.capacity()) == (2, 1)
 
 
+@pytest.mark.slow
 def test_a_worker_larger_than_any_node_is_refused(
     executor: RayExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

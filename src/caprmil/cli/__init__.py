@@ -1,6 +1,7 @@
 """The command line: parse, call, print. Heavy imports are inside functions: --help is fast."""
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -99,19 +100,18 @@ def demo(
     typer.echo("Your own slides: caprmil encode SLIDES --out FEATURES")
 
 
-def run() -> None:
+def run(arguments: Sequence[str] | None = None) -> None:
     """Entry point: an error that a user can correct is one line, not a traceback."""
+    arguments = sys.argv[1:] if arguments is None else arguments
     try:
-        app()
+        app(arguments)
     except CaprmilError as problem:
         notes = "".join(f" ({note})" for note in getattr(problem, "__notes__", ()))
         typer.secho(f"error: {problem}{notes}", err=True, fg="red")
         raise SystemExit(2) from None
     except SystemExit as end:
         if end.code == 130:  # typer's exit code for Ctrl-C
-            resumes = {"train", "demo", "encode", "patch", "reproduce", "sweep"} & set(
-                sys.argv[1:2]
-            )
+            resumes = {"train", "demo", "encode", "patch", "reproduce", "sweep"} & {*arguments[:1]}
             more = " The same command goes on from here." if resumes else ""
             typer.secho(f"Stopped.{more}", err=True, fg="yellow")
         raise
