@@ -190,7 +190,10 @@ def test_no_name_becomes_html_or_script(copy: Run, tmp_path: Path) -> None:
         assert len(read.scripts) == 3
         assert "<img src=x onerror=alert(1)>" in read.text
         assert all(str(image["src"]).startswith("data:") for image in read.all("img"))
-    assert json.loads(Reader(report.slide_report(run, explained)).scripts[0])["classes"][1] == NASTY
+    assert (
+        json.loads(Reader(report.slide_report(run, explained)).scripts[0])["contrasts"][1]["name"]
+        == NASTY
+    )
 
 
 def test_templates_escape_text_but_not_markup() -> None:

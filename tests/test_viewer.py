@@ -88,15 +88,16 @@ def test_the_list_shows_the_predictions_of_the_run(app: AccessMiddleware, tiny_r
     for slide, label, mean in zip(table.slides, table.labels, table.answers, strict=True):
         row = rows[slide]
         assert row["id"] == identify(slide)
-        assert row["probabilities"] == mean.tolist()
-        assert row["label"] == tiny_run.target.names[label]
-        assert row["right"] == (mean.argmax() == label)
+        assert row["answer"] == mean.tolist()
+        assert row["label"] == row["group"] == tiny_run.target.names[label]
+        assert row["predicted"] == tiny_run.target.names[mean.argmax()]
         assert row["pixels"] == (slide in ("slide_000", "slide_001"))
 
 
 def test_the_run_is_described(app: AccessMiddleware, tiny_run: Run) -> None:
     facts = call(app, "/api/run").json
-    assert (facts["model"], facts["classes"]) == ("caprmil", ["normal", "tumour"])
+    assert (facts["model"], facts["target"]["titles"]) == ("caprmil", ["normal", "tumour"])
+    assert facts["target"]["display"] == "classes"
     auc = tiny_run.scores["metrics"]["auc"]["all_slides_pooled"]
     assert facts["score"] == f"AUC {auc:.3f}"
 
@@ -151,20 +152,22 @@ def test_a_prediction_without_a_region_is_that_of_a_bag_without_it(
     )
     reply = predict(app, key, {"without": [[1, 5], [20, 31]]}).json
     expected = tiny_run.predict({name: path}, device="cpu").answers[0]
-    np.testing.assert_allclose(reply["answer"], expected, atol=1e-6)
+    np.testing.assert_allclose(reply["answer"]["mean"], expected, atol=1e-6)
     assert (reply["left"], reply["removed"]) == (len(left), 15)
     fold = call(app, f"/api/slides/{key}").json["model"]["fold"]
     own = tiny_run.predict({name: path}, fold=fold, device="cpu").answers[0]
-    np.testing.assert_allclose(reply["probabilities"], own, atol=1e-6)
-    shares = np.exp(reply["logits"]) / np.exp(reply["logits"]).sum()
+    np.testing.assert_allclose(reply["model"]["answer"], own, atol=1e-6)
+    logits = np.array(reply["model"]["logits"])
+    shares = np.exp(logits) / np.exp(logits).sum()
     np.testing.assert_allclose(shares, own, atol=1e-6)
 
 
 def test_a_prediction_with_nothing_removed_does_not_change(app: AccessMiddleware) -> None:
     facts = call(app, f"/api/slides/{FIRST}").json
     reply = predict(app, FIRST, {"without": []}).json
-    np.testing.assert_allclose(reply["answer"], facts["answer"]["probabilities"], atol=1e-7)
-    np.testing.assert_allclose(reply["logits"], facts["model"]["logits"], atol=1e-4)
+    np.testing.assert_allclose(reply["answer"]["mean"], facts["answer"]["mean"], atol=1e-7)
+    for name in ("logits", "totals"):
+        np.testing.assert_allclose(reply["model"][name], facts["model"][name], atol=1e-4)
 
 
 @given(st.lists(st.tuples(st.integers(0, 29), st.integers(1, 30)), max_size=8))

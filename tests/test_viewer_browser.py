@@ -326,7 +326,7 @@ def test_the_list_is_searched_filtered_and_sorted(open_tab: Open, tiny_run: Run)
     tab.page.select_option("#filter", "mistakes")
     assert tab.page.locator("#list li").count() == wrong
     assert tab.page.locator("#list .verdict.right").count() == 0
-    tab.page.select_option("#filter", "class:tumour")
+    tab.page.select_option("#filter", "group:tumour")
     assert tab.page.locator("#list li").count() == int((table.labels == 1).sum())
     tab.page.select_option("#filter", "all")
     tab.page.select_option("#sort", "uncertain")

@@ -72,13 +72,18 @@ class Predictions:
 
     @classmethod
     def read(
-        cls, source: TableLike, *, label: str | None = None, allow_unlabelled: bool = False
+        cls,
+        source: TableLike,
+        *,
+        label: str | None = None,
+        allow_unlabelled: bool = False,
+        target: type[Target] | None = None,
     ) -> "Predictions":
         """Read a table of predictions, ours or another program's: a file or a DataFrame.
 
         `label` names the column with the truth, where its name is not recognised. A table without
         any labels can be read; one that lacks some, only with `allow_unlabelled`. Each target
-        says which columns it recognises.
+        says which columns it recognises; the first that does is taken, or `target`.
         """
         table, name = tables.read_table(source), table_name(source)
         if label is not None and label not in table.columns:
@@ -88,19 +93,20 @@ class Predictions:
         if slide is None:
             raise _lacks(table, name, "a column slide or patient")
         _check_no_training_rows(table, name)
-        target, truth, columns, answers = _recognise(table, name, label)
+        kinds = TARGETS.values() if target is None else [target]
+        found, truth, columns, answers = _recognise(table, name, label, kinds)
         used = {slide, patient, fold, truth, find_column(table, PREDICTED), *columns}
         rest = {column: tuple(table[column]) for column in table.columns if column not in used}
 
         def is_own(column: str) -> bool:
-            return column in OWN_COLUMNS or target.owns(column)
+            return column in OWN_COLUMNS or found.owns(column)
 
         try:
             return cls(
                 slides=tables.names(table, slide),
-                target=target,
+                target=found,
                 answers=answers,
-                labels=_read_labels(table, truth, target, allow_blank=allow_unlabelled),
+                labels=_read_labels(table, truth, found, allow_blank=allow_unlabelled),
                 patients=_names_if_any(table, patient),
                 folds=_names_if_any(table, fold),
                 extra={f"original_{n}" if is_own(n) else n: cells for n, cells in rest.items()},
@@ -336,10 +342,10 @@ def _notes(whole: Predictions, part: Predictions) -> Iterator[str]:
 
 
 def _recognise(
-    table: pd.DataFrame, name: str, label: str | None
+    table: pd.DataFrame, name: str, label: str | None, kinds: Iterable[type[Target]]
 ) -> tuple[Target, str | None, list[str], NDArray[np.floating]]:
     """Return the target of a table, with its columns and answers."""
-    for kind in TARGETS.values():
+    for kind in kinds:
         if found := kind.from_table(table, label):
             return found
     raise _lacks(

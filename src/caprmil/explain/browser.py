@@ -16,6 +16,7 @@ from caprmil.explain.explained_slide import Answer, ExplainedSlide
 from caprmil.explain.explanation import TOP, Explanation, Layer, top_patches
 from caprmil.explain.patch_boxes import PatchBoxes, why_no_boxes
 from caprmil.slides.slide import Slide
+from caprmil.targets import Contrast, Target
 
 MAX_CELLS = 4_000_000  # of a grid that is drawn with one pixel per patch
 SCALE_PERCENTILE = 99.0  # where a colour scale ends, so that one outlier does not fade the rest
@@ -45,8 +46,9 @@ def pack(explained: ExplainedSlide, slide: Slide | None = None, *, top: int = TO
     facts = {
         "slide": explained.name,
         "label": explained.label,
-        "classes": explanation.names,
-        "predicted": explanation.predicted,
+        "contrasts": [_contrast(contrast) for contrast in explanation.target.contrasts],
+        "first_contrast": explanation.predicted,
+        "output": explanation.target.output_name,
         "patches": len(explanation),
         "side": boxes.side,
         "size": [float(v) for v in (size or boxes.corners.max(axis=0) + boxes.side)],
@@ -123,6 +125,11 @@ def _tokens(explanation: Explanation) -> dict[str, Any] | None:
     }
 
 
+def _contrast(contrast: Contrast) -> dict[str, Any]:
+    names = ("name", "positive", "negative", "total", "ends")
+    return {name: getattr(contrast, name) for name in names}
+
+
 def _model(explanation: Explanation) -> dict[str, Any]:
     return {
         "name": explanation.model,
@@ -133,13 +140,19 @@ def _model(explanation: Explanation) -> dict[str, Any]:
         "logits": explanation.logits.tolist(),
         "rest": explanation.rest.tolist(),
         "sums": explanation.evidence.astype(np.float64).sum(axis=0).tolist(),
-        "probabilities": explanation.answer.tolist(),
+        "totals": totals(explanation.target, explanation.logits),
+        "answer": explanation.answer.tolist(),
     }
+
+
+def totals(target: Target, outputs: NDArray[np.floating]) -> list[float]:
+    """Return the value of each contrast, given the outputs of a model."""
+    return [float(contrast.of(outputs.astype(np.float64))) for contrast in target.contrasts]
 
 
 def _answer(answer: Answer) -> dict[str, Any]:
     return {
-        "probabilities": answer.mean.tolist(),
+        "mean": answer.mean.tolist(),
         "calibrated": None if answer.calibrated is None else answer.calibrated.tolist(),
         "models": len(answer.by_fold),
         "unseen": answer.unseen,

@@ -10,7 +10,7 @@ from caprmil.figures.evidence_maps import evidence_maps
 from caprmil.figures.learning_curves import learning_curves
 from caprmil.figures.reliability import Bin, Reliability, reliability
 from caprmil.figures.roc import roc_curves
-from caprmil.figures.scatter import predicted_against_true
+from caprmil.figures.scatter import predicted_against_true, residuals
 from caprmil.figures.style import save, settle
 from caprmil.figures.svg import add_tooltip, as_svg
 from caprmil.figures.token_maps import head_maps, token_maps
@@ -37,6 +37,7 @@ __all__ = [
     "model_bars",
     "predicted_against_true",
     "reliability",
+    "residuals",
     "roc_curves",
     "save",
     "search_panels",

@@ -1,4 +1,4 @@
-"""Scatter plot of predicted against true numbers."""
+"""Scatter plots of predicted against true numbers, and of their errors."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -30,4 +30,19 @@ def predicted_against_true(folds: Mapping[str, tuple[Values, Values]]) -> "Figur
         (points,) = axes.plot(own, found, "o", color=BLUE, ms=4, alpha=0.6, mec="none")
         add_tooltip(points, name)
     axes.legend(frameon=False, fontsize=9)
+    return figure
+
+
+def residuals(folds: Mapping[str, tuple[Values, Values]]) -> "Figure":
+    """Draw the error of each test slide (predicted minus true) against the true number."""
+    if not folds:
+        raise ValueError("There are no folds to draw.")
+    figure = new_figure(4.2, 4.2)
+    axes = figure.subplots()
+    tidy(axes, title="Test slides", xlabel="True value", ylabel="Predicted minus true value")
+    axes.axhline(0, color=GREY, lw=1, ls="--")
+    for name, (own, found) in folds.items():
+        errors = np.asarray(found, dtype=float) - np.asarray(own, dtype=float)
+        (points,) = axes.plot(own, errors, "o", color=BLUE, ms=4, alpha=0.6, mec="none")
+        add_tooltip(points, name)
     return figure

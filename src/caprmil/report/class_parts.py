@@ -1,7 +1,7 @@
 """The parts of a report for a run that predicts classes: probabilities, confusion, mistakes."""
 
-from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from markupsafe import Markup
@@ -14,9 +14,9 @@ from caprmil.evaluation.predictions import Predictions
 from caprmil.explain import ExplainedSlide, Explanation
 from caprmil.io.json_files import read_json
 from caprmil.report.html_page import EMPTY, render
-from caprmil.report.prediction_parts import Cell, Contrast
+from caprmil.report.prediction_parts import Cell, PredictionParts, how_many
 from caprmil.report.strip_chart import strip_chart
-from caprmil.report.text_format import count, percent, share, signed
+from caprmil.report.text_format import count, percent, signed
 from caprmil.runs.run import CALIBRATION, Run
 
 MAX_CONTRASTS = 4  # classes whose evidence is shown
@@ -32,13 +32,14 @@ class ConfusionCell(NamedTuple):
     is_right: bool
 
 
-class ClassParts:
-    """What a report shows of predicted classes. See `PredictionParts`."""
+class ClassParts(PredictionParts):
+    """What a report shows of predicted classes."""
 
-    headline_metrics = ("auc", "balanced_accuracy", "ace")
+    headline_metrics: ClassVar[tuple[str, ...]] = ("auc", "balanced_accuracy", "ace")
 
     def __init__(self, run: Run) -> None:
-        self.run, self.classes = run, run.target.names
+        super().__init__(run)
+        self.classes = run.target.names
 
     # A slide report
 
@@ -81,33 +82,23 @@ class ClassParts:
         why = [f"{', '.join(folds)}: {reason}" for reason, folds in reasons.items()]
         return f"Not calibrated. {' '.join(why) or 'A fold has no temperature.'}"
 
-    def models(self, explained: ExplainedSlide) -> Iterator[str]:
-        """Yield which models predict, how far they agree, and which one is explained."""
-        answer, best, explanation = explained.answer, likeliest(explained), explained.explanation
-        name, folds = self.classes[best], list(answer.by_fold)
-        if not answer.unseen:
-            yield "Caution: every model of this prediction has seen this slide in training."
-        if len(folds) == 1:
-            unseen = answer.unseen and explained.name in self.run.paths and len(self.run.done) > 1
-            yield f"Predicted by the model of {folds[0]}" + (
-                ", which has not seen this slide in training." if unseen else "."
-            )
-        else:
-            each = sorted(float(p[best]) for p in answer.by_fold.values())
-            agree = sum(int(p.argmax()) == best for p in answer.by_fold.values())
-            same = "all" if agree == len(folds) else f"{agree}"
-            yield (
-                f"Mean of {len(folds)} models; {same} of them predict {name}. Their probabilities "
-                f"of {name} range from {percent(each[0])} to {percent(each[-1])} (standard "
-                f"deviation {np.std(each, ddof=1):.3f}, before calibration)."
-            )
-        nearest = ", which is closest to the mean" if len(folds) > 1 else ""
-        yield (
-            f"Explained below: {explanation.model} of {explanation.fold}{nearest}. Its "
-            f"probability of {name} is {percent(float(explanation.answer[best]))}."
+    def agreement(self, explained: ExplainedSlide) -> str:
+        best, by_fold = likeliest(explained), explained.answer.by_fold
+        name = self.classes[best]
+        each = sorted(float(p[best]) for p in by_fold.values())
+        agree = sum(int(p.argmax()) == best for p in by_fold.values())
+        same = "all" if agree == len(by_fold) else f"{agree}"
+        return (
+            f"Mean of {len(by_fold)} models; {same} of them predict {name}. Their probabilities "
+            f"of {name} range from {percent(each[0])} to {percent(each[-1])} (standard "
+            f"deviation {np.std(each, ddof=1):.3f}, before calibration)."
         )
-        if explanation.predicted != best:
-            yield f"That model alone predicts {self.classes[explanation.predicted]}."
+
+    def own_answer(self, explained: ExplainedSlide) -> str:
+        best, explanation = likeliest(explained), explained.explanation
+        name, own = self.classes[best], self.classes[explanation.predicted]
+        text = f"Its probability of {name} is {percent(float(explanation.answer[best]))}."
+        return text if own == name else f"{text} That model alone predicts {own}."
 
     def _cohort(self, explained: ExplainedSlide) -> dict[str, object]:
         """Return how the slide compares with the run's test slides, as a chart and a sentence."""
@@ -115,7 +106,7 @@ class ClassParts:
         name, here = self.classes[best], float(explained.answer.mean[best])
         groups = self.test_slides(explained.name, best)
         models = [float(p[best]) for p in explained.answer.by_fold.values()]
-        lower = [f"{_lower(values, here)} labelled {label}" for label, values in groups.items()]
+        lower = [f"{how_many(values < here)} labelled {own}" for own, values in groups.items()]
         chart = EMPTY
         if groups:
             chart = strip_chart(
@@ -128,51 +119,20 @@ class ClassParts:
         return {"chart": chart, "lower": ", ".join(lower), "n_models": len(models)}
 
     def test_slides(self, name: str, number: int) -> Groups:
-        """Return the probabilities of a class for all other test slides, by their label.
-
-        A slide that several folds tested counts once, with the mean of their probabilities.
-        """
-        if not self.run.finished or self.run.predictions.labels is None:
-            return {}
-        table = self.run.predictions.labelled()
-        found: dict[str, tuple[int, list[float]]] = {}
-        for slide, label, row in zip(
-            table.slides, np.asarray(table.labels), table.answers, strict=True
-        ):
-            if slide != name:
-                found.setdefault(slide, (int(label), []))[1].append(float(row[number]))
-        groups: dict[str, NDArray[np.float64]] = {}
+        """Return the probabilities of a class for all other test slides, by their label."""
+        others = self.other_slides(name)
+        groups = {}
         for code, label in enumerate(self.classes):
-            means = [np.mean(values) for own, values in found.values() if own == code]
-            if means:
-                groups[label] = np.array(means, dtype=np.float64)
+            own = [other.answer[number] for other in others if other.label == code]
+            if own:
+                groups[label] = np.array(own, dtype=np.float64)
         return groups
 
-    def contrasts(self, explained: ExplainedSlide) -> list[Contrast]:
+    def contrasts(self, explained: ExplainedSlide) -> list[int]:
         """Return the predicted class and, of more than two, the next likely ones."""
-        classes = explained.explanation.names
         order = np.argsort(-explained.answer.mean, kind="stable")[:MAX_CONTRASTS]
-        numbers = [int(n) for n in order] if len(classes) > 2 else [likeliest(explained)]
-        found = []
-        for number in numbers:
-            name = classes[number]
-            others = [other for other in classes if other != name]
-            over = others[0] if len(others) == 1 else "the mean of the others"
-            found.append(
-                Contrast(
-                    number=number,
-                    name=name,
-                    positive=f"for {name}",
-                    negative=f"against {name}",
-                    total=f"lead of {name} over {over}",
-                )
-            )
-        return found
-
-    def total(self, outputs: NDArray[np.floating], number: int) -> float:
-        """Return the lead of a class over the mean of the others."""
-        logits = outputs.astype(np.float64)
-        return float((logits[number] * len(logits) - logits.sum()) / (len(logits) - 1))
+        two = len(explained.explanation.names) == 2
+        return [likeliest(explained)] if two else [int(n) for n in order]
 
     def total_meaning(self, explanation: Explanation, total: float) -> str:
         """Return the probability of a lead, if it has one: two classes, and not an estimate."""
@@ -186,7 +146,7 @@ class ClassParts:
         """Return what the evidence for one class says about the others."""
         classes, contrasts = explained.explanation.names, self.contrasts(explained)
         if len(classes) == 2:
-            name = contrasts[0].name
+            name = classes[contrasts[0]]
             (other,) = (c for c in classes if c != name)
             return f"Evidence against {name} is evidence for {other} of the same size."
         remark = "Evidence is for the lead of a class over the mean of the others."
@@ -270,15 +230,18 @@ class ClassParts:
         probabilities = predictions.answers[row]
         best = int(probabilities.argmax())
         value = float(probabilities[1 if len(self.classes) == 2 else best])
-        hidden = " wrong" if self.is_wrong(predictions, row) else ""
+        hidden = " wrong" if self._is_wrong(predictions, row) else ""
         return (
             Cell(text=self._label(predictions, row) or "–"),
             Cell(text=self.classes[best], hidden=hidden),
             Cell(text=f"{value:.4f}", value=value, hint=percent(value)),
         )
 
-    def is_wrong(self, predictions: Predictions, row: int) -> bool:
-        """Return whether the predicted class is not the label."""
+    def marked(self, predictions: Predictions) -> set[int]:
+        """Return the rows whose predicted class is not the label."""
+        return {row for row in range(len(predictions)) if self._is_wrong(predictions, row)}
+
+    def _is_wrong(self, predictions: Predictions, row: int) -> bool:
         best = self.classes[int(predictions.answers[row].argmax())]
         return self._label(predictions, row) not in ("", best)
 
@@ -290,14 +253,6 @@ class ClassParts:
 def likeliest(explained: ExplainedSlide) -> int:
     """Return the class with the highest mean probability over the models of a run."""
     return int(explained.answer.mean.argmax())
-
-
-def _lower(values: NDArray[np.float64], here: float) -> str:
-    """Return how many values are lower."""
-    below, n = int((values < here).sum()), len(values)
-    if below == n:
-        return f"all {n:,}" if n > 1 else "the only one"
-    return f"{below:,} of {n:,} ({share(below / n)})" if below else f"none of {n:,}"
 
 
 def roc(predictions: Predictions) -> Markup:

@@ -8,25 +8,26 @@ from markupsafe import Markup
 from numpy.typing import NDArray
 
 from caprmil.explain import TOP, Explanation, Method, top_patches
+from caprmil.explain.browser import totals
 from caprmil.report.html_page import render
 from caprmil.report.patch_pictures import GalleryPatch
-from caprmil.report.prediction_parts import Contrast, PredictionParts
 from caprmil.report.report_inputs import SlideInputs
 from caprmil.report.text_format import count, share, signed
+from caprmil.targets import Contrast
 
 METHODS: dict[Method, str] = {
     "exact": (
-        "A logit of this model is a sum over patches. The numbers below are its terms: "
+        "The {output} of this model is a sum over patches. The numbers below are its terms: "
         "exact, not an estimate."
     ),
     "integrated gradients": (
-        "A logit of this model is not a sum over patches. The numbers below are estimates by "
+        "The {output} of this model is not a sum over patches. The numbers below are estimates by "
         "integrated gradients. Their baseline is a bag in which every patch is the mean patch. "
-        "They add up to the logit only within the error that is shown."
+        "They add up to the {output} only within the error that is shown."
     ),
     "perturbation": (
-        "A logit of this model is not a sum over patches. The numbers below are estimates: how "
-        "much the lead falls when that patch alone is removed. They do not add up to the lead. "
+        "The {output} of this model is not a sum over patches. The numbers below are estimates: "
+        "how much the sum falls when that patch alone is removed. They do not add up to the sum. "
         "The first row holds the difference."
     ),
 }
@@ -36,8 +37,8 @@ RESTS: dict[Method, str] = {
     "perturbation": "Not explained by single patches",
 }
 RANDOM = (
-    " This model draws random samples. The evidence adds up to the mean logit over its draws, "
-    "which can differ from the logit of the mean probability."
+    " This model draws random samples. The evidence adds up to the mean {output} over its draws, "
+    "which can differ from the {output} of the mean prediction."
 )
 
 
@@ -50,11 +51,11 @@ class EvidenceSum:
     total: float  # from the outputs of the model
 
     @classmethod
-    def of(cls, explanation: Explanation, parts: PredictionParts, number: int) -> "EvidenceSum":
+    def of(cls, explanation: Explanation, number: int) -> "EvidenceSum":
         return cls(
             terms=explanation.evidence_for(number).astype(np.float64),
-            rest=parts.total(explanation.rest, number),
-            total=parts.total(explanation.logits, number),
+            rest=totals(explanation.target, explanation.rest)[number],
+            total=totals(explanation.target, explanation.logits)[number],
         )
 
     @property
@@ -111,11 +112,11 @@ class Side(NamedTuple):
 def evidence_section(inputs: SlideInputs) -> Markup:
     """Return the evidence for the predicted contrast, and folded away that for others."""
     explanation, parts = inputs.explained.explanation, inputs.parts
-    contrasts = parts.contrasts(inputs.explained)
-    sums = {c: EvidenceSum.of(explanation, parts, c.number) for c in contrasts}
+    sums = {n: EvidenceSum.of(explanation, n) for n in parts.contrasts(inputs.explained)}
     inputs.pictures.include([s.top(sign) for s in sums.values() for sign in (1, -1)], TOP)
     remark = parts.evidence_remark(inputs.explained)
-    terms = sums[contrasts[0]].terms
+    first = next(iter(sums))
+    terms = sums[first].terms
     if (terms > 0).all() or (terms < 0).all():
         remark += (
             " All patches are evidence for the same side. Select “above the slide’s mean” on the "
@@ -123,18 +124,29 @@ def evidence_section(inputs: SlideInputs) -> Markup:
         )
     return render(
         "evidence.html",
-        contrast=contrasts[0],
-        method=METHODS[explanation.method]
-        + (RANDOM if explanation.exact and explanation.spread is not None else ""),
-        evidence=[(c, _contrast(inputs, c, own)) for c, own in sums.items()],
+        contrast=explanation.target.contrasts[first],
+        method=_method(explanation),
+        evidence=[
+            (explanation.target.contrasts[n], _contrast(inputs, n, own)) for n, own in sums.items()
+        ],
         remark=remark,
     )
 
 
-def _contrast(inputs: SlideInputs, contrast: Contrast, evidence: EvidenceSum) -> Markup:
+def _method(explanation: Explanation) -> str:
+    """Return how the evidence was computed, in sentences."""
+    random = explanation.exact and explanation.spread is not None
+    text = METHODS[explanation.method] + (RANDOM if random else "")
+    return text.format(output=explanation.target.output_name)
+
+
+def _contrast(inputs: SlideInputs, number: int, evidence: EvidenceSum) -> Markup:
+    contrast = inputs.explained.explanation.target.contrasts[number]
     return render(
         "evidence_sum.html",
+        number=number,
         contrast=contrast,
+        output=inputs.explained.explanation.target.output_name,
         patches=len(evidence.terms),
         half=evidence.half(),
         rows=_rows(inputs.explained.explanation, contrast, evidence),

@@ -32,8 +32,8 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    for function in (text_format.count, text_format.percent, text_format.share, text_format.signed):
-        made.filters[function.__name__] = function
+    for name in ("count", "percent", "share", "signed"):
+        made.filters[name] = getattr(text_format, name)
     return made
 
 

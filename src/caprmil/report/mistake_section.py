@@ -1,4 +1,4 @@
-"""The section of worst mistakes in a run report, with a picture of each slide."""
+"""The section of the worst predictions in a run report, with a picture of each slide."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -22,7 +22,7 @@ PICTURE_PX = 420  # of the longer side
 
 
 class Mistake(NamedTuple):
-    """A slide that was predicted wrongly."""
+    """A slide that was predicted badly."""
 
     slide: str
     text: str
@@ -31,7 +31,7 @@ class Mistake(NamedTuple):
 
 
 def mistake_section(inputs: RunInputs) -> Markup:
-    """Return a card for each of the worst mistakes."""
+    """Return a card for each of the worst predictions."""
     predictions = inputs.run.predictions
     mistakes = []
     for row in inputs.parts.worst(predictions, MAX_MISTAKES):
@@ -44,7 +44,12 @@ def mistake_section(inputs: RunInputs) -> Markup:
                 link=inputs.links.get(slide),
             )
         )
-    return render("mistakes.html", mistakes=mistakes)
+    return render(
+        "mistakes.html",
+        title=inputs.parts.worst_title,
+        mistakes=mistakes,
+        none=inputs.parts.no_worst,
+    )
 
 
 def slide_picture(run: Run, slide: str, pixels: Path | None = None) -> Picture | None:

@@ -19,7 +19,7 @@ from caprmil.explain import ExplainedSlide, SlideReference, explain_slide, locat
 from caprmil.io.atomic import check_new, write_text
 from caprmil.io.paths import as_path
 from caprmil.io.progress import Bar, Step
-from caprmil.report.prediction_parts import parts_of
+from caprmil.report.parts_registry import parts_of
 from caprmil.report.run_page import run_report
 from caprmil.report.slide_page import slide_report
 from caprmil.runs.predict import bags_of

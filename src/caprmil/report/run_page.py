@@ -16,7 +16,8 @@ from caprmil.report.curve_section import curve_section
 from caprmil.report.details_section import run_details
 from caprmil.report.html_page import asset, page, render
 from caprmil.report.mistake_section import mistake_section
-from caprmil.report.prediction_parts import Cell, parts_of
+from caprmil.report.parts_registry import parts_of
+from caprmil.report.prediction_parts import Cell
 from caprmil.report.report_inputs import RunInputs, RunSection
 from caprmil.report.score_section import (
     comparison_section,
@@ -33,7 +34,7 @@ class Row:
 
     slide: str
     cells: Sequence[Cell]
-    is_wrong: bool
+    is_marked: bool
     fold: str
     patches: int | None
     link: str | None
@@ -42,6 +43,7 @@ class Row:
 def slide_table_section(inputs: RunInputs) -> Markup:
     """Return a table of all test slides, to be sorted and searched."""
     predictions, parts = inputs.run.predictions, inputs.parts
+    marked = parts.marked(predictions)
     sizes: dict[str, int | None] = {}
     rows = []
     for n, slide in enumerate(predictions.slides):
@@ -51,7 +53,7 @@ def slide_table_section(inputs: RunInputs) -> Markup:
             Row(
                 slide=slide,
                 cells=parts.cells(predictions, n),
-                is_wrong=parts.is_wrong(predictions, n),
+                is_marked=n in marked,
                 fold=predictions.folds[n] if predictions.folds else "",
                 patches=sizes[slide],
                 link=inputs.links.get(slide),
@@ -59,7 +61,13 @@ def slide_table_section(inputs: RunInputs) -> Markup:
         )
         if inputs.progress:
             inputs.progress(n + 1, len(predictions))
-    return render("slide_table.html", columns=parts.columns, rows=rows)
+    return render(
+        "slide_table.html",
+        columns=parts.columns,
+        rows=rows,
+        marked_filter=parts.marked_filter,
+        marked_note=f"{len(marked):,} {parts.marked_note}",
+    )
 
 
 def _patches(run: Run, slide: str) -> int | None:

@@ -7,6 +7,7 @@ from markupsafe import Markup
 
 from caprmil.report.html_page import render
 from caprmil.report.report_inputs import RunInputs
+from caprmil.report.text_format import number
 from caprmil.runs.run import Run
 from caprmil.targets import Metric
 
@@ -29,10 +30,9 @@ class Headline(NamedTuple):
 def headline_section(inputs: RunInputs) -> Markup:
     """Return the few scores that a reader looks at first."""
     metrics = inputs.run.scores["metrics"]
-    shown = [
-        _headline(inputs.run.target.metric(name), metrics[name])
-        for name in inputs.parts.headline_metrics
-    ]
+    target = inputs.run.target
+    names = dict.fromkeys((target.headline, *inputs.parts.headline_metrics))
+    shown = [_headline(target.metric(name), metrics[name]) for name in names if name in metrics]
     return render("headline_scores.html", headlines=shown)
 
 
@@ -44,7 +44,7 @@ def _headline(record: Metric, metric: Mapping[str, Any]) -> Headline:
     return Headline(
         title=record.long_title,
         value=_number(pooled if mean is None else mean),
-        spread=f"± {std:.3f} over {metric['folds_counted']} folds"
+        spread=f"± {_number(std)} over {metric['folds_counted']} folds"
         if std is not None
         else "one fold",
         pooled=f"pooled {_number(pooled)}" + (f", 95 % interval {interval}" if interval else ""),
@@ -77,9 +77,11 @@ def fold_section(inputs: RunInputs) -> Markup:
         sizes = [len(part) for part in (split.train, split.validation, split.test)] if split else []
         temperature = "–" if t is None or t == 1 else f"{t:.2f}"
         values = [_number(metrics[name]) for name in names]
-        rows.append([fold, " / ".join(map(str, sizes)), *values, temperature])
+        more = [temperature] if run.target.calibrates else []
+        rows.append([fold, " / ".join(map(str, sizes)), *values, *more])
     short = [run.target.metric(name).title for name in names]
-    head = ["", "train / validation / test", *short, "temperature"]
+    more = ["temperature"] if run.target.calibrates else []
+    head = ["", "train / validation / test", *short, *more]
     notes = calibration_notes(run)
     return render("table_section.html", title="Scores by fold", head=head, rows=rows, notes=notes)
 
@@ -103,11 +105,13 @@ def comparison_section(inputs: RunInputs) -> Markup:
     """Return predictions against labels, and the comparison with baselines, side by side."""
     found = inputs.run.scores.get("baselines") or {}
     differences = found.get("differences", [])
-    better = [d["verdict"] == "real" and (d["difference"] or 0) > 0 for d in differences]
+    metric = inputs.run.target.headline_metric
+    sign = 1 if metric.higher_is_better else -1
+    better = [d["verdict"] == "real" and sign * (d["difference"] or 0) > 0 for d in differences]
     return render(
         "comparison.html",
         results=inputs.parts.results(inputs.run.predictions),
-        metric=inputs.run.target.headline_metric.title,
+        metric=metric.title,
         rows=[_difference(d) for d in differences],
         beats_all=all(better),
         notes=found.get("notes", []),
@@ -128,12 +132,19 @@ def _difference(d: Mapping[str, Any]) -> list[str]:
 
 def _interval(ends: Sequence[float | None] | None) -> str:
     """Return an interval as text; nothing if it is not known."""
-    return "" if ends is None or None in ends else f"{ends[0]:.3f} to {ends[1]:.3f}"
+    return "" if ends is None or None in ends else f"{_number(ends[0])} to {_number(ends[1])}"
 
 
 def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3f}"
+    """Return three decimals; of a very large or small score, significant digits."""
+    if value is None:
+        return "–"
+    size = abs(value)
+    if size >= 1000:
+        return number(value)
+    text = f"{value:.2g}" if 0 < size < 0.001 else f"{value:.3f}"
+    return text.replace("-", "−")
 
 
 def _signed(value: float | None) -> str:
-    return "–" if value is None else f"{value:+.3f}".replace("-", "−")
+    return f"+{_number(value)}" if value is not None and value > 0 else _number(value)

@@ -13,8 +13,8 @@ from caprmil.io.progress import Step
 from caprmil.report.details_section import slide_details
 from caprmil.report.evidence_section import evidence_section
 from caprmil.report.html_page import asset, page, render
+from caprmil.report.parts_registry import parts_of
 from caprmil.report.patch_pictures import PatchPictures
-from caprmil.report.prediction_parts import parts_of
 from caprmil.report.report_inputs import SlideInputs, SlideSection
 from caprmil.report.token_section import token_section
 from caprmil.runs.run import Run
@@ -98,7 +98,7 @@ def _page(
         facts={
             **numbers.facts,
             "pictures": inputs.pictures.rows,
-            "first_layer": f"evidence-{inputs.parts.contrasts(explained)[0].number}",
+            "first_layer": f"evidence-{inputs.parts.contrasts(explained)[0]}",
             "repeated_layers": inputs.parts.repeated_layers(explained),
         },
         data=numbers.data,

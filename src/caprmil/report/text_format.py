@@ -1,6 +1,7 @@
 """Numbers and dates as text."""
 
 from datetime import datetime
+from math import floor, log10
 
 PERCENT = "\u00a0%"  # stays on the line of its number
 CERTAIN = 0.9995  # no model is certain: what is beyond is not shown as 100 %
@@ -37,6 +38,40 @@ def signed(value: float) -> str:
     size = abs(value)
     digits = f"{size:.3f}" if size >= 0.1 else f"{size:.3g}"
     return f"{'+' if value > 0 else '−'}{digits}"
+
+
+def number(value: float) -> str:
+    """Return a number with four significant digits and a real minus: 0.1235, 12.35, 12,346."""
+    size = abs(value)
+    if size >= 10_000:
+        text = f"{size:,.0f}" if size < 1e9 else f"{size:.3e}"
+    else:
+        text = f"{size:.4g}" if size >= 1e-4 or not size else f"{size:.2e}"
+    return f"−{text}" if value < 0 else text
+
+
+def decimals(spread: float) -> int | None:
+    """Return the decimals that matter for numbers that differ by `spread`: three digits of it.
+
+    None means significant digits, for numbers that are tiny or all equal.
+    """
+    if not spread or not 1e-6 < spread < 1e9:
+        return None
+    return max(0, 2 - floor(log10(spread)))
+
+
+def fixed(value: float, places: int | None) -> str:
+    """Return a number with these decimals, and a real minus."""
+    if places is None:
+        return number(value)
+    text = f"{abs(value):,.{places}f}"
+    return f"−{text}" if value < 0 and text.strip("0.,") else text
+
+
+def signed_fixed(value: float, places: int | None) -> str:
+    """Return a number as `fixed` does, with a plus if it is positive."""
+    text = fixed(value, places)
+    return f"+{text}" if value > 0 and text.strip("0.,") else text
 
 
 def timestamp(when: datetime) -> str:

@@ -133,7 +133,7 @@ class Run:
     @cached_property
     def predictions(self) -> Predictions:
         """Every test slide, predicted by models that have not seen it."""
-        return Predictions.read(self._finished(PREDICTIONS))
+        return self.read_predictions(self._finished(PREDICTIONS))
 
     @cached_property
     def scores(self) -> dict[str, Any]:
@@ -144,13 +144,17 @@ class Run:
     def baselines(self) -> dict[str, Predictions]:
         """The same slides, predicted without a model."""
         found = sorted(self._finished(BASELINES).glob("*.csv"))
-        return {path.stem.replace("_", " "): Predictions.read(path) for path in found}
+        return {path.stem.replace("_", " "): self.read_predictions(path) for path in found}
 
     @property
     def validation(self) -> dict[str, Predictions]:
         """The validation part of each fold that has one, predicted by the fold's model."""
         paths = {fold.name: self.fold_folder(fold.name) / "validation.csv" for fold in self.done}
-        return {name: Predictions.read(path) for name, path in paths.items() if path.exists()}
+        return {name: self.read_predictions(path) for name, path in paths.items() if path.exists()}
+
+    def read_predictions(self, path: Path) -> Predictions:
+        """Read a table of predictions that this run wrote."""
+        return Predictions.read(path, target=type(self.target))
 
     @cached_property
     def temperatures(self) -> dict[str, float]:

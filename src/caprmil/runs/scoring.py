@@ -26,7 +26,7 @@ _log = logging.getLogger("caprmil")
 def score_run(run: Run, cohort: Cohort, *, progress: bool = True) -> None:
     """Score a run whose folds are all trained. The scores are written last: they finish the run."""
     folders = {fold.name: run.fold_folder(fold.name) for fold in run.splits}
-    tables = {name: Predictions.read(folder / "test.csv") for name, folder in folders.items()}
+    tables = {name: run.read_predictions(path / "test.csv") for name, path in folders.items()}
     everything = Predictions.concatenate(list(tables.values()))
     _write_again(everything, run.folder / PREDICTIONS)
     _draw(run, folders, tables)

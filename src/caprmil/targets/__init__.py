@@ -3,7 +3,7 @@
 from caprmil.targets.base import Contrast, Target
 from caprmil.targets.classification import Classification
 from caprmil.targets.metric import METRICS, Metric, find_metric, register_metric
-from caprmil.targets.registry import TARGETS, find_target
+from caprmil.targets.registry import TARGETS, find_target, register_target
 from caprmil.targets.regression import Regression
 
 __all__ = [
@@ -17,4 +17,5 @@ __all__ = [
     "find_metric",
     "find_target",
     "register_metric",
+    "register_target",
 ]

@@ -40,6 +40,21 @@ class Contrast:
     """What it is compared with, in words, e.g. the other class."""
     of: Callable[[Any], Any]
     """The contrast (...) of outputs (..., C): a tensor of a tensor, an array of an array."""
+    negative: str = ""
+    """What negative evidence is, in words. By default against the name."""
+    total: str = ""
+    """What all evidence adds up to, in words. By default the name."""
+    ends: tuple[str, str] = ("against", "for")
+    """What the low and the high end of a map of evidence are called."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "negative", self.negative or f"against {self.name}")
+        object.__setattr__(self, "total", self.total or self.name)
+
+    @property
+    def positive(self) -> str:
+        """What positive evidence is, in words."""
+        return f"for {self.name}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +70,11 @@ class Target:
     """What the strata of folds are called in errors."""
     answer_name: ClassVar[str]
     """What the numbers of an answer are, in one word: e.g. probabilities."""
+    output_name: ClassVar[str] = "output"
+    """What an output of a model is called: e.g. a logit."""
+    display: ClassVar[str]
+    """The parts of report and viewer that show an answer: a name in `report.parts_registry` and in
+    `viewer/static/parts.js`. A target may take those of another."""
     headline: ClassVar[str]
     """The metric that is shown first, compared with baselines and printed while training."""
     second: ClassVar[str]

@@ -38,6 +38,8 @@ class Classification(Target):
     has_classes: ClassVar[bool] = True
     calibrates: ClassVar[bool] = True
     answer_name: ClassVar[str] = "probabilities"
+    output_name: ClassVar[str] = "logit"
+    display: ClassVar[str] = "classes"
     headline: ClassVar[str] = "auc"
     second: ClassVar[str] = "ace"
     missing: ClassVar[Label] = -1
@@ -284,7 +286,12 @@ class Classification(Target):
             return names[0] if len(names) == 1 else "the mean of the other classes"
 
         return tuple(
-            Contrast(name=name, against=f"against {others(number)}", of=against_others(number))
+            Contrast(
+                name=name,
+                against=f"against {others(number)}",
+                of=against_others(number),
+                total=f"lead of {name} over {others(number)}",
+            )
             for number, name in enumerate(self.classes)
         )
 

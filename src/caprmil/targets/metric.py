@@ -91,8 +91,13 @@ def register_metric(kind: str, metric: Metric) -> Metric:
 
 
 def metrics_of(target: "Target", names: Iterable[str] | None = None) -> dict[str, Metric]:
-    """Return the metrics of these names, or all that apply to a target."""
-    found = {name: m for name, m in METRICS[target.kind].items() if m.applies(target)}
+    """Return the metrics of these names, or all that apply to a target.
+
+    A target has the metrics of its own kind, and those of the targets that it is derived from.
+    """
+    kinds = [vars(base)["kind"] for base in reversed(type(target).__mro__) if "kind" in vars(base)]
+    known = {name: m for kind in kinds for name, m in METRICS.get(kind, {}).items()}
+    found = {name: m for name, m in known.items() if m.applies(target)}
     if names is None:
         return found
     names = list(names)

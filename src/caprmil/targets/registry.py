@@ -1,4 +1,7 @@
-"""The targets by kind. To add one: write its file, add its line to TARGETS."""
+"""The targets by kind. To add one, write its file and its line in TARGETS, or register it."""
+
+from collections.abc import Callable
+from typing import TypeVar
 
 from caprmil.errors import UnknownNameError
 from caprmil.targets.base import Target
@@ -9,6 +12,28 @@ TARGETS: dict[str, type[Target]] = {
     "classification": Classification,
     "regression": Regression,
 }
+
+AnyTarget = TypeVar("AnyTarget", bound=Target)
+
+
+def register_target(kind: str) -> Callable[[type[AnyTarget]], type[AnyTarget]]:
+    """Return a decorator that adds a target of another package to TARGETS, and sets its kind.
+
+    >>> @register_target("mine")
+    ... @dataclass(frozen=True, kw_only=True)
+    ... class MyTarget(Target): ...
+    """
+
+    def register(target: type[AnyTarget]) -> type[AnyTarget]:
+        known = TARGETS.get(kind)
+        path = (target.__module__, target.__qualname__)
+        if known is not None and (known.__module__, known.__qualname__) != path:
+            raise ValueError(f"There is already a target called '{kind}'.")
+        target.kind = kind
+        TARGETS[kind] = target
+        return target
+
+    return register
 
 
 def find_target(kind: str) -> type[Target]:

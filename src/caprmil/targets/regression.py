@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import rankdata
 
 from caprmil.errors import CohortError, RecipeError
 from caprmil.io import tables
 from caprmil.io.findings import Findings
 from caprmil.io.tables import is_known, is_number
 from caprmil.targets.base import Answers, Contrast, Criterion, Label, Labels, Target
-from caprmil.targets.metric import Metric, register_metric
+from caprmil.targets.metric import register_metric
+from caprmil.targets.regression_metrics import REGRESSION_METRICS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -40,6 +40,7 @@ class Regression(Target):
 
     kind: ClassVar[str] = "regression"
     answer_name: ClassVar[str] = "predicted"
+    display: ClassVar[str] = "value"
     headline: ClassVar[str] = "r2"
     second: ClassVar[str] = "mae"
     missing: ClassVar[Label] = float("nan")
@@ -201,43 +202,17 @@ class Regression(Target):
 
     @property
     def contrasts(self) -> tuple[Contrast, ...]:
-        """The value, in the units of the labels."""
-        return (Contrast(name="a higher value", of=lambda outputs: outputs[..., 0] * self.std),)
+        """The value, in the units of the labels, relative to their mean."""
+        return (
+            Contrast(
+                name="a higher value",
+                of=lambda outputs: outputs[..., 0] * self.std,
+                negative="for a lower value",
+                total=f"difference from the mean of the training labels, {self.mean:.4g}",
+                ends=("lower", "higher"),
+            ),
+        )
 
 
-def mae(labels: Labels, answers: Answers) -> float:
-    """Return the mean absolute error."""
-    return float(np.mean(np.abs(answers[:, 0] - labels)))
-
-
-def r2(labels: Labels, answers: Answers) -> float:
-    """Return the share of the variance that is explained; NaN where all labels are equal."""
-    variance = float(np.sum((labels - labels.mean()) ** 2))
-    if len(labels) < 2 or not variance:
-        return float("nan")
-    return 1 - float(np.sum((answers[:, 0] - labels) ** 2)) / variance
-
-
-def pearson(labels: Labels, answers: Answers) -> float:
-    """Return the correlation; NaN where labels or predictions are all equal."""
-    if len(labels) < 2:
-        return float("nan")
-    x, y = labels - labels.mean(), answers[:, 0] - answers[:, 0].mean()
-    norm = float(np.sqrt(np.sum(x**2) * np.sum(y**2)))
-    return float(np.sum(x * y)) / norm if norm else float("nan")
-
-
-def spearman(labels: Labels, answers: Answers) -> float:
-    """Return the correlation of ranks."""
-    if len(labels) < 2:
-        return float("nan")
-    return pearson(rankdata(labels), rankdata(answers[:, 0])[:, None])
-
-
-for _metric in (
-    Metric(name="r2", title="R2", function=r2, chance=0.0),
-    Metric(name="mae", title="MAE", function=mae, higher_is_better=False),
-    Metric(name="pearson", title="Pearson correlation", function=pearson, chance=0.0),
-    Metric(name="spearman", title="Spearman correlation", function=spearman, chance=0.0),
-):
+for _metric in REGRESSION_METRICS:
     register_metric("regression", _metric)

@@ -37,7 +37,8 @@ COMPRESSION = 5  # of 9: higher levels are slower and hardly smaller
 IMMUTABLE = "private, max-age=86400, immutable"  # for addresses that hold a version
 
 SCRIPTS = (
-    *("viewer.js", "stage.js", "slide_list.js", "maps.js", "class_parts.js", "patches.js"),
+    *("viewer.js", "stage.js", "slide_list.js", "maps.js", "patches.js", "prediction_panel.js"),
+    *("parts.js", "class_parts.js", "value_parts.js"),
     *("keyboard.js", "url_state.js", "layer_text.js", "dom.js", "paint.js"),
     "openseadragon.min.js",
 )

@@ -33,8 +33,8 @@ from caprmil.models.device import pick_device
 from caprmil.runs.run import Run
 from caprmil.slides.readers import Pixels
 from caprmil.slides.slide import Slide, find_slides
+from caprmil.viewer.answers import summarise
 from caprmil.viewer.cache import SizedCache
-from caprmil.viewer.class_predictions import summarise
 from caprmil.viewer.tiles import Pyramid, is_joined, jpeg, tile
 
 CACHE_BYTES = 768 * 2**20
@@ -43,6 +43,7 @@ EXPLANATION_BYTES = 200_000  # of an explained slide, without its numbers
 THUMBNAIL_PX = 160  # of the longer side
 GALLERY_PX, GALLERY_COLUMNS, MAX_GALLERY = 112, 16, 512
 MAX_PATCH_PX = 8192  # pixels on a side that are read for one patch
+DISPLAYS = ("classes", "value")  # the parts in static/parts.js
 
 
 class GoneError(SlideError):
@@ -86,10 +87,10 @@ class Library:
         cache_bytes: int = CACHE_BYTES,
     ) -> None:
         run.trained_folds()  # raises if there is no trained model yet
-        if not run.target.has_classes:
+        if run.target.display not in DISPLAYS:
             raise RunError(
-                f"The viewer shows classes, and {run.folder} predicts a {run.target.kind}. Use "
-                "caprmil explain."
+                f"The viewer cannot show a {run.target.kind}: its display '{run.target.display}' "
+                f"is not among {', '.join(DISPLAYS)}. Use caprmil explain."
             )
         self.run, self.device = run, str(pick_device(device))
         self.cache = SizedCache(cache_bytes)

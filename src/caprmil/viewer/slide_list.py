@@ -4,7 +4,7 @@ from typing import Any
 
 from caprmil.runs.run import Run
 from caprmil.slides.qc import Record
-from caprmil.viewer.class_predictions import NO_PREDICTION, describe_target, list_predictions
+from caprmil.viewer.answers import NO_PREDICTION, describe_target, list_predictions
 from caprmil.viewer.library import Entry, Library
 
 

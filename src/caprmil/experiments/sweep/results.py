@@ -8,7 +8,6 @@ from math import isnan, nan
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from caprmil import figures
-from caprmil.evaluation.predictions import Predictions
 from caprmil.experiments import cost, paper
 from caprmil.experiments.sweep.axes import Point
 from caprmil.experiments.sweep.plan import Plan
@@ -46,7 +45,7 @@ class PointResult:
             for part in PARTS:
                 path = run.fold_folder(fold.name) / f"{part}.csv"
                 if path.exists():
-                    scores[part][fold.name] = Predictions.read(path).scores()
+                    scores[part][fold.name] = run.read_predictions(path).scores()
         model = run.model(run.splits[0].name)
         return PointResult(
             point=point,

@@ -6,7 +6,7 @@
   const body = table.tBodies[0];
   const rows = [...body.rows];
   const search = document.getElementById("search");
-  const wrongOnly = document.getElementById("wrong");
+  const markedOnly = document.getElementById("marked");
   const shown = document.getElementById("shown");
 
   function sortKey(row, column) {
@@ -32,7 +32,7 @@
     let count = 0;
     for (const row of rows) {
       const text = row.textContent.toLowerCase();
-      row.hidden = (wrongOnly.checked && !row.classList.contains("wrong")) || !words.every((word) => text.includes(word));
+      row.hidden = (markedOnly.checked && !row.classList.contains("marked")) || !words.every((word) => text.includes(word));
       count += !row.hidden;
     }
     shown.textContent = `${count} of ${rows.length} shown`;
@@ -46,5 +46,5 @@
     heading.replaceChildren(button);
   }
   search.addEventListener("input", filter);
-  wrongOnly.addEventListener("change", filter);
+  markedOnly.addEventListener("change", filter);
 })();

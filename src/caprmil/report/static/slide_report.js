@@ -86,8 +86,13 @@
     byId("colour-bar").style.backgroundImage = legend.gradient;
     byId("low").textContent = isShare ? "0 %" : Paint.format(legend.low);
     byId("high").textContent = isShare ? percent(legend.high) : Paint.format(legend.high);
-    byId("legend-title").textContent = layer.kind !== "diverging" ? "" : layer === selected ? "against · for" : "below · above the mean";
+    byId("legend-title").textContent = layer.kind !== "diverging" ? "" : layer === selected ? endsOf(layer) : "below · above the mean";
     canvas.setAttribute("aria-label", `${layer.title}, over the slide`);
+  }
+
+  /** Return what both ends of a map of evidence mean. */
+  function endsOf(layer) {
+    return facts.contrasts[Number(layer.key.split("-")[1])].ends.join(" · ");
   }
 
   /** Place an element at a position on the slide, given in level-0 pixels. */

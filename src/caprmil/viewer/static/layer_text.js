@@ -1,5 +1,4 @@
 // What a layer is, from its key, and what it means in a sentence.
-import { contrastName, contrastTotal, evidenceHeadings } from "./class_parts.js";
 
 export const GROUPS = { evidence: "Evidence", attention: "Attention", score: "Scores", tokens: "Tokens" };
 
@@ -26,11 +25,11 @@ export function tokenKey(facts, block, head, token) {
 /** Return a sentence on what a layer means. */
 export function describe(facts, layer) {
   const { group, block, head, token, contrast, above, spread } = parse(layer.key);
-  const total = contrast === null ? "" : contrastTotal(facts, contrast);
+  const total = contrast === null ? "" : `the ${facts.contrasts[contrast].total}`;
   const where = facts.tokens?.blocks > 1 ? ` of block ${block + 1}` : "";
   const even = 1 / facts.patches;
   if (above) return `How much more each patch adds to ${total} than the mean patch of this slide. The values add up to 0.`;
-  if (group === "evidence") return EVIDENCE[facts.model.method](total, Paint.format(facts.model.gap));
+  if (group === "evidence") return EVIDENCE[facts.model.method](total, facts.output, Paint.format(facts.model.gap));
   if (spread) return "Standard deviation of a patch's attention over the random draws of this model.";
   if (group === "attention") {
     if (contrast === null && Math.abs(layer.limit - even) < 1e-4 * even) {
@@ -38,25 +37,37 @@ export function describe(facts, layer) {
     }
     return `The weight of a patch in the pooled representation; equal weights would be ${Paint.format(even)}. Attention is not evidence for a prediction.`;
   }
-  if (group === "score") return `The model's score of each single patch for ${contrastName(facts, contrast)}.`;
+  if (group === "score") return `The model's score of each single patch for ${facts.contrasts[contrast].name}.`;
   if (token === null) return `Entropy of a patch's weights on the tokens${where}. 0: all weight on one token; 1: equal weight on all.`;
   const heads = head === null ? `Mean of ${facts.tokens.heads} heads${where}` : `Head ${head + 1}${where}`;
   return `${heads}: the weight of each patch on token ${token + 1}. The weights of a patch on all tokens add up to 1.`;
 }
 
 const EVIDENCE = {
-  exact: (total) => `Exact: what each patch adds to ${total}. The values and a constant add up to the logits.`,
-  "integrated gradients": (total, gap) =>
-    `Integrated gradients: an estimate of what each patch adds to ${total}. The sum differs from the logits by ${gap}.`,
+  exact: (total) => `Exact: what each patch adds to ${total}. The values and a constant add up to it.`,
+  "integrated gradients": (total, output, gap) =>
+    `Integrated gradients: an estimate of what each patch adds to ${total}. The sum differs from the ${output} by ${gap}.`,
   perturbation: (total) =>
     `An estimate: how much ${total} falls if one patch is removed. Patches with the same content hide each other's effect.`,
 };
 
+/** Return what the evidence of a patch is for, in words. */
+export function evidenceText(facts, contrast, value) {
+  const { positive, negative } = facts.contrasts[contrast];
+  if (value === 0) return `Neither ${positive} nor ${negative}`;
+  return `Evidence ${value > 0 ? positive : negative}`;
+}
+
 /** Return the headings of the patches with the highest and lowest values of a layer. */
 export function headings(facts, layer) {
   const { group, contrast, above } = parse(layer.key);
-  const name = contrast === null ? "" : contrastName(facts, contrast);
-  if (above) return [`Most for ${name}, relative to the mean`, `Least for ${name}, relative to the mean`];
-  if (group === "evidence") return evidenceHeadings(facts, contrast, layer.values[layer.top[0]], layer.values[layer.bottom[0]]);
+  const { positive, negative } = facts.contrasts[contrast ?? 0];
+  if (above) return [`Most ${positive}, relative to the mean`, `Least ${positive}, relative to the mean`];
+  if (group === "evidence") {
+    return [
+      layer.values[layer.top[0]] > 0 ? `Most ${positive}` : `Least ${negative}`,
+      layer.values[layer.bottom[0]] < 0 ? `Most ${negative}` : `Least ${positive}`,
+    ];
+  }
   return [`Highest: ${layer.title[0].toLowerCase()}${layer.title.slice(1)}`, ""];
 }

@@ -1,5 +1,4 @@
 // The choice of a map: its kind, then its contrast, or head and token; and its legend.
-import { contrastName, firstContrast } from "./class_parts.js";
 import { $, el } from "./dom.js";
 import { GROUPS, describe, parse, tokenKey } from "./layer_text.js";
 
@@ -21,7 +20,7 @@ export function showMaps(bag, layer, choose) {
 /** Return the layer of a group to show first. For evidence it is that of the prediction, relative to the
  * mean if the evidence of all patches has the same sign. */
 export function firstLayer(bag, group) {
-  const number = firstContrast(bag.facts);
+  const number = bag.facts.first_contrast;
   const key = `${group}-${number}`;
   if (group === "evidence" && Paint.hasOneSign(bag.layers.get(key))) return `above-${number}`;
   if (bag.layers.has(key) && group !== "attention") return key;
@@ -38,7 +37,7 @@ function contrasts(bag, layer, now, choose) {
   if (layers.length < 2) return null;
   const text = ({ key }) => {
     const { contrast, spread } = parse(key);
-    return spread ? "spread" : contrast === null ? "overall" : contrastName(bag.facts, contrast);
+    return spread ? "spread" : contrast === null ? "overall" : bag.facts.contrasts[contrast].name;
   };
   return el(
     "div",

@@ -1,7 +1,6 @@
 // Patches: those with the highest values of a map, and one with all its numbers and the most similar ones.
-import { evidenceText, firstContrast } from "./class_parts.js";
 import { $, el } from "./dom.js";
-import { headings, parse, tokenKey } from "./layer_text.js";
+import { evidenceText, headings, parse, tokenKey } from "./layer_text.js";
 
 const NEIGHBOURS = 8;
 
@@ -104,7 +103,7 @@ function position(bag, row) {
 
 /** Return the rank of a patch by its evidence for the prediction. */
 function rank(bag, row) {
-  const contrast = firstContrast(bag.facts);
+  const contrast = bag.facts.first_contrast;
   const layer = bag.layers.get(`evidence-${contrast}`);
   const value = Paint.value(layer, row);
   let above = 0;

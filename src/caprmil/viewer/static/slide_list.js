@@ -1,6 +1,6 @@
 // The list of slides: search, filter, sort, and which slide is open.
-import { LIST_ORDERS, listFilters, listText, newPrediction } from "./class_parts.js";
 import { $, count, el } from "./dom.js";
+import { parts } from "./parts.js";
 
 const AT_ONCE = 2; // a browser has six connections to a server, and the open slide needs most of them
 
@@ -38,21 +38,31 @@ class Thumbnails {
   }
 }
 
-const ORDERS = [
-  ["run", "as in the run", null],
-  ["name", "by name", (a, b) => a.name.localeCompare(b.name, "en", { numeric: true })],
-  ...LIST_ORDERS,
-];
+/** Return the filters of the list: [value, text, test of a slide]. */
+function filtersOf(slides) {
+  const groups = [...new Set(slides.map((slide) => slide.group).filter((group) => group !== null))];
+  const filters = [
+    ["all", "all", () => true],
+    ...parts.filters(slides),
+    ...parts.sortGroups(groups, slides).map((name) => [`group:${name}`, name, (slide) => slide.group === name]),
+  ];
+  return filters.map(([value, text, test]) => [value, `${text} (${slides.filter(test).length})`, test]);
+}
 
 export class SlideList {
-  constructor(run, slides, { open }) {
+  constructor(slides, { open }) {
     this.slides = slides;
+    this.orders = [
+      ["run", "as in the run", null],
+      ["name", "by name", (a, b) => a.name.localeCompare(b.name, "en", { numeric: true })],
+      ...parts.orders,
+    ];
     this.open = open;
     this.thumbnails = new Thumbnails();
     this.items = new Map(slides.map((slide) => [slide.id, this.#item(slide)]));
-    this.filters = listFilters(run, slides);
+    this.filters = filtersOf(slides);
     $("filter").append(...this.filters.map(([value, text]) => el("option", { value, text })));
-    $("sort").append(...ORDERS.map(([value, text]) => el("option", { value, text })));
+    $("sort").append(...this.orders.map(([value, text]) => el("option", { value, text })));
     for (const id of ["filter", "sort"]) $(id).addEventListener("change", () => this.show());
     $("search").addEventListener("input", () => this.show());
     this.show();
@@ -63,7 +73,7 @@ export class SlideList {
       ? el("img", { data: { src: `api/slides/${slide.id}/thumbnail.jpg` }, alt: "", width: 52, height: 44 })
       : el("span", { class: "no-picture grid" });
     if (slide.pixels) this.thumbnails.observer.observe(picture);
-    const { verdict, prediction, label } = listText(slide);
+    const { verdict, prediction, label } = this.#text(slide);
     const button = el(
       "button",
       { on: { click: () => this.open(slide.id) }, title: slide.problem ?? slide.name },
@@ -79,11 +89,19 @@ export class SlideList {
     return el("li", { data: { id: slide.id } }, button);
   }
 
+  /** Return the text of a slide: its prediction, its label, and "right", "wrong" or "". */
+  #text(slide) {
+    const label = slide.label === null ? "no label" : `label: ${parts.labelText(slide.label)}`;
+    if (slide.problem) return { verdict: "", label, prediction: "its bag is missing" };
+    if (slide.predicted === null) return { verdict: "", label, prediction: "not predicted yet" };
+    return { label, ...parts.listText(slide) };
+  }
+
   /** Return the slides that match the search and the filter, in order. */
   get visible() {
     const words = $("search").value.toLowerCase().split(/\s+/).filter(Boolean);
     const [, , matches] = this.filters.find(([value]) => value === $("filter").value);
-    const [, , compare] = ORDERS.find(([value]) => value === $("sort").value);
+    const [, , compare] = this.orders.find(([value]) => value === $("sort").value);
     const found = this.slides.filter((slide) => words.every((word) => slide.name.toLowerCase().includes(word)) && matches(slide));
     return compare ? found.sort(compare) : found;
   }
@@ -98,7 +116,8 @@ export class SlideList {
   update(facts) {
     const slide = this.slides.find((each) => each.id === facts.id);
     if (slide.predicted !== null) return;
-    Object.assign(slide, newPrediction(facts));
+    const { mean } = facts.answer;
+    Object.assign(slide, { answer: mean, predicted: parts.predicted(mean) });
     const old = this.items.get(slide.id);
     this.items.set(slide.id, this.#item(slide));
     old.replaceWith(this.items.get(slide.id));

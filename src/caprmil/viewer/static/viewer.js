@@ -1,9 +1,10 @@
 // The viewer: one state, which every part of the page shows and the address holds.
-import { showPrediction } from "./class_parts.js";
 import { $, count } from "./dom.js";
 import { listen } from "./keyboard.js";
 import { firstLayer, limitOf, showLegend, showMaps } from "./maps.js";
+import { chooseParts } from "./parts.js";
 import { Pictures, showGallery, showPatch } from "./patches.js";
+import { showPrediction } from "./prediction_panel.js";
 import { SlideList } from "./slide_list.js";
 import { Stage } from "./stage.js";
 import { packRows, ranges, read, unpackRows, write } from "./url_state.js";
@@ -364,7 +365,8 @@ async function start() {
     `${run.folds} folds`,
     run.finished ? run.score : "not finished",
   ].filter(Boolean).join("  ·  ");
-  list = new SlideList(run, slides, { open: goToSlide });
+  chooseParts(run, slides);
+  list = new SlideList(slides, { open: goToSlide });
   showBusy("");
   await restoreState();
 }

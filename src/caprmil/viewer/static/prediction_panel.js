@@ -1,0 +1,63 @@
+// The prediction of the open slide, and what it would be without a region.
+import { $, count, el } from "./dom.js";
+import { parts } from "./parts.js";
+
+/** Show the prediction. `whatIf`: {removed, after, waiting, problem} of a region that was removed, or null. */
+export function showPrediction(facts, whatIf, { undo, reset }) {
+  const { answer, model } = facts;
+  const after = whatIf?.after;
+  const [title, number, verdict, sentence] = parts.headline(facts, after ? after.answer.mean : answer.mean);
+  const sources = [[modelsText(answer), answer.mean, after?.answer.mean]];
+  if (answer.models > 1) sources.push([`explained: ${model.name}, ${model.fold}`, model.answer, after?.model.answer]);
+  if (answer.calibrated) sources.push(["calibrated", answer.calibrated, after?.answer.calibrated]);
+  $("prediction").replaceChildren(
+    el(
+      "div",
+      { class: "headline", "aria-live": "polite", "aria-atomic": "true" },
+      el("h2", { text: title }, el("span", { class: "probability", text: number })),
+      el("p", { class: `verdict ${verdict}`, text: sentence }),
+      whatIf ? change(facts, whatIf) : null,
+    ),
+    ...sources.map(([heading, before, now]) => parts.rows(facts, heading, before, now)),
+    whatIf ? regionSummary(facts, whatIf, { undo, reset }) : el("p", { class: "quiet", text: methodText(facts) }),
+  );
+}
+
+function modelsText({ models, unseen }) {
+  const number = models === 1 ? "one model" : `mean of ${models} models`;
+  return unseen ? `${number}, not trained on this slide` : `${number}, trained on this slide`;
+}
+
+function methodText({ model, patches }) {
+  const names = { exact: "exact evidence", perturbation: "evidence by removing patches" };
+  return `${model.name}, ${model.fold}; ${names[model.method] ?? `evidence by ${model.method}`} of ${count(patches, "patch")}.`;
+}
+
+function change(facts, { after, waiting, problem }) {
+  if (problem) return el("p", { class: "change verdict wrong", text: problem });
+  if (!after) return el("p", { class: "change quiet", text: waiting ? "Predicting …" : "" });
+  return el("p", { class: "change", text: parts.changeText(facts, facts.answer.mean, after.answer.mean) });
+}
+
+function regionSummary(facts, { removed, after }, { undo, reset }) {
+  const left = facts.patches - removed;
+  return el(
+    "div",
+    { class: "region" },
+    el("p", { text: `${count(removed, "patch")} removed, ${left.toLocaleString("en")} left.` }),
+    after ? el("p", { class: "quiet", text: totalText(facts, after) }) : null,
+    el(
+      "div",
+      { class: "buttons" },
+      el("button", { text: "Undo", title: "Undo the last region (u)", on: { click: undo } }),
+      el("button", { text: "Reset", title: "Restore all patches", on: { click: reset } }),
+    ),
+  );
+}
+
+/** Return how the total of the evidence changes. It also changes where a probability is close to 1. */
+function totalText({ contrasts, first_contrast: first, model }, after) {
+  const { total } = contrasts[first];
+  const [before, now] = [model.totals[first], after.model.totals[first]].map(Paint.format);
+  return `${total[0].toUpperCase()}${total.slice(1)}: ${before} → ${now}.`;
+}

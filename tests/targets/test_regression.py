@@ -1,0 +1,176 @@
+"""Regression: metrics against scikit-learn and SciPy, labels, loss, and its parts of a report."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import pearsonr, spearmanr
+from sklearn.metrics import mean_absolute_error, r2_score
+
+from caprmil.errors import CohortError, RecipeError
+from caprmil.evaluation.predictions import Predictions, summary
+from caprmil.io.findings import Findings
+from caprmil.report.prediction_parts import how_many
+from caprmil.report.strip_chart import Axis
+from caprmil.report.text_format import decimals, fixed, number, signed_fixed
+from caprmil.targets import Regression
+from caprmil.targets.metric import bootstrap
+
+METRICS = Regression().metrics
+REFERENCES = {
+    "mae": mean_absolute_error,
+    "r2": r2_score,
+    "pearson": lambda labels, found: pearsonr(labels, found).statistic,
+    "spearman": lambda labels, found: spearmanr(labels, found).statistic,
+}
+
+
+def numbers(n: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Labels with ties, and predictions that follow them in part."""
+    rng = np.random.default_rng(seed)
+    labels = np.round(rng.normal(50, 10, size=n))
+    return labels, (labels + rng.normal(0, 8, size=n))[:, None]
+
+
+@pytest.mark.parametrize("name", REFERENCES)
+@settings(max_examples=20)
+@given(n=st.integers(3, 60), seed=st.integers(0, 10**6))
+def test_a_metric_is_that_of_another_library(name: str, n: int, seed: int) -> None:
+    labels, answers = numbers(n, seed)
+    if len(set(labels)) > 1:
+        expected = REFERENCES[name](labels, answers[:, 0])
+        assert METRICS[name].function(labels, answers) == pytest.approx(expected, abs=1e-12)
+
+
+def test_every_metric_has_a_reference() -> None:
+    assert set(METRICS) == set(REFERENCES)
+
+
+def test_metrics_without_a_meaning_are_nan() -> None:
+    same, spread = np.ones(4), np.arange(4.0)[:, None]
+    for name in ("r2", "pearson", "spearman"):
+        assert np.isnan(METRICS[name].function(same, spread))
+        assert np.isnan(METRICS[name].function(same[:1], spread[:1]))
+    for name in ("pearson", "spearman"):  # of predictions that are all equal
+        assert np.isnan(METRICS[name].function(np.arange(4.0), np.ones((4, 1))))
+
+
+@pytest.mark.parametrize("name", REFERENCES)
+def test_an_interval_is_the_percentiles_of_a_naive_bootstrap_of_patients(name: str) -> None:
+    labels, answers = numbers(30, 5)
+    patients = [f"p{n % 12}" for n in range(30)]
+    (found,) = bootstrap(labels, answers, patients, [METRICS[name]], draws=60, seed=7).values()
+    rng, unique = np.random.default_rng(7), sorted(set(patients))
+    values = []
+    for _ in range(60):
+        drawn = [unique[n] for n in rng.integers(len(unique), size=len(unique))]
+        rows = [row for who in drawn for row in range(30) if patients[row] == who]
+        values.append(REFERENCES[name](labels[rows], answers[rows, 0]))
+    assert tuple(found) == pytest.approx(np.quantile(values, [0.025, 0.975]), abs=1e-9)
+
+
+@pytest.mark.parametrize("name", REFERENCES)
+def test_many_draws_at_once_are_scored_as_one_by_one(name: str) -> None:
+    labels, answers = numbers(12, 3)
+    weights = np.random.default_rng(0).multinomial(12, np.full(12, 1 / 12), size=30).astype(float)
+    weights[:4] = np.eye(12)[:4] * 3  # the same slide three times
+    weights[4] = 0
+    found = METRICS[name].draws(labels, answers, weights)
+    plain = replace(METRICS[name], weighted=None).draws(labels, answers, weights)
+    np.testing.assert_allclose(found, plain, atol=1e-12)
+
+
+def test_equal_labels_have_no_r2_whatever_their_mean_is_rounded_to() -> None:
+    labels, answers = np.full(3, 0.1), np.arange(3.0)[:, None]  # their mean is not 0.1
+    for name in ("r2", "pearson", "spearman"):
+        assert np.isnan(METRICS[name].function(labels, answers))
+        assert np.isnan(METRICS[name].draws(labels, answers, np.ones((1, 3)))).all()
+
+
+def test_a_summary_has_all_metrics_with_their_intervals() -> None:
+    labels, answers = numbers(40, 2)
+    table = Predictions(
+        slides=tuple(f"s{n}" for n in range(40)),
+        target=Regression(),
+        answers=answers,
+        labels=labels,
+        folds=("a",) * 20 + ("b",) * 20,
+    )
+    found = summary(table, draws=50)
+    halves = [r2_score(labels[part], answers[part, 0]) for part in (slice(20), slice(20, 40))]
+    assert found.metrics["r2"].mean_over_folds == pytest.approx(np.mean(halves))
+    assert all(metric.interval is not None for metric in found.metrics.values())
+
+
+@pytest.mark.parametrize("loss", ["l1", "l2", "huber"])
+def test_the_loss_is_that_of_standardised_labels(loss: str) -> None:
+    target = Regression(loss=loss).fit([10.0, 20.0, 60.0])
+    values, outputs = torch.tensor([15.0, 80.0]), torch.tensor([[0.3], [-0.2]])
+    errors = outputs[:, 0] - (values - 30) / np.std([10, 20, 60])
+    huber = torch.where(errors.abs() < 1, errors**2 / 2, errors.abs() - 0.5)
+    expected = {"l1": errors.abs(), "l2": errors**2, "huber": huber}[loss].mean()
+    found = target.criterion([10.0, 20.0, 60.0])(outputs, values)
+    torch.testing.assert_close(found, expected)
+
+
+def test_an_answer_is_in_the_units_of_the_labels() -> None:
+    target = Regression().fit([10.0, 20.0, 60.0])
+    found = target.answer(torch.tensor([[0.0], [1.0]]))
+    assert found.flatten().tolist() == pytest.approx([30, 30 + np.std([10, 20, 60])])
+
+
+def test_labels_that_are_not_numbers_are_named() -> None:
+    found = Findings()
+    cells = {"a": "1.5", "b": "high", "c": "", "d": "inf"}
+    _, labels = Regression().read(cells, "age", found, required=True)
+    assert labels == {"a": 1.5}
+    assert "b (high), d (inf)" in " ".join(found.problems)
+    assert "Slides without a label (1): c" in " ".join(found.problems)
+
+
+def test_folds_are_balanced_by_quarters_of_the_labels() -> None:
+    codes, names = Regression().strata({f"s{n}": float(n) for n in range(8)})
+    assert list(codes.values()) == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert len(names) == 4
+    two, names = Regression().strata({"a": 1.0, "b": 1.0, "c": 1.0, "d": 2.0})
+    assert set(two.values()) <= set(range(len(names)))
+
+
+def test_a_wrong_loss_and_a_prediction_that_is_no_number_are_refused() -> None:
+    with pytest.raises(RecipeError, match="must be l1, l2 or huber"):
+        Regression(loss="l3")  # type: ignore[arg-type]
+    with pytest.raises(CohortError, match="s2: nan is not a predicted number"):
+        Regression().check_answers(np.array([[1.0], [np.nan]]), ["s1", "s2"])
+
+
+# Numbers in reports
+
+
+def test_numbers_have_the_decimals_that_matter() -> None:
+    assert [decimals(s) for s in (0.012, 0.5, 12.0, 900.0, 1e5, 0.0)] == [4, 3, 1, 0, 0, None]
+    assert [fixed(value, 1) for value in (41.98, -0.04, -3.25, 12345.6)] == [
+        *("42.0", "0.0", "−3.2", "12,345.6")
+    ]
+    assert [signed_fixed(value, 1) for value in (2.0, 0.01, -2.0)] == ["+2.0", "0.0", "−2.0"]
+    assert [number(v) for v in (0.0, 12.3456, -1e-6, 123456.0)] == [
+        *("0", "12.35", "−1.00e-06", "123,456")
+    ]
+
+
+def test_counts_are_sentences() -> None:
+    assert how_many(np.array([True, False, False, True])) == "2 of 4 (50\u00a0%)"
+    assert how_many(np.array([True, True])) == "all 2"
+    assert how_many(np.array([False])) == "none of 1"
+
+
+@settings(max_examples=30)
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=20))
+def test_an_axis_holds_all_its_values(values: list[float]) -> None:
+    axis = Axis.around(values)
+    positions = [axis.x_of(value) for value in values]
+    assert min(positions) >= axis.x_of(axis.low)
+    assert max(positions) <= axis.x_of(axis.high)
+    assert all(axis.low <= tick <= axis.high for tick in axis.ticks)

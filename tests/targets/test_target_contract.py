@@ -1,0 +1,236 @@
+"""The contract of targets: every registered one is trained, predicted, explained and shown."""
+
+import re
+from collections.abc import Iterator
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from small_cohorts import CELLS, write_cohort
+from typer.testing import CliRunner
+
+from caprmil import explain, export, report
+from caprmil.cli import app
+from caprmil.cohort.folds import SplitConfig
+from caprmil.evaluation.comparison import compare
+from caprmil.export import model_export
+from caprmil.features import bags
+from caprmil.report.parts_registry import PARTS
+from caprmil.runs.run import Run
+from caprmil.targets import TARGETS, find_target
+from caprmil.training import checkpoints
+from caprmil.training.cross_validation import cross_validate
+from caprmil.training.module import TrainConfig
+from caprmil.training.recipe import ModelConfig, Recipe
+from caprmil.viewer import Library, create
+from caprmil.viewer.library import DISPLAYS, identify
+from quick_scoring import quick_scoring
+from viewer_requests import call, predict
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick() -> Iterator[None]:
+    with quick_scoring():
+        yield
+
+
+@pytest.fixture(scope="module", params=TARGETS)
+def recipe(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Recipe:
+    """A small cohort for a target, and a tiny model."""
+    kind = request.param
+    assert kind in CELLS, f"Add the labels of {kind} to CELLS in small_cohorts.py."
+    table = write_cohort(tmp_path_factory.mktemp(kind), CELLS[kind])
+    return Recipe(
+        cohort=str(table),
+        features=str(table.parent / "features"),
+        target=find_target(kind)(),
+        model=ModelConfig(settings={"dim": 8, "heads": 2, "tokens": 2}),
+        splits=SplitConfig(folds=2, validation=0.25),
+        train=TrainConfig(epochs=2, warmup_epochs=0, lr=1e-2),
+        loggers={},
+    )
+
+
+@pytest.fixture(scope="module")
+def run(recipe: Recipe) -> Run:
+    """The trained run of a target, which all tests share."""
+    return cross_validate(recipe, Path(recipe.cohort).parent / "run", device="cpu", progress=False)
+
+
+@pytest.fixture(scope="module")
+def resumed(recipe: Recipe) -> Run:
+    """The same run, interrupted in the second fold and resumed."""
+    folder = Path(recipe.cohort).parent / "resumed"
+    write, calls = checkpoints.write_history, iter(range(1, 100))
+
+    def interrupted(*args: Any, **options: Any) -> Any:
+        if next(calls) == 4:
+            raise KeyboardInterrupt
+        return write(*args, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpoints, "write_history", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            cross_validate(recipe, folder, device="cpu", progress=False)
+    assert [fold.name for fold in Run(folder).done] == ["fold-0"]
+    return cross_validate(recipe, folder, device="cpu", progress=False)
+
+
+@pytest.fixture(scope="module")
+def paths(run: Run) -> dict[str, Path]:
+    return {name: Path(path) for name, path in run.paths.items()}
+
+
+def caprmil(*arguments: object) -> str:
+    result = CliRunner().invoke(app, [str(a) for a in arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def contrasts(run: Run, fold: str, outputs: Any) -> list[float]:
+    return [float(c.of(np.asarray(outputs, dtype=float))) for c in run.fold_target(fold).contrasts]
+
+
+def test_it_trains_and_every_slide_is_predicted_once(run: Run) -> None:
+    assert run.finished
+    assert sorted(run.predictions.slides) == sorted(run.paths)
+    assert run.predictions.target.kind == run.target.kind
+    assert list(run.scores["metrics"]) == list(run.target.metrics)
+    assert set(run.baselines) == {"patch count", "mean feature"}
+
+
+def test_an_interrupted_run_ends_with_the_same_numbers(run: Run, resumed: Run) -> None:
+    for name in ("predictions.csv", "scores.json", "folds/fold-1/model/model.safetensors"):
+        assert (resumed.folder / name).read_bytes() == (run.folder / name).read_bytes()
+
+
+def test_a_test_slide_is_predicted_as_in_the_run(run: Run, paths: dict[str, Path]) -> None:
+    expected = run.predictions
+    found = run.predict({name: paths[name] for name in expected.slides}, device="cpu")
+    np.testing.assert_allclose(found.answers, expected.answers, atol=1e-5)
+
+
+def test_it_is_evaluated_on_another_cohort(run: Run, recipe: Recipe, tmp_path: Path) -> None:
+    table = write_cohort(tmp_path, CELLS[run.target.kind], slides=8, seed=1)
+    text = table.read_text().replace("slide_", "new_").replace("patient_", "other_")
+    table.write_text(text)
+    for path in list((tmp_path / "features").iterdir()):
+        path.rename(path.with_name(path.name.replace("slide_", "new_")))
+    output = caprmil("evaluate", run.folder, "--cohort", table, "--features", tmp_path / "features")
+    headline = run.target.headline_metric
+    found = run.evaluate(table, tmp_path / "features", device="cpu")
+    assert f"{found.scores()[headline.name]:.3f}" in output
+    own = found.by_fold()["fold-0"]
+    bag_paths = {name: tmp_path / "features" / f"{name}.h5" for name in own.slides}
+    alone = run.predict(bag_paths, fold="fold-0", device="cpu")
+    np.testing.assert_allclose(own.answers, alone.answers, atol=1e-6)
+
+
+def test_it_is_compared_with_another_run(run: Run, resumed: Run) -> None:
+    found = compare({"one": run.predictions, "other": resumed.predictions}, draws=20)
+    assert {d.metric for d in found.differences} == set(run.target.metrics)
+    assert all(d.difference == 0 or np.isnan(d.difference) for d in found.differences)
+    output = caprmil("compare", run.folder, resumed.folder)
+    assert f"no difference in {run.target.headline} is shown" in output
+
+
+def test_the_evidence_adds_up_to_the_contrast_of_the_outputs(run: Run) -> None:
+    explained = explain.explain_slide(run, explain.locate_slide(run, "slide_003"), device="cpu")
+    found = explained.explanation
+    assert found.exact
+    rest, total = (contrasts(run, found.fold, part) for part in (found.rest, found.logits))
+    for number in range(len(total)):
+        terms = found.evidence_for(number).astype(float).sum()
+        assert terms + rest[number] == pytest.approx(total[number], abs=1e-4)
+    answer = run.predictions.answers[run.predictions.slides.index("slide_003")]
+    np.testing.assert_allclose(explained.answer.mean, answer, atol=1e-5)
+
+
+def test_the_run_and_its_slides_are_reported(run: Run, tmp_path: Path) -> None:
+    path, slides, missing = report.write_run_report(
+        run, out=tmp_path / "report", slides=1, device="cpu"
+    )
+    text = path.read_text()
+    assert missing == []
+    assert slides
+    for metric in run.target.metrics.values():
+        assert metric.title in text
+    for slide in run.paths:
+        assert slide in text
+    contrast = run.target.contrasts[0]
+    words = re.sub(r"\s+", " ", slides[0].read_text())
+    assert any(f"Evidence for {c.name}" in words for c in run.target.contrasts), contrast
+    assert not re.search(r"\b(nan|None|undefined)\b", re.sub(r"<script.*", "", words))
+
+
+def test_the_viewer_lists_and_shows_it(run: Run) -> None:
+    viewer = create(Library(run, device="cpu"))
+    facts = call(viewer, "/api/run").json
+    assert facts["target"] == {
+        "kind": run.target.kind,
+        "display": run.target.display,
+        "titles": list(run.predictions.target.titles),
+    }
+    rows = {row["name"]: row for row in call(viewer, "/api/slides").json["slides"]}
+    for slide, answer in zip(run.predictions.slides, run.predictions.answers, strict=True):
+        assert rows[slide]["answer"] == answer.tolist()
+        assert rows[slide]["label"] == run.labels[slide]
+        assert rows[slide]["predicted"] == run.target.predicted(answer[None])[0]
+        assert rows[slide]["group"]
+    slide = call(viewer, f"/api/slides/{identify('slide_003')}").json
+    assert len(slide["contrasts"]) == len(run.target.contrasts)
+    expected = contrasts(run, slide["model"]["fold"], slide["model"]["logits"])
+    assert slide["model"]["totals"] == pytest.approx(expected, abs=1e-6)
+
+
+def test_the_viewer_predicts_a_slide_without_a_region(run: Run, tmp_path: Path) -> None:
+    viewer = create(Library(run, device="cpu"))
+    found = predict(viewer, identify("slide_003"), {"without": [[0, 6]]}).json
+    bag = bags.read(run.paths["slide_003"])
+    smaller = bags.write(
+        tmp_path / "slide_003.h5", bag.features[6:], bag.coords[6:], encoder="synthetic", mpp=1.0
+    )
+    expected = run.predict({"slide_003": smaller}, device="cpu").answers[0]
+    np.testing.assert_allclose(found["answer"]["mean"], expected, atol=1e-5)
+    assert found["removed"] == 6
+
+
+@pytest.mark.filterwarnings("ignore")  # torch calls TorchScript deprecated
+def test_an_exported_model_answers_as_the_run(
+    run: Run, paths: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_export, "SIZES", (1, 17))
+    (written,) = export.export_run(run, "torchscript", tmp_path / "model.ts", fold="fold-0")
+    answer, *_ = export.FORMATS["torchscript"].open(written.path)[0](
+        bags.read(paths["slide_003"]).features.astype(np.float32)
+    )
+    expected = run.predict({"slide_003": paths["slide_003"]}, fold="fold-0", device="cpu")
+    np.testing.assert_allclose(answer, expected.answers[0], rtol=1e-5, atol=1e-5)
+
+
+def test_a_run_of_an_unknown_display_is_refused_with_the_known_ones(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(type(run.target), "display", "hologram")
+    with pytest.raises(Exception, match="'hologram' is not among classes, value"):
+        report.run_report(run)
+    with pytest.raises(Exception, match="'hologram' is not among classes, value"):
+        Library(run, device="cpu")
+
+
+def test_report_and_viewer_have_parts_for_every_target() -> None:
+    script = (files("caprmil.viewer") / "static" / "parts.js").read_text()
+    (names,) = re.findall(r"const PARTS = \{(.+?)\}", script)
+    assert {name.strip() for name in names.split(",")} == set(DISPLAYS) == set(PARTS)
+    assert {target.display for target in TARGETS.values()} <= set(PARTS)
+
+
+def test_all_parts_of_the_viewer_have_the_same_exports() -> None:
+    folder = files("caprmil.viewer") / "static"
+    comment = (folder / "parts.js").read_text().partition("\nimport")[0]
+    wanted = set(re.findall(r"^//   (\w+)", comment, re.MULTILINE)) | {"orders"}
+    for name in ("class_parts.js", "value_parts.js"):
+        text = (folder / name).read_text()
+        assert set(re.findall(r"^export (?:function|const) (\w+)", text, re.MULTILINE)) == wanted
