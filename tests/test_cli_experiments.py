@@ -73,7 +73,7 @@ def test_predictions_that_cannot_be_compared_are_an_error_of_one_line(
     assert "is not a run" in mistake("compare", run, tmp_path)
     assert "not tested on the same slides" in mistake("compare", run, tmp_path / "less.csv")
     assert "named twice" in mistake("compare", run, tmp_path / "run")
-    assert "is alone" in mistake("compare", table)
+    assert "has no baselines" in mistake("compare", table)
 
 
 # calibrate
@@ -201,7 +201,7 @@ def test_a_rehearsal_runs_and_is_not_trained_again(
     with quick_scoring():
         output = caprmil(*words)
     out = Path("runs/tcga-nsclc-rehearsal")
-    assert "its figures stand for nothing" in output
+    assert "its figures mean nothing" in output
     assert "- 40 slides; the paper has 1,006." in output
     assert f"caprmil compare {out / 'mean'} {out / 'caprmil'}" in output
     assert {path.name for path in out.iterdir()} == {
@@ -217,7 +217,7 @@ def test_a_rehearsal_runs_and_is_not_trained_again(
     [
         (["camelyon17", "--rehearse"], "Did you mean 'camelyon16'"),
         (["bracs"], "or --rehearse to try it"),
-        (["bracs", "--rehearse", "--labels", "labels.csv"], "makes its own slides"),
+        (["bracs", "--rehearse", "--labels", "labels.csv"], "generates its own bags"),
         (["bracs", "--rehearse", "--models", ""], "Name a model"),
         (["bracs", "--features", ".", "--labels", "nowhere.csv"], "There is no file nowhere.csv"),
     ],

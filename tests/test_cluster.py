@@ -210,7 +210,7 @@ def test_a_driver_that_is_killed_or_interrupted_resumes(
         output = process.communicate(timeout=60)[1]
     if how == signal.SIGINT:
         assert process.returncode == 130
-        assert "The same command goes on from here." in output
+        assert "Repeat the command to resume." in output
         assert "running" not in read_status(out).count()
     for path in (out / ".status").glob("*.json"):
         status = JobStatus.read(path)

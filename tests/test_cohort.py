@@ -435,9 +435,9 @@ def test_an_unused_split_is_noted(tmp_path: Path) -> None:
 def test_a_patient_in_train_and_test_is_a_leak_unless_allowed(tmp_path: Path) -> None:
     table = write_split(tmp_path, HALVES)
     table.write_text(table.read_text().replace("p4,", "p0,"))
-    assert "Patients in test and elsewhere (1): p0 (split)." in problems(table, FIXED)
+    assert "Patients in test and in another part (1): p0 (split)." in problems(table, FIXED)
     allowed = SplitConfig(kind="fixed", validation=0.5, allow_shared_patients=True)
-    assert "Patients in test and elsewhere (1): p0" in read(table, allowed)[0].notes[0]
+    assert "Patients in test and in another part (1): p0" in read(table, allowed)[0].notes[0]
 
 
 def test_a_patient_in_train_and_validation_is_noted(tmp_path: Path) -> None:

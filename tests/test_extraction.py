@@ -561,7 +561,7 @@ def test_after_an_interrupt_the_same_command_resumes(
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=100)
     assert process.returncode == 130
-    assert "Stopped. The same command goes on from here." in output
+    assert "Stopped. Repeat the command to resume." in output
     assert "Traceback" not in output
     assert (tmp_path / "out" / "qc.csv").exists()
 

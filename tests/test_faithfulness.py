@@ -336,7 +336,7 @@ def test_the_command_recommends_a_map(
 ) -> None:
     out = tmp_path / "out"
     output = caprmil("faithfulness", tiny_run.folder, "--most", 4, "--out", out)
-    assert "4 slides, each followed in the class of its answer; drawn from 24" in output
+    assert "4 slides, each for its predicted class; drawn from 24" in output
     assert "chance" in output.split("└")[1] or "Use" in output.split("└")[1]
     assert {path.name for path in out.iterdir()} == {
         "faithfulness.csv", "faithfulness.json", "faithfulness.png", "slides.png",

@@ -98,7 +98,7 @@ def test_slides_and_bags_are_answered_together_and_the_broken_are_named(
     result = CliRunner().invoke(app, ["predict", str(study / "run"), *inputs, *out])
     assert result.exit_code == 2
     assert "failed: broken:" in result.output
-    assert "2 slides answered" in result.output
+    assert "2 slides predicted" in result.output
     assert (tmp_path / "kept" / "s01.h5").exists()
 
 
@@ -150,7 +150,7 @@ def test_code_that_a_run_names_runs_only_if_allowed(run: Run, tmp_path: Path) ->
 
 def test_bags_of_drawn_regions_are_not_imitated_without_them(run: Run, tmp_path: Path) -> None:
     drawn = f'regions = "abc"\n{run.facts.settings}'
-    with pytest.raises(RunError, match="cut from regions drawn by hand"):
+    with pytest.raises(RunError, match="are from annotated regions"):
         for_run(changed(run, settings=drawn), tmp_path)
     assert for_run(run, tmp_path, force=True).regions is None
 

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 import caprmil
 from caprmil import cli
+from caprmil.cli.shared import GROUPS
 from caprmil.synthetic import SlideCohort
 
 ROOT = Path(__file__).parents[1]
@@ -103,7 +104,11 @@ def test_every_command_and_option_in_the_docs_exists() -> None:
     }
     unknown = [
         f"{page.name}: {line}"
-        for page in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
+        for page in [
+            *ROOT.glob("*.md"),
+            *(ROOT / "docs").glob("*.md"),
+            *(ROOT / "src/caprmil/cli").glob("*.py"),
+        ]
         for line in commands_on(page)
         for command, *words in [shlex.split(line, comments=True)[1:] or ["--help"]]
         if not command.startswith("-")
@@ -113,10 +118,22 @@ def test_every_command_and_option_in_the_docs_exists() -> None:
     assert unknown == []
 
 
+def test_the_help_lists_every_command_with_a_complete_line_and_an_example() -> None:
+    group = typer.main.get_command(cli.app)
+    assert isinstance(group, typer.core.TyperGroup)
+    assert sorted(name for names in GROUPS.values() for name in names) == sorted(group.commands)
+    overview = CliRunner().invoke(cli.app, ["--help"], env={"COLUMNS": "80"}).output
+    assert "..." not in overview.replace("[ARGS]...", "")
+    for name, command in group.commands.items():
+        assert f"caprmil {name}" in str(command.help)
+
+
 def commands_on(page: Path) -> list[str]:
-    """Return the lines and code spans of a page that start with `caprmil `."""
+    """Return the lines and code spans of a file that start with `caprmil `."""
     text = page.read_text().replace("\\\n", " ")
-    return re.findall(r"^caprmil .+$", text, re.MULTILINE) + re.findall(r"`(caprmil [^`]+)`", text)
+    return re.findall(r"^ *(caprmil .+)$", text, re.MULTILINE) + re.findall(
+        r"`(caprmil [^`]+)`", text
+    )
 
 
 def test_the_readme_has_fewer_than_900_words() -> None:

@@ -663,5 +663,5 @@ def test_a_report_of_a_run_refuses_a_single_slide_file(tiny_run: Run, slide_file
 
 
 def test_a_report_of_a_run_refuses_a_single_fold(tiny_run: Run) -> None:
-    with pytest.raises(CaprmilError, match="--fold goes with slides"):
+    with pytest.raises(CaprmilError, match="--fold is for reports of slides"):
         caprmil("report", tiny_run.folder, "--fold", "fold-0")

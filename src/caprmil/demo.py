@@ -1,6 +1,6 @@
-"""The demo: from generated slides to features, three models, an answer for a new slide, and why.
+"""The demo: generated slides, features, three models, predictions of new slides, and reports.
 
-Plain averaging drowns a rare signal; with context before the average it is found, as by attention.
+The signal is rare. A plain mean loses it; attention finds it, and so does a mean after context.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ MODELS = {"Mean": "mean", "ABMIL": "abmil", "CAPRMIL + Mean": "caprmil"}
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """How much the demo does. The recipe is the paper's, shortened to end in minutes."""
+    """The size of the demo. The recipe is the paper's, shortened to end in minutes."""
 
     cohort: SlideCohort
     epochs: int
@@ -48,7 +48,7 @@ QUICK = Plan(cohort=SlideCohort(slides=30, width=2240, height=1792, tumour=0.15)
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What a model did in the demo."""
+    """The run of a model in the demo."""
 
     name: str
     parameters: int
@@ -61,11 +61,11 @@ class Result:
 def demo(
     out: str | Path, *, plan: Plan = WHOLE, device: str = "auto", progress: bool = True
 ) -> tuple[list[Result], Predictions, list[Path]]:
-    """Generate and encode slides, cross-validate each model, and let one answer new slides.
+    """Generate and encode slides, cross-validate each model, and predict new slides with CAPRMIL.
 
-    Returns what the models did, the answers, and the reports: of the run and of a new slide.
-
-    What an earlier demo in the same folder has finished is not done again; reports are made anew.
+    Returns the results of the models, the predictions of the new slides, and the paths of two
+    reports: of the run, and of a new slide. An interrupted demo in the same folder is resumed;
+    reports are written again.
     """
     out = require_local(out)
     with bar("Generating slides", shown=progress) as step:
@@ -85,14 +85,14 @@ def demo(
     if not (out / "demo.png").exists():
         draw(results, out / "demo.png")
     run, new = results[-1].run, out / "new"
-    answers = _answer_new(plan, run, new, device=device)
+    answers = _predict_new(plan, run, new, device=device)
     with bar("Reporting", shown=progress) as step:
         page, _, _ = report.write_run_report(run, device=device, progress=step)
     return results, answers, [page, _report_new(run, new, device=device)]
 
 
-def _answer_new(plan: Plan, run: Run, folder: Path, *, device: str) -> Predictions:
-    """Generate two slides that no model has seen, one with tumour, and answer them from pixels."""
+def _predict_new(plan: Plan, run: Run, folder: Path, *, device: str) -> Predictions:
+    """Predict two new slides from their pixels, one of them with tumour."""
     slides = []
     for number, name in enumerate(("new_normal", "new_tumour")):
         slides.append(folder / f"{name}.tiff")
@@ -103,7 +103,7 @@ def _answer_new(plan: Plan, run: Run, folder: Path, *, device: str) -> Predictio
 
 
 def _report_new(run: Run, folder: Path, *, device: str) -> Path:
-    """Explain the answer to the new slide with tumour in a report of its own."""
+    """Write the report of the new slide with tumour, and return its path."""
     bag, slide = folder / "features" / "new_tumour.h5", folder / "new_tumour.tiff"
     case = explain.explain_slide(run, explain.locate_slide(run, bag, pixels=slide), device=device)
     (path,) = report.report_paths(run, [case.name], None).values()

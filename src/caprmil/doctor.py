@@ -1,4 +1,4 @@
-"""Doctor: what this machine has and what is missing, to be checked before long work."""
+"""Checks of this machine before a long run: versions, devices, memory and disk."""
 
 import os
 import platform

@@ -32,7 +32,7 @@ BagLike: TypeAlias = NDArray[Any] | Tensor | Bag | str | PathLike[str]
 
 
 class MILEstimator(BaseEstimator):  # type: ignore[misc]
-    """What the estimators share: a model by name, and the settings of its training."""
+    """Base class of the estimators: a model by name, and the settings of its training."""
 
     model: str | MILModel
     settings: dict[str, Any] | None
@@ -103,7 +103,9 @@ class MILEstimator(BaseEstimator):  # type: ignore[misc]
         if isinstance(self.model, str):
             return create(self.model, width, n_outputs, **deepcopy(self.settings or {}))
         if self.settings:
-            raise RecipeError("settings are for a model by name; this one is already built.")
+            raise RecipeError(
+                "settings are for a model that is given by its name. This one is already built."
+            )
         if (self.model.in_dim, self.model.n_outputs) != (width, n_outputs):
             raise BagError(
                 f"The model was made for {self.model.in_dim} features and {self.model.n_outputs} "
@@ -141,10 +143,10 @@ class MILClassifier(ClassifierMixin, MILEstimator):  # type: ignore[misc]
     >>> classifier = MILClassifier("caprmil", epochs=10).fit(bags, labels)
     >>> cross_val_score(MILClassifier("abmil"), bags, labels, cv=5)
 
-    `model` is a name that `caprmil.models.create` takes, with its `settings`; or a model, of
-    which a copy is trained on from the weights it has. The other words are those of TrainConfig.
-    The warm-up takes at most half of the epochs. `validation` is the share of the bags that is
-    held out, by class, to stop early and to keep the best epoch; 0 trains on all of them.
+    `model` is a name for `caprmil.models.create`, with its `settings`; or a model, of which a copy
+    is trained, starting from its weights. The other settings are those of TrainConfig. The warm-up
+    takes at most half of the epochs. `validation` is the share of the bags that is held out, by
+    class, for early stopping and the best epoch; 0 trains on all of them.
 
     Fitted: `classes_`, `n_features_in_`, `model_`, and `history_`, one row of numbers per epoch.
     """
@@ -196,7 +198,7 @@ class MILClassifier(ClassifierMixin, MILEstimator):  # type: ignore[misc]
         return self._answers(bags)
 
     def predict(self, bags: Sequence[BagLike]) -> NDArray[Any]:
-        """Return the likeliest class of each bag, by the name it had in `fit`."""
+        """Return the most probable class of each bag, as it was passed to `fit`."""
         chosen = self.predict_proba(bags).argmax(axis=1)
         predicted: NDArray[Any] = self.classes_[chosen]
         return predicted
@@ -261,7 +263,7 @@ class MILRegressor(RegressorMixin, MILEstimator):  # type: ignore[misc]
 def as_samples(bags: Sequence[BagLike]) -> list[Sample]:
     """Check bags of any kind and name them by their number. Files are read later."""
     if isinstance(bags, str | PathLike | Bag):
-        raise BagError("This is one bag. Pass a list of them, even if it is a list of one.")
+        raise BagError("This is one bag. Pass a list of bags, also for a single bag.")
     if getattr(bags, "ndim", None) == 2:
         raise BagError(
             f"Bags are a list of (patches, features) arrays, not one array of shape "
@@ -269,7 +271,7 @@ def as_samples(bags: Sequence[BagLike]) -> list[Sample]:
         )
     samples = [Sample(f"bag {number}", as_bag(bag, number)) for number, bag in enumerate(bags)]
     if not samples:
-        raise BagError("There are no bags. Pass one at least.")
+        raise BagError("There are no bags. Pass at least one.")
     return samples
 
 
@@ -313,7 +315,7 @@ def as_classes(labels: Iterable[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
     """Return the classes, sorted, and the number of each label's class among them."""
     column = np.asarray(labels if hasattr(labels, "__array__") else list(labels))
     if column.ndim != 1:
-        raise CohortError(f"Labels are one per bag, not of shape {column.shape}.")
+        raise CohortError(f"Labels must be one per bag, not of shape {column.shape}.")
     try:
         classes, numbers = np.unique(column, return_inverse=True)
     except TypeError as problem:
@@ -322,7 +324,7 @@ def as_classes(labels: Iterable[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
         ) from problem
     if len(classes) < 2:
         raise CohortError(
-            f"All labels are {classes.tolist()}. A classifier needs bags of two classes at least."
+            f"All labels are {classes.tolist()}. A classifier needs bags of at least two classes."
         )
     check_classification_targets(column)
     return classes, numbers
@@ -332,7 +334,7 @@ def as_classes(labels: Iterable[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
 def own_randomness(device: str) -> Iterator[torch.device]:
     """Yield the device, and restore torch's random state at the end."""
     chosen = pick_device(device)
-    # A seed is set on every GPU, whichever is used, as soon as CUDA is up.
+    # After CUDA is initialised, a seed is set on every GPU, whichever is used.
     gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
     with torch.random.fork_rng(devices=list(gpus)):
         yield chosen

@@ -41,8 +41,8 @@ __all__ = [
 ]
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(given: bool) -> None:
+    if given:
         typer.echo(__version__)
         raise typer.Exit
 
@@ -58,7 +58,12 @@ def main(
 
 @app.command()
 def doctor() -> None:
-    """Check this machine before a long run: versions, devices, memory and disk."""
+    """Check this machine: versions, devices, memory and disk.
+
+    \b
+    Example:
+      caprmil doctor
+    """
     from caprmil.doctor import examine
 
     findings = examine()
@@ -73,7 +78,14 @@ def demo(
     quick: Annotated[bool, typer.Option("--quick", help="Fewer and smaller slides.")] = False,
     device: Device = "auto",
 ) -> None:
-    """Generate slides, encode them, cross-validate three models, predict new slides."""
+    """Generate slides and cross-validate three models on them.
+
+    The slides are encoded, two new slides are predicted, and reports are written.
+
+    \b
+    Example:
+      caprmil demo --quick
+    """
     from caprmil import demo as show
     from caprmil.targets.metric import mean_and_spread
 
@@ -94,9 +106,9 @@ def demo(
     typer.echo("Mean and standard deviation over folds, each model scored on its own test part.")
     typer.echo("Two new slides, from pixels to probabilities by CAPRMIL:")
     answers_table(answers)
-    typer.echo(f"Written to {out}: slides, features with pictures in qc/, a run for each model.")
-    typer.echo(f"Why, as pages to open in a browser: {', '.join(map(str, reports))}")
-    typer.echo(f"Look around in all slides: caprmil view {results[-1].run.folder}")
+    typer.echo(f"Written to {out}: slides, features with images in qc/, a run for each model.")
+    typer.echo(f"Reports, to open in a browser: {', '.join(map(str, reports))}")
+    typer.echo(f"All slides in a viewer: caprmil view {results[-1].run.folder}")
     typer.echo("Your own slides: caprmil encode SLIDES --out FEATURES")
 
 
@@ -112,6 +124,6 @@ def run(arguments: Sequence[str] | None = None) -> None:
     except SystemExit as end:
         if end.code == 130:  # typer's exit code for Ctrl-C
             resumes = {"train", "demo", "encode", "patch", "reproduce", "sweep"} & {*arguments[:1]}
-            more = " The same command goes on from here." if resumes else ""
+            more = " Repeat the command to resume." if resumes else ""
             typer.secho(f"Stopped.{more}", err=True, fg="yellow")
         raise

@@ -24,7 +24,14 @@ def compare(
         Path | None, typer.Option(help="Folder for comparison.csv and .md, with all metrics.")
     ] = None,
 ) -> None:
-    """Test which differences between runs are real, and whether runs beat their baselines."""
+    """Test which differences between runs are real.
+
+    Each run is also compared with its baselines.
+
+    \b
+    Example:
+      caprmil compare runs/caprmil runs/abmil
+    """
     from caprmil.errors import CohortError
     from caprmil.evaluation import comparison
     from caprmil.io.atomic import check_new, write_text
@@ -33,7 +40,9 @@ def compare(
     tables, baselines = _read(names)
     reference = [names[against]] if against else []
     if len(tables) == 1 and not any(baselines.values()):
-        raise CohortError(f"{runs[0]} is alone and has no baselines. Name a second run or CSV.")
+        raise CohortError(
+            f"{runs[0]} has no baselines. Name a second run or CSV to compare it with."
+        )
     for name in ("comparison.csv", "comparison.md") if out else ():
         check_new(Path(str(out)) / name)
     text = ""
@@ -49,7 +58,7 @@ def compare(
         if own:
             tested = comparison.compare_with_baselines(name, tables[name], own)
             lines = list(tested.warnings()) or [f"{name} beats every baseline."]
-            _show(tested, lines, apart=("first", "metric"))
+            _show(tested, lines, group_by=("first", "metric"))
             text += "\n\n".join([f"\n# {name} and its baselines", *lines, tested.as_markdown()])
     if out is not None:
         write_text(out / "comparison.md", text.lstrip("\n"))
@@ -79,13 +88,14 @@ def _show(
     sentences: "Iterable[str]",
     names: frozenset[str] | None = None,
     *,
-    apart: tuple[str, str] = ("first", "second"),
+    group_by: tuple[str, str] = ("first", "second"),
 ) -> None:
-    """Print a table for each value of the columns `apart`: a terminal is narrow."""
+    """Print a table for each value of the columns `group_by`."""
     typer.echo(found.size())
     groups: dict[str, list[dict[str, str]]] = {}
     for row in found.as_rows(names):
-        groups.setdefault("    ".join(f"{name}: {row.pop(name)}" for name in apart), []).append(row)
+        title = "    ".join(f"{name}: {row.pop(name)}" for name in group_by)
+        groups.setdefault(title, []).append(row)
         del row["p"]  # the corrected one is shown; the file has both
     for title, rows in groups.items():
         typer.echo(title)
@@ -97,7 +107,14 @@ def _show(
 def calibrate(
     run: Annotated[Path, typer.Argument(help="A run that `caprmil train` made.")],
 ) -> None:
-    """Measure the calibration of a run, before and after temperature scaling."""
+    """Measure the calibration of a run.
+
+    Errors are shown before and after temperature scaling.
+
+    \b
+    Example:
+      caprmil calibrate runs/first
+    """
     from caprmil import figures
     from caprmil.evaluation import calibration
     from caprmil.io.atomic import write_text
@@ -114,4 +131,4 @@ def calibrate(
         figures.save(found.draw(), run / RELIABILITY)
     if written:
         typer.echo(f"Written to {run}: {', '.join(written)}.")
-    typer.echo(f"Look at {run / RELIABILITY}.")
+    typer.echo(f"The reliability diagram is {run / RELIABILITY}.")

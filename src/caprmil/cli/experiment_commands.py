@@ -29,22 +29,31 @@ if TYPE_CHECKING:
 @app.command()
 def cost(
     models: Annotated[
-        str, typer.Option(help="Models, with commas between; default: all, or those of --run.")
+        str, typer.Option(help="Models, separated by commas; default: all, or those of --run.")
     ] = "",
     run: Annotated[
         list[Path] | None,
-        typer.Option(help="A finished run, whose model is measured too. May be repeated."),
+        typer.Option(help="A finished run: its model is measured too. May be repeated."),
     ] = None,
-    patches: Annotated[int, typer.Option(help="Patches of the bag.", min=1)] = 1000,
-    features: Annotated[int, typer.Option(help="Features of a patch.", min=1)] = 1024,
-    classes: Annotated[int, typer.Option(help="Classes.", min=2)] = 2,
-    repeats: Annotated[int, typer.Option(help="Rounds to take the median of.", min=1)] = 15,
+    patches: Annotated[int, typer.Option(help="Patches per bag.", min=1)] = 1000,
+    features: Annotated[int, typer.Option(help="Features per patch.", min=1)] = 1024,
+    classes: Annotated[int, typer.Option(help="Number of classes.", min=2)] = 2,
+    repeats: Annotated[
+        int, typer.Option(help="Number of rounds; the median is reported.", min=1)
+    ] = 15,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for tables and pictures; default: only print.")
+        Path | None, typer.Option(help="Folder for tables and figures; default: only print.")
     ] = None,
     device: Device = "auto",
 ) -> None:
-    """Measure what models cost: parameters, operations, time and peak memory of one bag."""
+    """Measure parameters, time and memory of models.
+
+    All models are measured on one generated bag.
+
+    \b
+    Example:
+      caprmil cost --models caprmil,abmil --patches 10000
+    """
     from caprmil.experiments.cost import compare, cost_tables
     from caprmil.io.atomic import check_new
     from caprmil.io.progress import bar
@@ -76,7 +85,7 @@ def cost(
 def _write_costs(
     costs: "Sequence[Cost]", scores: "Mapping[str, Mapping[str, Any]]", out: Path
 ) -> list[str]:
-    """Write tables and pictures, and return their names."""
+    """Write tables and figures, and return their names."""
     from caprmil import figures
     from caprmil.experiments.cost import cost_tables
     from caprmil.io.atomic import write_text
@@ -130,33 +139,38 @@ def sweep(
         list[str],
         typer.Option(
             "--set",
-            help="model.tokens=2,4,8 varies a setting, train.epochs=50 only changes it; to search, "
-            "also train.lr=1e-5..1e-3. May be repeated.",
+            help="model.tokens=2,4,8 varies a setting, train.epochs=50 changes it for all points. "
+            "A search also takes ranges: train.lr=1e-5..1e-3. May be repeated.",
         ),
     ],
     features: Features = None,
     search: Annotated[
         Literal["grid", "random", "bayes"],
-        typer.Option(help="All points, points at random, or points that Optuna proposes."),
+        typer.Option(help="All points, random points, or points that Optuna proposes."),
     ] = "grid",
     trials: Annotated[
-        int | None, typer.Option(help="Points to train, at most; default: the grid, or 20.", min=1)
+        int | None, typer.Option(help="Maximum number of points; default: the grid, or 20.", min=1)
     ] = None,
     metric: Annotated[
-        str, typer.Option(help="What is best, on the validation parts; default: auc, or r2.")
+        str, typer.Option(help="Metric that chooses the best point; default: auc, or r2.")
     ] = "",
-    seed: Annotated[int, typer.Option(help="Of the search, not of the training.", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the search, not of the training.", min=0)] = 0,
     prune: Annotated[
         bool,
-        typer.Option(
-            "--prune", help="Give up points whose validation loss is worse than the others' median."
-        ),
+        typer.Option("--prune", help="Stop points with a validation loss worse than the median."),
     ] = False,
     device: Device = "auto",
     ray: Ray = "",
     gpus_per_worker: Gpus = 1.0,
 ) -> None:
-    """Train a recipe at many settings, each as a run of its own; choose on validation alone."""
+    """Train a recipe with many settings.
+
+    Each point is a run. The best one is chosen on the validation parts.
+
+    \b
+    Example:
+      caprmil sweep recipes/caprmil.toml --out sweeps/tokens --set model.tokens=2,4,8
+    """
     from caprmil.experiments.sweep.plan import read_plan
     from caprmil.experiments.sweep.pruning import Pruned
     from caprmil.experiments.sweep.results import PARTS, PointResult, show

@@ -1,4 +1,4 @@
-"""Commands that show why: explain."""
+"""The command explain: figures and tables of one slide."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from caprmil.explain.explanation import Explanation
     from caprmil.runs.run import Run
 
-WAYS: "dict[str, Method]" = {
+METHODS: "dict[str, Method]" = {
     "exact": "exact",
     "gradients": "integrated gradients",
     "perturbation": "perturbation",
@@ -28,19 +28,19 @@ def explain(
         str, typer.Argument(metavar="SLIDE_OR_BAG", help="A slide of the run by name, or a file.")
     ],
     out: Annotated[
-        Path | None, typer.Option(help="Folder to make; default: RUN/explain/SLIDE.")
+        Path | None, typer.Option(help="A new folder; default: RUN/explain/SLIDE.")
     ] = None,
     slide: Annotated[
-        Path | None, typer.Option(help="The slide's file or its folder, for pixels.")
+        Path | None, typer.Option(help="The slide file, or its folder, for the pixels.")
     ] = None,
-    fold: Annotated[str, typer.Option(help="Ask the model of one fold.")] = "",
+    fold: Annotated[str, typer.Option(help="Explain the model of one fold.")] = "",
     head: Annotated[
         int | None,
         typer.Option(
-            help="Head to draw, from 1; 0: the mean; default: whose tokens differ most.", min=0
+            help="Head to draw, from 1; 0: the mean; default: the most informative.", min=0
         ),
     ] = None,
-    top: Annotated[int, typer.Option(help="Patches of a gallery.", min=1, max=64)] = 8,
+    top: Annotated[int, typer.Option(help="Patches per gallery.", min=1, max=64)] = 8,
     method: Annotated[
         str,
         typer.Option(help="exact, gradients or perturbation; default: exact, or else gradients."),
@@ -54,37 +54,50 @@ def explain(
     force: Annotated[bool, typer.Option(help="Accept another encoder or scale.")] = False,
     device: Device = "auto",
 ) -> None:
-    """Show why: maps of evidence, attention and tokens, with the patches that carry them."""
+    """Write the maps and top patches of a slide.
+
+    Maps of evidence, attention and tokens, as figures, tables and GeoJSON for QuPath.
+
+    \b
+    Example:
+      caprmil explain runs/first slide_001
+    """
     from caprmil.errors import UnknownNameError
     from caprmil.explain import explain_slide
     from caprmil.explain.explanation_folder import new_folder, write_explanation
     from caprmil.io.progress import bar
     from caprmil.runs.run import Run
 
-    if method and method not in WAYS:
-        raise UnknownNameError("method", method, WAYS)
+    if method and method not in METHODS:
+        raise UnknownNameError("method", method, METHODS)
     trained = Run(run)
     folder = out or run / "explain" / _name(what)
-    with new_folder(folder) as passing:
+    with new_folder(folder) as temporary:
         loading = {"weights": weights, "trust_remote_code": trust_remote_code, "mpp": slide_mpp}
         options: dict[str, Any] = {"force": force, "device": device}
-        subject = _subject(trained, what, slide, passing / "features", **loading, **options)
+        reference = _find_or_encode(
+            trained, what, slide, temporary / "features", **loading, **options
+        )
         with bar("Explaining") as step:
-            way = WAYS.get(method)
             case = explain_slide(
-                trained, subject, fold=fold or None, method=way, **options, progress=step
+                trained,
+                reference,
+                fold=fold or None,
+                method=METHODS.get(method),
+                **options,
+                progress=step,
             )
-        if passing in subject.bag.parents:  # from here on it is called by its final place
-            kept = folder / subject.bag.relative_to(passing)
-            case = replace(case, reference=replace(subject, bag=kept))
+        if temporary in reference.bag.parents:  # the folder gets its final name below
+            kept = folder / reference.bag.relative_to(temporary)
+            case = replace(case, reference=replace(reference, bag=kept))
         with bar("Drawing") as step:
             left_out = write_explanation(
-                passing, case, trained, head=head, top=top, parquet=parquet, progress=step
+                temporary, case, trained, head=head, top=top, parquet=parquet, progress=step
             )
     _report(case)
     for reason in left_out:
         typer.echo(f"Without {reason}.")
-    # Where the slide was encoded, its bag is there now: nothing needs to be encoded again.
+    # If the slide was encoded, its bag is in the folder now, and the report can use it.
     again = case.reference.bag if folder in case.reference.bag.parents else what
     names = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
     typer.echo(f"Written to {folder}: {', '.join(names)}.")
@@ -92,7 +105,7 @@ def explain(
         typer.echo(
             "Drag patches.geojson onto the slide in QuPath: Measure > Show measurement maps."
         )
-    typer.echo(f"One page of it: caprmil report {run} {again}. Look around: caprmil view {run}")
+    typer.echo(f"As one HTML file: caprmil report {run} {again}. In a viewer: caprmil view {run}")
 
 
 def _name(what: str) -> str:
@@ -101,10 +114,10 @@ def _name(what: str) -> str:
     return slide_name_of(as_path(what))
 
 
-def _subject(
+def _find_or_encode(
     run: "Run", what: str, pixels: Path | None, features: Path, **options: Any
 ) -> "SlideReference":
-    """Find a slide of the run or a bag; a slide's file is encoded, unless its bag is known."""
+    """Return a slide of the run or a bag. A slide file is encoded, unless its bag is known."""
     from caprmil.explain import locate_slide
     from caprmil.io.progress import bar
     from caprmil.runs import predict as inference
@@ -125,43 +138,43 @@ def _subject(
 
 
 def _report(case: "ExplainedSlide") -> None:
-    """Print the answer, how its logits add up, and what the tokens have."""
+    """Print the prediction, the sum of each logit, and the usage of the tokens."""
     from caprmil.explain.explanation_figures import METHOD_DESCRIPTIONS
 
-    told, answer = case.explanation, case.answer
+    explained, answer = case.explanation, case.answer
     truth = "" if case.label is None else f" (label: {case.label})"
     models = len(answer.by_fold)
-    known = "" if answer.unseen else " that saw it in training"
+    seen = "" if answer.unseen else " that saw it in training"
     typer.echo(
-        f"{case.name}: {told.target.show(answer.mean)}{truth}, by {models} "
-        f"model{'' if models == 1 else 's'}{known}. Explained: {told.model} of {told.fold}, "
-        f"{len(told):,} patches."
+        f"{case.name}: {explained.target.show(answer.mean)}{truth}, by {models} "
+        f"model{'' if models == 1 else 's'}{seen}. Explained: {explained.model} of "
+        f"{explained.fold}, {len(explained):,} patches."
     )
-    sums = told.evidence.astype("float64").sum(axis=0)
+    sums = explained.evidence.astype("float64").sum(axis=0)
     rows = [
         [name, f"{p:.4f}", f"{total:+.4f}", f"{rest:+.4f}", f"{logit:+.4f}"]
         for name, p, total, rest, logit in zip(
-            told.names, told.answer, sums, told.rest, told.logits, strict=True
+            explained.names, explained.answer, sums, explained.rest, explained.logits, strict=True
         )
     ]
-    header = ["output", told.target.answer_name, "sum of evidence", "+ rest", "= logit"]
+    header = ["output", explained.target.answer_name, "sum of evidence", "+ rest", "= logit"]
     show_table(header, rows)
-    more = f"It misses the logit by {told.gap:.1e}."
-    if told.method == "perturbation":
-        more = "These need not add up: the rest is what is missing."
-    typer.echo(f"Evidence is {METHOD_DESCRIPTIONS[told.method]}. {more}")
-    if told.assignments is not None:
-        _report_tokens(told)
+    more = f"The sum differs from the logit by {explained.gap:.1e}."
+    if explained.method == "perturbation":
+        more = "These terms do not sum to the logit; the rest is the difference."
+    typer.echo(f"Evidence is {METHOD_DESCRIPTIONS[explained.method]}. {more}")
+    if explained.assignments is not None:
+        _report_tokens(explained)
 
 
-def _report_tokens(told: "Explanation") -> None:
-    usage, undecided = told.usage[-1], told.uncertainty[-1].mean(axis=1)
-    header = ["head", *(f"token {token + 1}" for token in range(usage.shape[1])), "undecided"]
+def _report_tokens(explained: "Explanation") -> None:
+    usage, entropy = explained.usage[-1], explained.uncertainty[-1].mean(axis=1)
+    header = ["head", *(f"token {token + 1}" for token in range(usage.shape[1])), "entropy"]
     rows = [
-        [str(head + 1), *(f"{share:.1%}" for share in shares), f"{undecided[head]:.2f}"]
+        [str(head + 1), *(f"{share:.1%}" for share in shares), f"{entropy[head]:.2f}"]
         for head, shares in enumerate(usage.tolist())
     ]
     rows.append(
-        ["mean", *(f"{share:.1%}" for share in usage.mean(axis=0)), f"{undecided.mean():.2f}"]
+        ["mean", *(f"{share:.1%}" for share in usage.mean(axis=0)), f"{entropy.mean():.2f}"]
     )
     show_table(header, rows)

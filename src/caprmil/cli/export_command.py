@@ -13,18 +13,25 @@ def export(
     run: Annotated[Path, typer.Argument(help="A run that `caprmil train` made.")],
     to: Annotated[str, typer.Option(help="onnx, pt2 (torch.export) or torchscript.")],
     out: Annotated[
-        Path | None, typer.Option(help="Folder, or the file if it is one; default: RUN/export.")
+        Path | None, typer.Option(help="A folder, or a file for one model; default: RUN/export.")
     ] = None,
-    fold: Annotated[str, typer.Option(help="Export the model of one fold; default: each.")] = "",
+    fold: Annotated[str, typer.Option(help="Export the model of one fold; default: all.")] = "",
     ensemble: Annotated[
         bool, typer.Option("--ensemble", help="One file that predicts the mean of all folds.")
     ] = False,
     change: Annotated[
         list[str] | None,
-        typer.Option("--set", help="One setting of the model to change, e.g. draws=0."),
+        typer.Option("--set", help="A setting of the model to change, e.g. draws=0."),
     ] = None,
 ) -> None:
-    """Write models as files that run without caprmil, for bags of any size, and check them."""
+    """Export models to files that run without caprmil.
+
+    Each file is compared with its model before it is kept.
+
+    \b
+    Example:
+      caprmil export runs/first --to onnx
+    """
     from caprmil import export as exports
     from caprmil.io.progress import bar
     from caprmil.runs.run import Run
@@ -46,6 +53,6 @@ def export(
     ]
     show_table(["written", "MB", "largest deviation of a probability"], rows)
     sizes = ", ".join(f"{size:,}" for size in exports.SIZES)
-    typer.echo(f"Asked about bags of {sizes} patches beside torch.")
+    typer.echo(f"Compared with torch on bags of {sizes} patches.")
     typer.echo(f"To run it, with features of (patches, {trained.facts.in_dim}) in float32:")
     typer.echo("\n".join(f"    {line}" for line in written[0].usage.splitlines()))

@@ -1,4 +1,4 @@
-"""The command that tells which map of a run to trust: faithfulness."""
+"""The command faithfulness: how far the predictions of a run follow each map."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from caprmil.explain import Faithfulness
 
-SHOWN = 12  # slides with a panel of their own
+SHOWN = 12  # slides with a panel in slides.png
 
 
 @app.command()
@@ -20,19 +20,30 @@ def faithfulness(
     run: Annotated[Path, typer.Argument(help="A run that `caprmil train` made.")],
     slides: Annotated[
         list[str] | None,
-        typer.Argument(help="Slides of the run, or bags; default: any that a model has not seen."),
+        typer.Argument(
+            help="Slides of the run, or bags; default: slides that a model has not seen."
+        ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder; default: RUN/faithfulness.")] = None,
-    most: Annotated[int, typer.Option(min=1, help="Slides at the most, drawn at random.")] = 20,
+    most: Annotated[
+        int, typer.Option(min=1, help="Maximum number of slides, drawn at random.")
+    ] = 20,
     only: Annotated[
-        str | None, typer.Option("--class", help="Only slides that are answered with this class.")
+        str | None, typer.Option("--class", help="Only slides that are predicted as this class.")
     ] = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Take bags of another encoder or scale.")
+        bool, typer.Option("--force", help="Accept another encoder or scale.")
     ] = False,
     device: Device = "auto",
 ) -> None:
-    """Tell which map to trust: take out patches by each, and see whether the answer falls."""
+    """Measure which map the predictions follow.
+
+    Patches are removed in the order of each map, and the slide is predicted again.
+
+    \b
+    Example:
+      caprmil faithfulness runs/first --most 10
+    """
     from caprmil import explain, figures
     from caprmil.errors import RunError, UnknownNameError
     from caprmil.io.atomic import check_new, write_text
@@ -49,38 +60,38 @@ def faithfulness(
     names = list(slides) if slides else _shuffled(unseen)
     if not names:
         raise RunError(f"The models of {run} have seen all its slides. Name other bags.")
-    subjects = [
+    references = [
         explain.locate_slide(trained, name) for name in (names if slides or only else names[:most])
     ]
     found: list[Faithfulness] = []
-    with bar("Taking out patches") as step:
-        wanted = min(most, len(subjects))
-        following = explain.measure_faithfulness(
+    with bar("Removing patches") as step:
+        count = min(most, len(references))
+        measured = explain.measure_faithfulness(
             trained,
-            subjects,
+            references,
             only=None if only is None else trained.target.names.index(only),
             force=force,
             device=pick_device(device),
-            progress=lambda done, total: step(len(found) + done / total, wanted, "slides"),
+            progress=lambda done, total: step(len(found) + done / total, count, "slides"),
         )
-        for each in following:
+        for each in measured:
             found.append(each)
-            if len(found) == wanted:
+            if len(found) == count:
                 break
     if not found:
-        raise RunError(f"None of {slides_text(len(names))} is answered with {only}.")
-    judged = explain.summarise_faithfulness(found, trained.patients)
-    typer.echo(_told(found, only=only, of=len(names)))
-    show_table(judged.header, judged.rows())
-    typer.echo(judged.verdict())
+        raise RunError(f"None of {slides_text(len(names))} is predicted as {only}.")
+    summary = explain.summarise_faithfulness(found, trained.patients)
+    typer.echo(_conditions(found, only=only, of=len(names)))
+    show_table(summary.header, summary.rows())
+    typer.echo(summary.verdict())
     known = [each.slide for each in found if each.slide in trained.paths]
     seen = [name for name in known if name not in unseen]
     if seen:
         typer.echo(f"Note: all models saw {slides_text(len(seen))} of these in training.")
     write_text(folder / "faithfulness.csv", _table(found))
     slide_by_slide = {"slides_by_name": {each.slide: each.as_dict() for each in found}}
-    write_text(folder / "faithfulness.json", as_json({**judged.as_dict(), **slide_by_slide}))
-    figures.save(judged.draw(), folder / "faithfulness.png")
+    write_text(folder / "faithfulness.json", as_json({**summary.as_dict(), **slide_by_slide}))
+    figures.save(summary.draw(), folder / "faithfulness.png")
     slide_panels = [each.panel() for each in found[:SHOWN]]
     figures.save(figures.deletion_curves(slide_panels), folder / "slides.png")
     typer.echo(f"Written to {folder}: faithfulness.png, .csv and .json; slides.png.")
@@ -89,12 +100,12 @@ def faithfulness(
 def _shuffled(names: "Sequence[str]") -> list[str]:
     import numpy as np
 
-    return [names[place] for place in np.random.default_rng(0).permutation(len(names))]
+    return [names[index] for index in np.random.default_rng(0).permutation(len(names))]
 
 
-def _told(found: "Sequence[Faithfulness]", *, only: str | None, of: int) -> str:
+def _conditions(found: "Sequence[Faithfulness]", *, only: str | None, of: int) -> str:
     methods = " or ".join(sorted({each.method for each in found}))
-    class_text = f" answered with {only}" if only else ", each followed in the class of its answer"
+    class_text = f" predicted as {only}" if only else ", each for its predicted class"
     return (
         f"{found[0].model}, evidence: {methods}. {slides_text(len(found))}{class_text}; drawn from "
         f"{of}. Area between the curves, least relevant first minus most relevant first:"

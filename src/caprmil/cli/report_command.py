@@ -1,11 +1,11 @@
-"""The command that writes reports: report."""
+"""The command report: HTML reports of slides and runs."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from caprmil.cli.shared import Device, SlideScale, Trust, Weights, app, slides_text, tell
+from caprmil.cli.shared import Device, SlideScale, Trust, Weights, app, print_failed, slides_text
 
 if TYPE_CHECKING:
     from caprmil.runs.run import Run
@@ -24,16 +24,16 @@ def report(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="A new file (.html) or folder; default: RUN/report, made anew."),
+        typer.Option(help="A new file (.html) or folder; default: RUN/report, which is replaced."),
     ] = None,
     slide: Annotated[
-        Path | None, typer.Option(help="The slide's own file, or a folder to find it in.")
+        Path | None, typer.Option(help="The slide file, or its folder, for the pixels.")
     ] = None,
-    fold: Annotated[str, typer.Option(help="Ask the model of one fold; default: all.")] = "",
+    fold: Annotated[str, typer.Option(help="Explain the model of one fold; default: all.")] = "",
     slides: Annotated[
         int,
         typer.Option(
-            help="With a run: so many of its worst mistakes, and the surest of each class.",
+            help="For a run: number of mistakes, and of most confident slides per class.",
             min=0,
         ),
     ] = 4,
@@ -43,7 +43,15 @@ def report(
     force: Annotated[bool, typer.Option(help="Accept another encoder or scale.")] = False,
     device: Device = "auto",
 ) -> None:
-    """Write a report of slides, or of a whole run: one HTML file that opens anywhere."""
+    """Write an HTML report of a slide or of a run.
+
+    A report is one file that works offline.
+
+    \b
+    Example:
+      caprmil report runs/first
+      caprmil report runs/first slide_001
+    """
     from caprmil.errors import RunError
     from caprmil.runs.run import Run
 
@@ -53,12 +61,12 @@ def report(
         loading = {"weights": weights, "trust_remote_code": trust_remote_code, "mpp": slide_mpp}
         failed = _of_slides(trained, inputs, out, slide, fold, loading, options)
     elif fold:
-        raise RunError("--fold goes with slides; the report of a run is of all its folds.")
+        raise RunError("--fold is for reports of slides. The report of a run is about all folds.")
     else:
         _of_run(trained, out, slides, slide, options)
         failed = []
-    typer.echo(f"Look around with: caprmil view {run}")
-    tell(failed)
+    typer.echo(f"All slides in a viewer: caprmil view {run}")
+    print_failed(failed)
     if failed:
         raise typer.Exit(2)
 
@@ -77,7 +85,7 @@ def _of_run(
         typer.secho(f"no report of {line}", err=True, fg="yellow")
     more = f", and {slides_text(len(written))} in {written[0].parent}" if written else ""
     typer.echo(f"Written to {path}{more}.")
-    typer.echo(f"Open it in a browser. Any one slide: caprmil report {run.folder} SLIDE")
+    typer.echo(f"Open it in a browser. For one slide: caprmil report {run.folder} SLIDE")
 
 
 def _of_slides(
@@ -97,16 +105,16 @@ def _of_slides(
     if out is not None and out.suffix:
         check_new(out)  # now, and not after the encoding
     with bar("Encoding") as step:
-        subjects, failed = reports.find_or_encode(
+        references, failed = reports.find_or_encode(
             run, inputs, pixels=pixels, **loading, **options, progress=step
         )
-    places = reports.report_paths(run, subjects, out)
+    paths = reports.report_paths(run, references, out)
     with bar("Reporting") as step:
-        for done, (name, subject) in enumerate(subjects.items(), 1):
-            case = explain_slide(run, subject, fold=fold or None, **options)
-            reports.write_slide_report(run, case, places[name], replace=out is None)
-            step(done, len(subjects), name)
-    for path in places.values():
+        for done, (name, reference) in enumerate(references.items(), 1):
+            case = explain_slide(run, reference, fold=fold or None, **options)
+            reports.write_slide_report(run, case, paths[name], replace=out is None)
+            step(done, len(references), name)
+    for path in paths.values():
         typer.echo(f"Written to {path}.")
-    typer.echo("Open it in a browser, or send it: it needs nothing but itself.")
+    typer.echo("Open it in a browser. The file is complete and can be sent.")
     return failed

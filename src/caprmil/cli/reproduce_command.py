@@ -14,9 +14,7 @@ def reproduce(
     protocol: Annotated[str, typer.Argument(help="camelyon16, tcga-nsclc, panda or bracs.")],
     features: Annotated[Path | None, typer.Option(help="Folder with the bags.")] = None,
     labels: Annotated[Path | None, typer.Option(help="Table of slides and labels.")] = None,
-    models: Annotated[
-        str, typer.Option(help="Models, with commas between, or all of the paper's tables.")
-    ] = "caprmil",
+    models: Annotated[str, typer.Option(help="Models, separated by commas, or all.")] = "caprmil",
     out: Annotated[
         Path | None, typer.Option(help="Folder for runs and tables. Default: runs/PROTOCOL.")
     ] = None,
@@ -28,7 +26,14 @@ def reproduce(
     ray: Ray = "",
     gpus_per_worker: Gpus = 1.0,
 ) -> None:
-    """Run a benchmark of the paper, and compare its figures with ours."""
+    """Run a benchmark of the paper.
+
+    The figures are compared with those of the paper.
+
+    \b
+    Example:
+      caprmil reproduce camelyon16 --features features --labels labels.csv --models all
+    """
     from caprmil.errors import CohortError
     from caprmil.experiments import reproduce as protocols
     from caprmil.io.paths import require_local
@@ -40,11 +45,13 @@ def reproduce(
         from caprmil.synthetic import BenchmarkCohort
 
         if features or labels:
-            raise CohortError("--rehearse makes its own slides: leave --features and --labels out.")
+            raise CohortError(
+                "--rehearse generates its own bags: leave out --features and --labels."
+            )
         labels = BenchmarkCohort(protocol=protocol).write(require_local(out) / "stand-in")
         features = labels.parent / "features"
         changes = [*protocols.REHEARSAL, *changes]
-        typer.echo("A rehearsal on generated bags: its figures stand for nothing.")
+        typer.echo("A rehearsal on generated bags: its figures mean nothing.")
     if features is None or labels is None:
         raise CohortError("Pass --features DIR and --labels TABLE.csv, or --rehearse to try it.")
     with find_executor(ray, device, gpus_per_worker) as executor:

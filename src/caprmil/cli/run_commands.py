@@ -16,14 +16,14 @@ from caprmil.cli.shared import (
     answers_table,
     app,
     find_executor,
+    print_failed,
     show_table,
     slides_text,
-    tell,
 )
 
 Changes = Annotated[
     list[str] | None,
-    typer.Option("--set", help="One setting to change, e.g. train.epochs=5. May be repeated."),
+    typer.Option("--set", help="A setting to change, e.g. train.epochs=5. May be repeated."),
 ]
 Features = Annotated[Path | None, typer.Option(help="Folder with the bags.")]
 RunFolder = Annotated[Path, typer.Argument(help="A run that `caprmil train` made.")]
@@ -37,23 +37,30 @@ def train(
     change: Changes = None,
     device: Device = "auto",
     devices: Annotated[
-        int, typer.Option(help="Devices of this kind in each machine: GPUs, or cores.", min=1)
+        int, typer.Option(help="Devices per machine: GPUs, or CPU cores.", min=1)
     ] = 1,
     nodes: Annotated[
-        int, typer.Option(help="Machines, started by srun or torchrun: docs/slurm.md.", min=1)
+        int, typer.Option(help="Number of machines, with srun or torchrun: docs/slurm.md.", min=1)
     ] = 1,
     ray: Ray = "",
     gpus_per_worker: Gpus = 1.0,
 ) -> None:
-    """Train a model on every fold of a cohort, and score each on its own test part."""
+    """Cross-validate a model: train and test it on every fold.
+
+    Repeat the command to resume an interrupted run.
+
+    \b
+    Example:
+      caprmil train labels.csv --features features --out runs/first
+    """
     from caprmil.training import cross_validation as training
     from caprmil.training.distributed import ProcessGroup
     from caprmil.training.recipe import read_recipe
 
     settings = read_recipe(recipe, features=features, changes=change or [])
     with find_executor(ray, device, gpus_per_worker) as executor:
-        words: dict[str, Any] = {"device": device, "devices": devices, "nodes": nodes}
-        run = training.cross_validate(settings, out, **words, executor=executor)
+        options: dict[str, Any] = {"device": device, "devices": devices, "nodes": nodes}
+        run = training.cross_validate(settings, out, **options, executor=executor)
     if not ray and not ProcessGroup(device, devices, nodes).is_main:
         return  # not the main process
     typer.echo((run.folder / "scores.md").read_text())
@@ -65,11 +72,9 @@ def train(
 def predict(
     run: RunFolder,
     inputs: Annotated[list[Path], typer.Argument(help="Slides or bags, or folders of them.")],
-    out: Annotated[
-        Path | None, typer.Option(help="CSV to write, a new one; default: only print.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="A new CSV file; default: only print.")] = None,
     features: Annotated[
-        Path | None, typer.Option(help="Keep the bags of slides here, to resume from.")
+        Path | None, typer.Option(help="Folder to keep the bags of slides, to resume.")
     ] = None,
     slide_mpp: SlideScale = None,
     weights: Weights = None,
@@ -78,7 +83,14 @@ def predict(
     force: Annotated[bool, typer.Option(help="Accept another encoder or scale.")] = False,
     device: Device = "auto",
 ) -> None:
-    """Predict slides or bags with the mean over the models of all folds."""
+    """Predict slides or bags with the models of a run.
+
+    The prediction is the mean over the models of all folds.
+
+    \b
+    Example:
+      caprmil predict runs/first new/slide.svs --out predictions.csv
+    """
     from tempfile import TemporaryDirectory
 
     from caprmil.io.atomic import check_new
@@ -107,11 +119,11 @@ def predict(
     if out is not None:
         answers.write(out)
     answers_table(answers)
-    more = " Here are the first 20." if len(answers) > 20 else ""
-    typer.echo(f"{slides_text(len(answers))} answered by {trained}.{more}")
+    more = " The table has the first 20." if len(answers) > 20 else ""
+    typer.echo(f"{slides_text(len(answers))} predicted by {trained}.{more}")
     if out is not None:
-        typer.echo(f"Written to {out}. With labels in it, score it with: caprmil evaluate {out}")
-    tell(failed)
+        typer.echo(f"Written to {out}. After adding labels, score it with: caprmil evaluate {out}")
+    print_failed(failed)
     if len(answers) < len(found):
         typer.secho(f"{len(found) - len(answers)} bags could not be read.", err=True, fg="red")
     if failed or len(answers) < len(found):
@@ -134,7 +146,15 @@ def evaluate(
     force: Annotated[bool, typer.Option(help="Accept another encoder or scale.")] = False,
     device: Device = "auto",
 ) -> None:
-    """Score predictions: of a run, of a run's models on another cohort, or in any CSV."""
+    """Score a run, or any table of predictions.
+
+    With --cohort, the models of a run are scored on another cohort.
+
+    \b
+    Example:
+      caprmil evaluate runs/first
+      caprmil evaluate runs/first --cohort external.csv --features external
+    """
     from caprmil.errors import CohortError
     from caprmil.evaluation import predictions
     from caprmil.io.atomic import check_new
@@ -143,7 +163,7 @@ def evaluate(
 
     of_table = not target.is_dir()
     if (of_table or cohort is None) and (features, out, force) != (None, None, False):
-        raise CohortError("--features, --out and --force go with a run and --cohort TABLE.csv.")
+        raise CohortError("--features, --out and --force need a run and --cohort TABLE.csv.")
     if of_table and cohort is not None:
         raise CohortError(f"--cohort is scored by the models of a run; {target} is a table.")
     if label and not of_table and cohort is None:
@@ -170,9 +190,16 @@ def check(
         list[Path] | None,
         typer.Argument(help="Bags to measure on; default: some bags of the run."),
     ] = None,
-    most: Annotated[int, typer.Option(help="Bags to measure on, at most.", min=1)] = 8,
+    most: Annotated[int, typer.Option(help="Maximum number of bags.", min=1)] = 8,
 ) -> None:
-    """Check padding, order, precision, chunks and saving of a model on your own bags."""
+    """Check the numerical properties of a run's model.
+
+    Padding, order, precision, chunks and saving, on your own bags.
+
+    \b
+    Example:
+      caprmil check runs/first
+    """
     from caprmil.cohort.cohort import find_bags
     from caprmil.runs.check import check as measure
     from caprmil.runs.run import Run
@@ -197,10 +224,15 @@ def check(
 
 @app.command()
 def models(
-    in_dim: Annotated[int, typer.Option(help="Features of a patch.", min=1)] = 1024,
-    n_outputs: Annotated[int, typer.Option(help="Outputs, e.g. classes.", min=2)] = 2,
+    in_dim: Annotated[int, typer.Option(help="Features per patch.", min=1)] = 1024,
+    n_outputs: Annotated[int, typer.Option(help="Number of outputs, e.g. classes.", min=2)] = 2,
 ) -> None:
-    """List the models, with their parameters and operations for 1,000 patches."""
+    """List the models, with parameters and operations.
+
+    \b
+    Example:
+      caprmil models
+    """
     from caprmil.experiments import cost
     from caprmil.models import POOLS, create, list_models
 

@@ -1,4 +1,4 @@
-"""What the commands share: the application, options that several take, and tables."""
+"""The application, and options and tables that several commands share."""
 
 import re
 import sys
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from caprmil.io.paths import as_path
 
@@ -22,6 +22,28 @@ if TYPE_CHECKING:
     from caprmil.slides.qc import Record
 
 
+GROUPS = {
+    "First steps": ("doctor", "demo"),
+    "Slides and features": ("encode", "patch", "convert", "encoders"),
+    "Training and prediction": ("train", "predict", "evaluate", "check", "status", "export"),
+    "Comparison": ("compare", "calibrate", "sweep", "cost", "models", "reproduce"),
+    "Explanation": ("explain", "faithfulness", "report", "view"),
+}
+"""The commands by group, in the order of `caprmil --help`."""
+
+
+class GroupedCommands(TyperGroup):
+    """Lists the commands in groups in the help."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002
+        width = max(map(len, self.commands))
+        for title, names in GROUPS.items():
+            with formatter.section(title):
+                helps = [self.commands[name].get_short_help_str(formatter.width) for name in names]
+                rows = [(name.ljust(width), text) for name, text in zip(names, helps, strict=True)]
+                formatter.write_dl(rows)
+
+
 class App(typer.Typer):
     """Commands whose paths may be URLs. pathlib removes a slash of a URL; `as_path` restores it."""
 
@@ -30,8 +52,8 @@ class App(typer.Typer):
 
         def add(function: Callable[..., Any]) -> Callable[..., Any]:
             @wraps(function)
-            def with_paths(**words: Any) -> Any:
-                return function(**{name: _as_paths(word) for name, word in words.items()})
+            def with_paths(**options: Any) -> Any:
+                return function(**{name: _as_paths(value) for name, value in options.items()})
 
             register(with_paths)
             return function
@@ -39,21 +61,22 @@ class App(typer.Typer):
         return add
 
 
-def _as_paths(word: Any) -> Any:
-    if isinstance(word, list):
-        return [_as_paths(each) for each in word]
-    return as_path(word) if isinstance(word, Path) else word
+def _as_paths(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_as_paths(each) for each in value]
+    return as_path(value) if isinstance(value, Path) else value
 
 
 app = App(
     name="caprmil",
+    cls=GroupedCommands,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
 
-WIDE = 120  # columns of a table in a pipe or a file
+WIDE = 120  # characters of a table in a pipe or a file
 
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 or mps.")]
 SlideScale = Annotated[
@@ -61,26 +84,25 @@ SlideScale = Annotated[
 ]
 Weights = Annotated[Path | None, typer.Option(help="Local file or folder of encoder weights.")]
 Trust = Annotated[
-    bool, typer.Option("--trust-remote-code", help="Let an encoder run Python code of the hub.")
+    bool,
+    typer.Option("--trust-remote-code", help="Allow an encoder to run Python code of the hub."),
 ]
 Ray = Annotated[
     str,
     typer.Option(
         "--ray",
         metavar="[ADDRESS]",
-        help="Work on all cores or GPUs of this machine through Ray; with HOST:PORT or auto, on "
-        "those of a cluster.",
+        help="Use all cores or GPUs of this machine with Ray; with HOST:PORT or auto, those of a "
+        "cluster.",
         show_default=False,
     ),
 ]
-Gpus = Annotated[
-    float, typer.Option(help="With --ray: how much of a GPU each worker has.", min=0.01)
-]
+Gpus = Annotated[float, typer.Option(help="With --ray: share of a GPU per worker.", min=0.01)]
 ADDRESS = re.compile(r"auto|local|[^\s/=]+:\d+")
 
 
 class RayCommand(TyperCommand):
-    """A command with --ray, which may stand alone or before an address."""
+    """A command with --ray, which may be followed by an address."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if "--ray" in args:
@@ -103,9 +125,11 @@ def find_executor(
     if not ray:
         return nullcontext(LocalExecutor())
     if ":" in device:
-        raise CaprmilError(f"Ray says which GPU a worker has. Use --device cuda, not {device}.")
+        raise CaprmilError(f"Ray chooses the GPU of a worker. Use --device cuda, not {device}.")
     if gpus > 1 and gpus != int(gpus):
-        raise CaprmilError(f"A worker has a share of one GPU, or whole ones, not {gpus:g}.")
+        raise CaprmilError(
+            f"A worker has a share of one GPU, or an integer number of GPUs, not {gpus:g}."
+        )
     share = 0.0 if device == "cpu" else gpus
     return RayExecutor(ray, gpus=share, reader_threads=readers, require_gpus=device != "auto")
 
@@ -145,8 +169,8 @@ def slides_text(count: int) -> str:
     return f"{count} slide{'' if count == 1 else 's'}"
 
 
-def tell(failed: "Sequence[Record]") -> None:
+def print_failed(failed: "Sequence[Record]") -> None:
     for record in failed:
         typer.secho(f"failed: {record.slide}: {record.reason}", err=True, fg="red")
     if failed:
-        typer.secho("Put right what is said there; the same command tries them again.", err=True)
+        typer.secho("Correct these errors and repeat the command: it tries these again.", err=True)

@@ -15,9 +15,9 @@ from caprmil.cli.shared import (
     Weights,
     app,
     find_executor,
+    print_failed,
     show_table,
     slides_text,
-    tell,
 )
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ Scale = Annotated[
     float | None, typer.Option(help="Microns per pixel of the patches; default: the encoder's.")
 ]
 Magnification = Annotated[
-    float | None, typer.Option(help="The same as a magnification: 10 is 1.0 um/px, 20 is 0.5.")
+    float | None, typer.Option(help="The scale as a magnification: 10 is 1.0 um/px, 20 is 0.5.")
 ]
 Nominal = Annotated[
     bool, typer.Option("--nominal", help="Scale by nominal magnification, as TRIDENT does.")
@@ -41,7 +41,7 @@ Shape = Annotated[
     typer.Option("--set", help="Another setting, e.g. patches.px=256 or tissue.min_density=0.03."),
 ]
 SlideTable = Annotated[
-    Path | None, typer.Option(help="Take the slides of this CSV; a column mpp gives their scale.")
+    Path | None, typer.Option(help="Encode the slides of this table; a column mpp has their scale.")
 ]
 Drawn = Annotated[
     Path | None, typer.Option(help="GeoJSON of QuPath: a file, or a folder with one per slide.")
@@ -51,7 +51,7 @@ Drawn = Annotated[
 @app.command(cls=RayCommand)
 def encode(
     slides: Slides,
-    out: Annotated[Path, typer.Option(help="Folder for the bags: a new one, or one to go on in.")],
+    out: Annotated[Path, typer.Option(help="Folder for the bags: a new one, or one to resume.")],
     encoder: Annotated[
         str, typer.Option(help="See `caprmil encoders`; or timm:NAME, or package.module:function.")
     ] = "lite0",
@@ -64,17 +64,24 @@ def encode(
     regions: Drawn = None,
     weights: Weights = None,
     trust_remote_code: Trust = False,
-    replace: Annotated[bool, typer.Option(help="Make bags of other settings again.")] = False,
-    batch: Annotated[int, typer.Option(help="Patches at once; 0: by the device.", min=0)] = 0,
-    workers: Annotated[int, typer.Option(help="Threads that read ahead.", min=1)] = 2,
+    replace: Annotated[bool, typer.Option(help="Replace bags with other settings.")] = False,
+    batch: Annotated[int, typer.Option(help="Patches per batch; 0: by the device.", min=0)] = 0,
+    workers: Annotated[int, typer.Option(help="Threads that read patches.", min=1)] = 2,
     shard: Annotated[
-        str, typer.Option(help="Take the I-th of N shares of the slides: I/N, e.g. 2/8.")
+        str, typer.Option(help="Encode the I-th of N shares of the slides: I/N, e.g. 2/8.")
     ] = "1/1",
     device: Device = "auto",
     ray: Ray = "",
     gpus_per_worker: Gpus = 1.0,
 ) -> None:
-    """Turn slides into bags of features, with pictures of what was taken as tissue."""
+    """Encode slides into bags of features.
+
+    Images of the detected tissue are in qc/. Repeat the command to resume.
+
+    \b
+    Example:
+      caprmil encode slides --out features --encoder uni
+    """
     from functools import partial
 
     from caprmil import encoders
@@ -83,10 +90,10 @@ def encode(
     from caprmil.models.device import pick_device
     from caprmil.slides import selection
 
-    place = pick_device("cpu" if ray else device)  # workers of Ray load it on their own device
+    target = pick_device("cpu" if ray else device)  # workers of Ray load it on their own device
     part = selection.parse_shard(shard)
     load = partial(encoders.load, encoder, weights=weights, trust_remote_code=trust_remote_code)
-    loaded = load(device=place)
+    loaded = load(device=target)
     config = settings.configure(
         loaded.card, mpp=mpp, magnification=magnification, nominal=nominal, changes=change or []
     )
@@ -97,7 +104,7 @@ def encode(
         mpp=slide_mpp,
         regions=regions,
         replace=replace,
-        batch=batch if batch or ray else extraction.default_batch(place.type),
+        batch=batch if batch or ray else extraction.default_batch(target.type),
         workers=workers,
         load_encoder=partial(load, device=device),
     )
@@ -109,8 +116,10 @@ def encode(
 @app.command()
 def patch(
     slides: Slides,
-    out: Annotated[Path, typer.Option(help="Folder for the pictures and the table.")],
-    encoder: Annotated[str, typer.Option(help="Encoder of the scale and patches.")] = "lite0",
+    out: Annotated[Path, typer.Option(help="Folder for the images and the table.")],
+    encoder: Annotated[
+        str, typer.Option(help="Encoder that sets the scale and the patches.")
+    ] = "lite0",
     mpp: Scale = None,
     magnification: Magnification = None,
     nominal: Nominal = False,
@@ -119,7 +128,14 @@ def patch(
     table: SlideTable = None,
     regions: Drawn = None,
 ) -> None:
-    """Find tissue and patches without encoding: pictures to check before a long run."""
+    """Find tissue and patches of slides, without encoding.
+
+    The images can be checked before a long run.
+
+    \b
+    Example:
+      caprmil patch slides --out check
+    """
     from caprmil import encoders
     from caprmil.features import extract as extraction
     from caprmil.features import settings
@@ -153,15 +169,16 @@ def _extract(
         found, job.mpps = select_listed(found, table)
     if part != (1, 1):
         found = select_shard(found, *part)
-    with bar("Encoding" if job.encoder else "Looking") as step:
+    with bar("Encoding" if job.encoder else "Finding tissue") as step:
         records = job.run(found, progress=step, executor=executor)
     count = {state: sum(r.state == state for r in records) for state in ("done", "no tissue")}
     patches = sum(record.patches for record in records)
     typer.echo(
-        f"{slides_text(count['done'])} done, {patches:,} patches; {count['no tissue']} empty."
+        f"{slides_text(count['done'])} done, {patches:,} patches; "
+        f"{count['no tissue']} without tissue."
     )
-    typer.echo(f"Written to {job.out}. Look at qc.csv, and at the pictures in qc/.")
-    tell([record for record in records if record.state == "failed"])
+    typer.echo(f"Written to {job.out}. Check qc.csv and the images in qc/.")
+    print_failed([record for record in records if record.state == "failed"])
     if any(record.state == "failed" for record in records):
         raise typer.Exit(2)
 
@@ -177,12 +194,17 @@ def convert(
     ] = None,
     slide_mpp: SlideScale = None,
     patch_px: Annotated[
-        int | None, typer.Option(help="Side of a patch as the encoder saw it.", min=1)
+        int | None, typer.Option(help="Side of a patch in pixels, as encoded.", min=1)
     ] = None,
     encoder: Annotated[str, typer.Option(help="Name of the encoder to write.")] = "",
     replace: Annotated[bool, typer.Option(help="Replace existing files.")] = False,
 ) -> None:
-    """Convert bags between the formats of caprmil, TRIDENT, CLAM and STAMP."""
+    """Convert bags from and to TRIDENT, CLAM and STAMP.
+
+    \b
+    Example:
+      caprmil convert features --to trident --out job
+    """
     from caprmil.cohort.cohort import find_bags
     from caprmil.features.convert import convert as convert_bags
     from caprmil.io.progress import bar
@@ -201,7 +223,9 @@ def convert(
             replace=replace,
             progress=step,
         )
-    typer.echo(f"{len(done.written)} files written to {out} as {to}, {len(done.kept)} were there.")
+    typer.echo(
+        f"{len(done.written)} files written to {out} as {to}, {len(done.kept)} existed already."
+    )
     for name, reason in done.failed.items():
         typer.secho(f"failed: {name}: {reason}", err=True, fg="red")
     if done.failed:
@@ -210,7 +234,12 @@ def convert(
 
 @app.command()
 def encoders() -> None:
-    """List the patch encoders: width, features, scale, licence and source."""
+    """List the patch encoders.
+
+    \b
+    Example:
+      caprmil encoders
+    """
     from caprmil.encoders import CARDS
 
     rows = []

@@ -14,17 +14,24 @@ MOST = 50  # rows of the table
 def status(
     out: Annotated[Path, typer.Argument(help="The --out of a command: bags, a run, a sweep, ...")],
 ) -> None:
-    """Show what is done, running or failed, and why, from any machine."""
+    """Show what is done, running or failed in a folder.
+
+    It works on every machine that has the folder.
+
+    \b
+    Example:
+      caprmil status runs/first
+    """
     from caprmil.experiments.status import read_status
 
     found = read_status(out)
-    units = found.unfinished()
-    if units:
-        rows = [[unit.name, unit.state, unit.detail] for unit in units[:MOST]]
+    tasks = found.unfinished()
+    if tasks:
+        rows = [[task.name, task.state, task.detail] for task in tasks[:MOST]]
         show_table(["task", "state", "detail"], rows)
-    if len(units) > MOST:
-        typer.echo(f"And {len(units) - MOST} more.")
+    if len(tasks) > MOST:
+        typer.echo(f"And {len(tasks) - MOST} more.")
     counted = ", ".join(f"{count} {state}" for state, count in found.count().items())
     typer.echo(f"{out} holds {found.kind}: {counted or 'nothing is done yet'}.")
-    if any(unit.state in ("failed", "stopped", "to do") for unit in units):
-        typer.echo("The command that began it goes on with what is not done.")
+    if any(task.state in ("failed", "stopped", "to do") for task in tasks):
+        typer.echo("Repeat the command that made this folder to resume.")

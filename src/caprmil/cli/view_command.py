@@ -13,14 +13,14 @@ def view(
     run: Annotated[Path, typer.Argument(help="A run that `caprmil train` made.")],
     slides: Annotated[
         Path | None,
-        typer.Option(help="A slide or a folder of slides; default: where they were encoded."),
+        typer.Option(help="A slide or a folder of slides; default: the paths that were encoded."),
     ] = None,
     bags: Annotated[
         list[Path] | None,
         typer.Option(help="A bag or a folder of bags to show as well. May be repeated."),
     ] = None,
     host: Annotated[
-        str, typer.Option(help="Address to listen at. All but 127.0.0.1 need a token.")
+        str, typer.Option(help="Address to listen on. All but 127.0.0.1 need a token.")
     ] = "127.0.0.1",
     port: Annotated[
         int | None,
@@ -33,7 +33,14 @@ def view(
     browser: Annotated[bool, typer.Option("--open/--no-open", help="Open a browser.")] = True,
     device: Device = "auto",
 ) -> None:
-    """Show slides of a run in a browser: maps, patches, predictions without a region."""
+    """Show the slides of a run in a browser.
+
+    Maps, patches, and predictions without a region.
+
+    \b
+    Example:
+      caprmil view runs/first
+    """
     from caprmil.runs.run import Run
     from caprmil.viewer import Library, serve
 

@@ -181,8 +181,8 @@ def find_bags(paths: Iterable[str | Path]) -> dict[str, Path]:
         own = [path] if path.is_file() else path.rglob("*")
         files.update((file.resolve(), file) for file in own)
     found = bags.group_by_slide(files.values())
-    if twins := _twins(found):
-        raise CohortError(f"Slides with more than one bag: {shorten(twins)}. Name one of each.")
+    if doubled := _with_several_bags(found):
+        raise CohortError(f"Slides with more than one bag: {shorten(doubled)}. Name one of each.")
     if not found:
         raise CohortError(f"No bag was found. A bag ends in {', '.join(bags.SUFFIXES)}.")
     return {name: own[0] for name, own in sorted(found.items())}
@@ -232,7 +232,7 @@ def _by_slide(cells: list[Row], columns: Mapping[str, str], found: Findings) -> 
     return {name: row for name, row in zip(names, cells, strict=True) if is_known(name)}
 
 
-def _twins(found: Mapping[str, list[Path]]) -> list[str]:
+def _with_several_bags(found: Mapping[str, list[Path]]) -> list[str]:
     several = {name: own for name, own in found.items() if len(own) > 1}
     return [f"{name} ({' and '.join(map(str, own))})" for name, own in several.items()]
 
@@ -263,7 +263,7 @@ def _locate(
             missing.append(f"{name} ({given})" if given else name)
 
     advice = "Choose a folder that has one of each, or add a path column."
-    found.problem("Slides with more than one bag", _twins(chosen), advice)
+    found.problem("Slides with more than one bag", _with_several_bags(chosen), advice)
     headline = "Slides without a bag" if features is None else f"Slides without a bag in {features}"
     if config.missing == "skip" and len(missing) < len(rows):
         found.note(headline, missing, "They were skipped.")
@@ -281,9 +281,9 @@ def _read_patients(
         found.notes.append("No patient column: every slide counts as its own patient.")
         return {name: name for name in rows}
     patients = {name: row[columns["patient"]] for name, row in rows.items()}
-    nobody = [name for name, patient in patients.items() if not is_known(patient)]
+    unknown = [name for name, patient in patients.items() if not is_known(patient)]
     advice = f"Fill column {columns['patient']}, or remove their rows."
-    found.problem("Slides without a patient", nobody, advice)
+    found.problem("Slides without a patient", unknown, advice)
     return {name: patient for name, patient in patients.items() if is_known(patient)}
 
 
@@ -297,10 +297,10 @@ def _check_patients(
     seen: dict[str, set[Label]] = defaultdict(set)
     for name in patients.keys() & labels.keys():
         seen[patients[name]].add(labels[name])
-    mixed = {who: [target.show_label(v) for v in sorted(own)] for who, own in sorted(seen.items())}
+    mixed = {p: [target.show_label(v) for v in sorted(own)] for p, own in sorted(seen.items())}
     found.problem(
         "Patients with more than one label",
-        [f"{who} ({', '.join(own)})" for who, own in mixed.items() if len(own) > 1],
+        [f"{patient} ({', '.join(own)})" for patient, own in mixed.items() if len(own) > 1],
         "Correct them, or set [data] mixed_patients = true if the label belongs to the slide.",
     )
 

@@ -83,7 +83,7 @@ class Fold:
 class Split:
     """A division before it is a fold: the validation part may still have to be drawn."""
 
-    source: str  # the column or file it stands in
+    source: str  # the column or file that has it
     train: tuple[str, ...]
     validation: tuple[str, ...] = ()
     test: tuple[str, ...]
@@ -304,9 +304,9 @@ def _examine(
 
     shared = owners(test) & owners(train | validation)
     advice = (
-        "Move them to one side, or set allow_shared_patients = true and do not trust the scores."
+        "Move them to one part, or set allow_shared_patients = true and do not trust the scores."
     )
-    yield not config.allow_shared_patients, "Patients in test and elsewhere", advice, shared
+    yield not config.allow_shared_patients, "Patients in test and in another part", advice, shared
 
     shared = owners(train) & owners(validation)
     advice = "The chosen epoch may be one that has memorised them."

@@ -61,7 +61,7 @@ class Calibration:
         notes = [
             f"Temperatures, fitted on the validation parts: {shown}. Above 1, the model was "
             "overconfident; below 1, underconfident.",
-            "The floor is the ACE that a perfectly calibrated model with these answers would read.",
+            "The floor is the ACE of a perfectly calibrated model with these answers.",
             *self.notes,
         ]
         return tables.markdown_table(["test part, mean over folds", *TITLES.values()], rows, notes)
@@ -185,8 +185,8 @@ def reliability(table: Predictions, ace: float) -> Reliability:
     scores = np.asarray(p[:, 1] if two else p.max(axis=1), dtype=np.float64)
     hits = labels == (1 if two else p.argmax(axis=1))
     number = int(np.clip(len(scores) // SLIDES_PER_BIN, 1, BINS))
-    places = np.rint(np.arange(1, number) * len(scores) / number).astype(int)
-    owner = np.searchsorted(np.unique(np.sort(scores)[places]), scores, side="right")
+    edges = np.rint(np.arange(1, number) * len(scores) / number).astype(int)
+    owner = np.searchsorted(np.unique(np.sort(scores)[edges]), scores, side="right")
     bins = [_bin(scores[owner == b], hits[owner == b]) for b in np.unique(owner)]
     return Reliability(bins=tuple(bins), scores=scores, ace=ace)
 

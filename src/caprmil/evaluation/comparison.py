@@ -22,11 +22,11 @@ from caprmil.evaluation.predictions import Predictions
 from caprmil.targets.metric import Interval, Metric, mean_and_spread, metrics_of
 
 BIASED = (
-    "ACE and ECE read too high on few slides, the more so for a less confident model, and higher "
-    "still in a bootstrap, whose draws are moved back for that: intervals and p are rough. The "
-    "floor of an ACE is what a perfectly calibrated model with these answers would read."
+    "ACE and ECE are too high on few slides, most of all for a less confident model. They are even "
+    "higher in a bootstrap; its draws are shifted back, so intervals and p are rough. The floor of "
+    "an ACE is that of a perfectly calibrated model with these answers."
 )
-MEANING = "p and intervals are about other patients, not about training once more."
+MEANING = "p and intervals describe other patients, not another training."
 
 
 def compare(
@@ -50,7 +50,7 @@ def compare(
     pairs = [(one, ref) for one in tables if one not in against for ref in against]
     pairs = pairs if against else list(combinations(tables, 2))
     if not pairs:
-        raise CohortError("There is nothing to compare: give two tables of predictions at least.")
+        raise CohortError("There is nothing to compare. Pass at least two tables of predictions.")
     alignment = align(tables)
     metrics = metrics_of(alignment.target, names)
     tested = _test(alignment, pairs, metrics, draws, seed)
@@ -76,7 +76,7 @@ def compare_with_baselines(
 def _floors(
     alignment: Alignment, metrics: Iterable[Metric], seed: int
 ) -> dict[str, dict[str, float]]:
-    """Return what perfect calibration would read: the mean over folds, by metric and table."""
+    """Return the floors of metrics: means over folds, by metric and table."""
     return {
         metric.name: {
             name: float(np.mean([metric.floor(part.answers, seed)[0] for part in parts]))

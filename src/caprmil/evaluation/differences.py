@@ -72,7 +72,7 @@ class Comparison:
 
     differences: tuple[Difference, ...]
     floors: Mapping[str, Mapping[str, float]]
-    """What each model would read if it were perfectly calibrated, by metric."""
+    """The floor of each model, by metric: its value if it were perfectly calibrated."""
     slides: int
     patients: int
     folds: tuple[str, ...]

@@ -381,13 +381,13 @@ def _read_labels(
     if column is None or not any(table[column]):
         return None
     labels = []
-    for place, cell in table[column].items():
+    for position, cell in table[column].items():
         if not cell and not allow_blank:
-            raise CohortError(f"{place}: the label is missing. Add it, or remove the row.")
+            raise CohortError(f"{position}: the label is missing. Add it, or remove the row.")
         try:
             labels.append(target.parse_label(cell) if cell else None)
         except ValueError as problem:
-            raise CohortError(f"{place}: {problem}") from None
+            raise CohortError(f"{position}: {problem}") from None
     return target.as_labels(labels)
 
 

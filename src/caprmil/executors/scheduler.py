@@ -183,8 +183,8 @@ class Scheduler:
             return Succeeded(task, result)
         attempt = self.attempts[task.name]
         status = JobStatus.read(task.status_file)
-        begun = status is not None and status.attempt == attempt
-        if lost and not begun and self.lost_before_start[task.name] < ATTEMPTS:
+        started = status is not None and status.attempt == attempt
+        if lost and not started and self.lost_before_start[task.name] < ATTEMPTS:
             self.lost_before_start[task.name] += 1  # this does not count as an attempt
             self.attempts[task.name] -= 1
             self.queue.retries.append(task)

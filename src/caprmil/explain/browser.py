@@ -56,7 +56,7 @@ def pack(explained: ExplainedSlide, slide: Slide | None = None, *, top: int = TO
         "grid": _grid(boxes),
         "pixels": slide is not None and placed is not None,
         "placed": placed is not None,
-        "unplaced": None if placed else _unplaced(explanation),
+        "unplaced": None if placed else _why_no_positions(explanation),
         "layers": layers,
         "tokens": _tokens(explanation),
         "model": _model(explanation),
@@ -65,8 +65,8 @@ def pack(explained: ExplainedSlide, slide: Slide | None = None, *, top: int = TO
     return BrowserData(facts=facts, data=b"".join(_padded(array) for array in arrays))
 
 
-def _unplaced(explanation: Explanation) -> str:
-    """Return why patches are not shown at their place on the slide, and how they are shown."""
+def _why_no_positions(explanation: Explanation) -> str:
+    """Return why patches are not shown at their position on the slide, and how they are shown."""
     has_grid = explanation.coords is not None and explanation.info.step is not None
     shown = (
         "on their grid"

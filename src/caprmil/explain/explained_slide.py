@@ -43,7 +43,7 @@ class ExplainedSlide:
     """A slide, the answer of a run to it, and the explanation by one model."""
 
     reference: SlideReference
-    label: str | None  # the true class, if the run knows it
+    label: str | None  # the true class, if the run has it
     answer: Answer
     explanation: Explanation
 

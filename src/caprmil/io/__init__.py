@@ -1,1 +1,1 @@
-"""Input and output: paths here and elsewhere, atomic writes, tables, progress."""
+"""Input and output: local and remote paths, atomic writes, tables, progress."""

@@ -1,7 +1,7 @@
 """Tables of text: a pandas DataFrame whose columns are recognised by many names.
 
-A table comes from CSV, TSV, XLSX or Parquet, or is a DataFrame. Cells are text as they stand in the
-file, "" where nothing is known. The index says where a row is, for errors: file and line.
+A table comes from CSV, TSV, XLSX or Parquet, or is a DataFrame. Cells are text as in the file, ""
+where nothing is known. The index says where a row is, for errors: file and line.
 """
 
 import csv
@@ -71,8 +71,8 @@ def _read_text(path: Path, *, pad: bool) -> pd.DataFrame:
         raise _no_rows(str(path))
     header, rows = lines[0][0], [(cells, f"{path}, line {number}") for cells, number in lines[1:]]
     frame = pd.DataFrame(
-        [_fit(cells, len(header), place, pad=pad) for cells, place in rows],
-        index=[place for _, place in rows],
+        [_fit(cells, len(header), position, pad=pad) for cells, position in rows],
+        index=[position for _, position in rows],
         dtype=object,
     )
     return _named(frame, header, str(path))
@@ -145,11 +145,11 @@ def _separator(text: str) -> str:
     return max(",;\t", key=columns)
 
 
-def _fit(cells: list[str], width: int, place: str, *, pad: bool) -> list[str]:
+def _fit(cells: list[str], width: int, position: str, *, pad: bool) -> list[str]:
     """Return a line with one cell for each column."""
     if any(cells[width:]) or (len(cells) < width and not pad):
         raise CohortError(
-            f"{place}: {len(cells)} cells, but {width} columns. Put quotes around a cell that "
+            f"{position}: {len(cells)} cells, but {width} columns. Put quotes around a cell that "
             "holds the separator."
         )
     return (cells + [""] * width)[:width]
@@ -174,17 +174,17 @@ def find_column(table: pd.DataFrame, words: Iterable[str]) -> str | None:
 
 def names(table: pd.DataFrame, column: str) -> tuple[str, ...]:
     """Return a column in which no cell may be empty."""
-    for place, cell in table[column].items():
+    for position, cell in table[column].items():
         if not cell:
-            raise CohortError(f"{place}: the {column} is missing.")
+            raise CohortError(f"{position}: the {column} is missing.")
     return tuple(table[column])
 
 
 def numbers(table: pd.DataFrame, column: str) -> list[float]:
     """Return a column in which every cell must be a number."""
-    for place, cell in table[column].items():
+    for position, cell in table[column].items():
         if not is_number(cell):
-            raise CohortError(f"{place}: {column} is '{cell}', not a number.")
+            raise CohortError(f"{position}: {column} is '{cell}', not a number.")
     return [float(cell) for cell in table[column]]
 
 

@@ -16,7 +16,7 @@ from caprmil.models import MILModel
 from caprmil.runs.inference import TrainedModel
 
 TOLERANCE = 1e-4
-"""Of an answer. Sums in another order differ in the last digits, a broken promise by more."""
+"""Largest deviation of an answer. Sums in another order differ by less, errors by more."""
 
 
 @dataclass(frozen=True, kw_only=True)

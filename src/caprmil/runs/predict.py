@@ -1,4 +1,4 @@
-"""Inference: from slides to bags as a run knows them, for its models to answer."""
+"""Bags for a prediction: slides are encoded with the settings of a run."""
 
 import tomllib
 from collections.abc import Sequence
@@ -34,9 +34,9 @@ def bags_of(
     force: bool = False,
     progress: Bar | None = None,
 ) -> tuple[dict[str, Path], list[Record]]:
-    """Return the bags of slides and bags, for a run to answer, and the slides that gave none.
+    """Return the bags of the inputs (slides or bags), and the records of slides without one.
 
-    Slides are encoded into `out` as the run's own bags were, unless their bag is given as well.
+    Slides are encoded into `out` with the settings of the run, unless their bag is an input too.
     """
     inputs, out = [as_path(path) for path in inputs], as_path(out)
     given = [path for path in inputs if _holds(path, bags.SUFFIXES)]
@@ -62,22 +62,22 @@ def bags_of(
 def for_run(
     run: Run, out: Path, *, device: str = "auto", force: bool = False, **loading: Any
 ) -> Extraction:
-    """Return an extraction that makes bags as those were made that a run was trained on.
+    """Return an extraction with the settings of the bags that a run was trained on.
 
     `loading` is passed to `encoders.load`.
     """
     facts = run.facts
     if facts.encoder is None or facts.mpp is None or facts.patch_px is None:
         raise RunError(
-            f"The bags of {run.folder} do not say with which encoder and at which scale they were "
-            "made. Encode the slides in the same way, and pass the bags."
+            f"The bags of {run.folder} do not state their encoder and scale. Encode the slides in "
+            "the same way, and pass the bags."
         )
     if ":" in facts.encoder and not (
         facts.encoder.startswith("timm:") or loading.get("trust_remote_code")
     ):
         raise EncoderError(
-            f"The bags of {run.folder} were made by code of somebody, {facts.encoder}, which would "
-            "run here with your rights. Allow it with --trust-remote-code, or pass bags."
+            f"The bags of {run.folder} were made by custom code, {facts.encoder}, which would run "
+            "with your permissions. Allow it with --trust-remote-code, or pass bags."
         )
     encoder = encoders.load(facts.encoder, device=pick_device(device), **loading)
     if facts.fingerprint not in (None, encoder.fingerprint) and not force:
@@ -94,7 +94,7 @@ def for_run(
 
 
 def _settings(run: Run, text: str, force: bool) -> ExtractionConfig:
-    """Return how a bag of the run was made, if slides can be encoded in that way here."""
+    """Return the settings of a bag of the run, if slides can be encoded with them."""
     try:
         made = config.parse(tomllib.loads(text), into=Settings)
     except (RecipeError, tomllib.TOMLDecodeError) as problem:
@@ -106,13 +106,13 @@ def _settings(run: Run, text: str, force: bool) -> ExtractionConfig:
         )
     if made.regions is not None and not force:
         raise RunError(
-            f"The bags of {run.folder} were cut from regions drawn by hand. Encode the slides with "
-            "`caprmil encode --regions` and pass the bags, or take all tissue with --force."
+            f"The bags of {run.folder} are from annotated regions. Encode the slides with "
+            "`caprmil encode --regions` and pass the bags, or use all tissue with --force."
         )
     return replace(made.extraction, regions="and tissue", region_classes=())
 
 
 def _holds(path: Path, endings: Sequence[str]) -> bool:
-    """Tell whether a file, or any in a folder, ends in one of these."""
+    """Return whether a file, or any file in a folder, has one of these suffixes."""
     files = path.rglob("*") if path.is_dir() else [path]
     return any(file.suffix.lower() in endings and file.parent.name != "qc" for file in files)

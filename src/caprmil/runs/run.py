@@ -52,7 +52,7 @@ PARTS = ("train", "validation", "test")
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What is needed of a run to use it again."""
+    """The metadata of a run, in run.json."""
 
     format: int
     version: str
@@ -73,7 +73,7 @@ class Facts:
 
 
 class Run:
-    """A run that was made before, finished or in part."""
+    """A run in a folder, finished or not."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = as_path(folder)
@@ -112,7 +112,7 @@ class Run:
 
     @property
     def done(self) -> list[Fold]:
-        """The folds whose models are there."""
+        """The folds that are trained."""
         if isinstance(self.folder, RemotePath):
             there = finished_folds(self.folder)
             return [fold for fold in self.splits if fold.name in there]
@@ -266,17 +266,17 @@ class Run:
         """
         chosen = self.trained_folds(fold)
         self._check_bags(paths, force=force)
-        place = pick_device(device)
+        torch_device = pick_device(device)
         trained = {each.name: self.trained(each.name) for each in chosen}
         for each in trained.values():
-            each.model.to(place)
+            each.model.to(torch_device)
         rows: dict[str, NDArray[np.float64]] = {}
         extra: dict[str, list[str]] = {"models": [], "spread": []}
         for number, (slide, path) in enumerate(paths.items(), 1):
             unseen = [each.name for each in chosen if not each.saw(slide)]
             names = unseen or list(trained)
             try:
-                answers = predict_file([trained[name] for name in names], path, place)
+                answers = predict_file([trained[name] for name in names], path, torch_device)
             except BagError as problem:  # one broken bag does not cost the others
                 logging.getLogger("caprmil").error("not predicted: %s", problem)
                 continue
@@ -313,9 +313,9 @@ class Run:
             self.check_bag(slide, info, force=force)
         samples = [Sample(e.name, e.path) for e in cohort.entries]
         labels = self.target.as_labels(entry.label for entry in cohort.entries)
-        cache, place, tables = Cache(4.0), pick_device(device), []
+        cache, chosen, tables = Cache(4.0), pick_device(device), []
         for number, fold in enumerate(self.trained_folds(), 1):
-            answers = predict_samples(self.trained(fold.name), samples, cache=cache, device=place)
+            answers = predict_samples(self.trained(fold.name), samples, cache=cache, device=chosen)
             tables.append(
                 Predictions(
                     slides=tuple(sample.slide for sample in samples),
@@ -341,7 +341,7 @@ class Run:
         """Refuse to score slides or patients that a model was trained or validated on."""
         seen = {slide for fold in self.splits for slide in (*fold.train, *fold.validation)}
         owners = {self.patients[slide] for slide in seen}
-        known = [slide for slide, who in patients.items() if slide in seen or who in owners]
+        known = [name for name, patient in patients.items() if name in seen or patient in owners]
         if known:
             raise RunError(
                 f"The models of {self.folder} were trained on {len(known)} of these slides, or on "

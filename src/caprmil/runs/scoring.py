@@ -35,7 +35,7 @@ def score_run(run: Run, cohort: Cohort, *, progress: bool = True) -> None:
         compared, remarks = _compare_with_baselines(run, cohort, everything, step)
     sections = {
         "": summary.as_markdown(),
-        "## Beside baselines\n\n": f"{remarks}\n\n{compared.as_markdown()}",
+        "## Comparison with baselines\n\n": f"{remarks}\n\n{compared.as_markdown()}",
     }
     scores: dict[str, Any] = summary.as_dict() | {"baselines": compared.as_dict()}
     if run.target.calibrates:

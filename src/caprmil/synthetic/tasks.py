@@ -61,7 +61,7 @@ class Task:
         raise NotImplementedError
 
     def oracle(self, features: Features) -> float:
-        """Return the score of a bag by a reader who knows centres and directions."""
+        """Return the score of a bag by an oracle with known centres and directions."""
         raise NotImplementedError
 
     def shift(self, features: Features, kinds: Kinds, which: NDArray[np.intp], kind: int) -> None:

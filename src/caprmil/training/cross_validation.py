@@ -59,7 +59,7 @@ def cross_validate(
 
     `out` must be new, or hold an interrupted run of the same recipe: it is resumed, and ends with
     the numbers it would have had. Nothing in it is overwritten. A remote run is trained in a local
-    copy. `table` stands in for `recipe.cohort` and is written to cohort.csv in `out`. Without
+    copy. `table` replaces `recipe.cohort` and is written to cohort.csv in `out`. Without
     `score` the folds are trained and predicted, and the run stays unfinished.
 
     On several devices, the bags of a step are divided. A recipe with fewer is changed to one each.
@@ -350,12 +350,12 @@ def train_fold(
         on_epoch=on_epoch,
     )
     model.save_pretrained(work / "model")
-    trained, place = TrainedModel(model, target), pick_device(device)
+    trained, chosen = TrainedModel(model, target), pick_device(device)
     for part, slides in (("validation", fold.validation), ("test", fold.test)):
         path = work / f"{part}.csv"
         path.unlink(missing_ok=True)  # of a fold that was stopped at this point
         if slides:
-            answers = predict_samples(trained, training.samples(slides), cache=cache, device=place)
+            answers = predict_samples(trained, training.samples(slides), cache=cache, device=chosen)
             Predictions(
                 slides=tuple(slides),
                 target=cohort.target,

@@ -92,7 +92,7 @@ def learning_rate(epoch: int, train: TrainConfig) -> float:
 
 
 class MILModule(pl.LightningModule):
-    """A model with its loss, optimiser and validation score, as Lightning wants them."""
+    """A model with its loss, optimiser and validation score, in the form that Lightning needs."""
 
     def __init__(
         self,

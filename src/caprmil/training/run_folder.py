@@ -89,6 +89,7 @@ def open_run(out: Path, recipe: Recipe, cohort: Cohort, folds: Sequence[Fold]) -
         elif path.read_text(encoding="utf-8") != text:
             raise RunError(
                 f"{path} is not what this recipe gives now: the cohort, its bags or the "
-                "installed versions have changed since the run started. Start a new one elsewhere."
+                "installed versions have changed since the run started. Start a new run in another "
+                "folder."
             )
     return Run(out)

@@ -1,6 +1,6 @@
 """Search: the points of a plan, in the order of a grid or as Optuna's samplers propose them.
 
-The study is in memory and is built anew from the runs. A file of Optuna's would be a second record
+The study is in memory and is built again from the runs. A file of Optuna's would be a second record
 of what the folders of points already say: it keeps killed trials as running, and cannot turn a
 failed trial into a finished one.
 """
