@@ -8,7 +8,9 @@ import pytest
 from caprmil import demo
 from caprmil.synthetic import SlideCohort
 
-SMALL = demo.Plan(cohort=SlideCohort(slides=12, width=700, height=700, tumour=0.3), epochs=2)
+SMALL = demo.Plan(
+    cohort=SlideCohort(slides=12, width=700, height=700, tumour=0.3), epochs=2, lr=1e-3
+)
 
 
 @pytest.fixture(scope="module")
@@ -39,8 +41,11 @@ def test_a_demo_that_is_finished_is_not_done_again(folder: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(2400)
-def test_plain_averaging_loses_a_rare_signal_and_context_finds_it(tmp_path: Path) -> None:
-    results, answers, _ = demo.demo(tmp_path)
+@pytest.mark.parametrize("plan", [demo.SHORT, demo.FULL], ids=["short", "full"])
+def test_plain_averaging_loses_a_rare_signal_and_context_finds_it(
+    plan: demo.Plan, tmp_path: Path
+) -> None:
+    results, answers, _ = demo.demo(tmp_path, plan=plan)
     aucs = {result.name: np.mean(result.folds("auc")) for result in results}
     assert aucs["ABMIL"] > 0.9
     assert aucs["CAPRMIL + Mean"] > 0.9

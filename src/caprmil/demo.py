@@ -32,7 +32,7 @@ class Plan:
 
     cohort: SlideCohort
     epochs: int
-    lr: float = 5e-4
+    lr: float
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -42,8 +42,10 @@ class Plan:
         }
 
 
-WHOLE = Plan(cohort=SlideCohort(slides=60, tumour=0.04), epochs=20)
-QUICK = Plan(cohort=SlideCohort(slides=30, width=2240, height=1792, tumour=0.15), epochs=16)
+SHORT = Plan(
+    cohort=SlideCohort(slides=42, width=2240, height=1792, tumour=0.06), epochs=20, lr=1e-3
+)
+FULL = Plan(cohort=SlideCohort(slides=60, tumour=0.04), epochs=20, lr=5e-4)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +61,7 @@ class Result:
 
 
 def demo(
-    out: str | Path, *, plan: Plan = WHOLE, device: str = "auto", progress: bool = True
+    out: str | Path, *, plan: Plan = SHORT, device: str = "auto", progress: bool = True
 ) -> tuple[list[Result], Predictions, list[Path]]:
     """Generate and encode slides, cross-validate each model, and predict new slides with CAPRMIL.
 

@@ -75,7 +75,7 @@ def doctor() -> None:
 @app.command()
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for slides, features and runs.")] = Path("demo"),
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer and smaller slides.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="More and larger slides.")] = False,
     device: Device = "auto",
 ) -> None:
     """Generate slides and cross-validate three models on them.
@@ -84,25 +84,26 @@ def demo(
 
     \b
     Example:
-      caprmil demo --quick
+      caprmil demo --full
     """
     from caprmil import demo as show
     from caprmil.targets.metric import mean_and_spread
 
-    plan = show.QUICK if quick else show.WHOLE
+    plan = show.FULL if full else show.SHORT
     cohort = plan.cohort
     typer.echo(
         f"{cohort.slides} generated slides of {cohort.width} x {cohort.height} px; in every second "
         f"one {cohort.tumour:.0%} of the tissue is tumour. "
-        f"{'About two' if quick else 'Up to ten'} minutes on two cores."
+        f"{'Up to ten' if full else 'Less than three'} minutes on two cores."
     )
     results, answers, reports = show.demo(out, plan=plan, device=device)
-    rows = []
+    target, rows = results[0].run.target, []
+    metrics = [target.metric(name) for name in ("auc", "ace", "accuracy")]
     for result in results:
-        scores = [mean_and_spread(result.folds(name)) for name in ("auc", "ace", "accuracy")]
+        scores = [mean_and_spread(result.folds(metric.name)) for metric in metrics]
         cells = [f"{score.mean:.3f} ± {score.std:.3f}" for score in scores]
         rows.append([result.name, f"{result.parameters:,}", *cells])
-    show_table(["model", "parameters", "AUC", "ACE", "accuracy"], rows)
+    show_table(["model", "parameters", *(metric.title for metric in metrics)], rows)
     typer.echo("Mean and standard deviation over folds, each model scored on its own test part.")
     typer.echo("Two new slides, from pixels to probabilities by CAPRMIL:")
     answers_table(answers)
