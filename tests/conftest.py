@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # Lightning takes its time, and most tests have no need of it
 
 @pytest.fixture(scope="session")
 def tiny_cohort(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A table of 24 slides whose signal is plain to see, beside their bags in `features`."""
+    """A table of 24 slides with a strong signal, next to their bags in `features`."""
     from caprmil.synthetic import RareSignal
 
     study = RareSignal(slides=24, width=64, patches=(40, 80), signal=0.3, stain=0.5)

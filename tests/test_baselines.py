@@ -1,4 +1,4 @@
-"""What baselines promise: they find what is planted, and never see a label that they answer."""
+"""Baselines: they find a planted signal, and do not use the labels of the test part."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -39,7 +39,7 @@ def write(
     for n in range(SLIDES):
         slide, label = name.format(n), n % classes
         features = rng.normal(size=(count(n), 6))
-        features += shift(n) - features.mean(axis=0)  # nothing but the shift is in the mean
+        features += shift(n) - features.mean(axis=0)  # the mean has only the shift
         bags.write(folder / "features" / f"{slide}.h5", features.astype(np.float32))
         patient = f"p{n // (2 * classes) * classes + label}"
         cells = [slide, patient, "abc"[label], *([site(n)] if site else [])]
@@ -79,14 +79,14 @@ PLANTED = {
 def planted(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[str, Loaded]:
-    """A cohort whose label is in one thing only."""
+    """A cohort with the label in one property only."""
     folder = tmp_path_factory.mktemp("planted")
     return request.param, read(write(folder, **PLANTED[request.param]))
 
 
 @pytest.fixture(scope="module")
 def mixed(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
-    """A cohort of three classes whose label is in everything, but not plainly."""
+    """A cohort of three classes, with a weak label in all properties."""
     rng = np.random.default_rng(1)
     hints = rng.normal(size=SLIDES) + np.arange(SLIDES) % 3
     return read(
@@ -100,7 +100,7 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
     )
 
 
-# What is planted
+# Planted signals
 
 
 def test_only_the_planted_baseline_finds_the_label(planted: tuple[str, Loaded]) -> None:
@@ -112,12 +112,12 @@ def test_only_the_planted_baseline_finds_the_label(planted: tuple[str, Loaded]) 
             assert np.mean(found) < 0.7
 
 
-def test_middling_counts_can_be_told_from_small_and_large_ones(tmp_path: Path) -> None:
+def test_medium_counts_are_separated_from_small_and_large_ones(tmp_path: Path) -> None:
     table = write(tmp_path, count=lambda n: 16 if n % 2 else (8, 32)[n // 2 % 2])
     assert areas(*read(table))["patch count"] == [1.0] * 3
 
 
-def test_the_labels_of_the_test_part_are_never_seen(planted: tuple[str, Loaded]) -> None:
+def test_the_labels_of_the_test_part_are_not_used(planted: tuple[str, Loaded]) -> None:
     _, (cohort, folds) = planted
     fold = folds[0]
     flipped = tuple(
@@ -131,7 +131,7 @@ def test_the_labels_of_the_test_part_are_never_seen(planted: tuple[str, Loaded])
         np.testing.assert_array_equal(table.answers, expected[name].answers)
 
 
-def test_every_test_slide_is_answered_once_with_its_label_and_patient(mixed: Loaded) -> None:
+def test_every_test_slide_is_predicted_once_with_its_label_and_patient(mixed: Loaded) -> None:
     cohort, folds = mixed
     for table in baselines.predict_baselines(cohort, folds).values():
         assert sorted(table.slides) == sorted(cohort.labels)
@@ -142,10 +142,10 @@ def test_every_test_slide_is_answered_once_with_its_label_and_patient(mixed: Loa
         )
 
 
-# Each against a plain reckoning
+# Comparison with plain implementations
 
 
-def test_the_site_answers_with_smoothed_shares(mixed: Loaded) -> None:
+def test_the_site_predicts_smoothed_shares(mixed: Loaded) -> None:
     cohort, folds = mixed
     for fold in folds:
         known = [cohort[name] for name in (*fold.train, *fold.validation)]
@@ -182,7 +182,9 @@ def test_the_mean_feature_is_a_logistic_regression_chosen_on_the_validation_part
     np.testing.assert_allclose(found, expected, atol=2e-3)
 
 
-def test_without_a_validation_part_patients_of_the_train_part_choose(tmp_path: Path) -> None:
+def test_without_a_validation_part_the_strength_is_chosen_on_patients_of_the_train_part(
+    tmp_path: Path,
+) -> None:
     cohort, folds = read(write(tmp_path, shift=lambda n: 0.5 * (n % 2)), validation=0)
     assert all(fold.validation == () for fold in folds)
     assert areas(cohort, folds)["mean feature"] == [1.0] * 3
@@ -196,19 +198,19 @@ def test_without_a_validation_part_patients_of_the_train_part_choose(tmp_path: P
 # Sites
 
 
-def test_a_site_that_training_never_saw_gets_the_shares_of_all(tmp_path: Path) -> None:
+def test_a_site_that_is_not_in_training_gets_the_shares_of_all(tmp_path: Path) -> None:
     cohort, folds = read(write(tmp_path, site=lambda n: "AB"[n % 2]))
-    fold, stranger = folds[0], folds[0].test[0]
+    fold, unseen = folds[0], folds[0].test[0]
     entries = tuple(
-        replace(e, row={"site": "new"}) if e.name == stranger else e for e in cohort.entries
+        replace(e, row={"site": "new"}) if e.name == unseen else e for e in cohort.entries
     )
     table = baselines.predict_baselines(replace(cohort, entries=entries), [fold])["site"]
     known = [cohort.labels[name] for name in (*fold.train, *fold.validation)]
     shares = np.bincount(known) / len(known)
-    np.testing.assert_allclose(table.answers[table.slides.index(stranger)], shares)
+    np.testing.assert_allclose(table.answers[table.slides.index(unseen)], shares)
 
 
-def test_tcgas_barcodes_name_the_site(tmp_path: Path) -> None:
+def test_the_site_is_read_from_tcga_barcodes(tmp_path: Path) -> None:
     cohort, folds = read(write(tmp_path, name="TCGA-{:02d}-4244-01Z-00-DX1"))
     sites = baselines.find_sites(cohort)
     assert sites.of["TCGA-05-4244-01Z-00-DX1"] == "05"
@@ -240,7 +242,7 @@ def test_a_column_of_sites_has_many_names(planted: tuple[str, Loaded], column: s
         ("age", ["40", "50"], "The table has no column for the site, and slides have no TCGA"),
     ],
 )
-def test_without_two_sites_it_is_said_why(
+def test_without_two_sites_the_reason_is_noted(
     planted: tuple[str, Loaded], column: str, cells: list[str], remark: str
 ) -> None:
     cohort, folds = planted[1]
@@ -249,10 +251,10 @@ def test_without_two_sites_it_is_said_why(
     assert set(baselines.predict_baselines(cohort, folds[:1])) == {"patch count", "mean feature"}
 
 
-# In a run
+# Runs
 
 
-def test_a_run_that_does_not_beat_a_baseline_says_so(tmp_path: Path) -> None:
+def test_a_run_that_does_not_beat_a_baseline_reports_it(tmp_path: Path) -> None:
     table = write(tmp_path, **PLANTED["patch count"])
     recipe = Recipe(
         cohort=str(table),
@@ -263,13 +265,13 @@ def test_a_run_that_does_not_beat_a_baseline_says_so(tmp_path: Path) -> None:
         loggers={},
     )
     run = cross_validate(recipe, tmp_path / "run", device="cpu", progress=False)
-    said = (run.folder / "scores.md").read_text()
-    assert "The model does not beat 'patch count' (p" in said
-    assert "The site is taken from site." in said
+    text = (run.folder / "scores.md").read_text()
+    assert "The model does not beat 'patch count' (p" in text
+    assert "The site is taken from site." in text
     assert run.scores["baselines"]["differences"][0]["second"] == "patch count"
 
 
-def test_a_run_keeps_its_baselines_beside_its_predictions(tiny_run: Run) -> None:
+def test_a_run_stores_its_baselines(tiny_run: Run) -> None:
     assert set(tiny_run.baselines) == {"patch count", "mean feature"}
     for table in tiny_run.baselines.values():
         assert (table.slides, table.folds) == (

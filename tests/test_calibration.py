@@ -1,4 +1,4 @@
-"""What calibration promises: the best temperature, fitted where nobody is scored; honest bins."""
+"""Calibration: the best temperature, fitted on the validation part, and reliability bins."""
 
 import json
 from collections.abc import Mapping
@@ -25,8 +25,8 @@ from caprmil.targets import Classification
 from caprmil.targets.classification_metrics import ace_floor
 
 
-def honest(n: int, *, classes: int = 2, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Labels, and logits whose softmax is their true probability."""
+def calibrated_logits(n: int, *, classes: int = 2, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Labels, and logits with the true probabilities as softmax."""
     rng = np.random.default_rng(seed)
     logits = 2 * rng.normal(size=(n, classes))
     ladder = softmax(logits, axis=1).cumsum(axis=1)[:, :-1]
@@ -36,7 +36,7 @@ def honest(n: int, *, classes: int = 2, seed: int = 0) -> tuple[np.ndarray, np.n
 def answers(
     n: int = 60, *, sharper: float = 1.0, fold: str = "fold-0", classes: int = 2, seed: int = 0
 ) -> Predictions:
-    labels, logits = honest(n, classes=classes, seed=seed)
+    labels, logits = calibrated_logits(n, classes=classes, seed=seed)
     return Predictions(
         slides=tuple(f"s{seed}-{k}" for k in range(n)),
         target=Classification(classes=("normal", "tumour", "other")[:classes]),
@@ -72,46 +72,46 @@ def test_no_temperature_of_a_fine_grid_is_better(classes: int, sharper: float) -
 
 
 @pytest.mark.parametrize("factor", [0.25, 1.0, 5.0])
-def test_logits_that_were_multiplied_are_divided_again(factor: float) -> None:
-    labels, logits = honest(20_000)
+def test_the_factor_of_multiplied_logits_is_the_temperature(factor: float) -> None:
+    labels, logits = calibrated_logits(20_000)
     assert temperature(labels, softmax(factor * logits, axis=1)) == pytest.approx(factor, rel=0.05)
 
 
 def test_a_multiple_of_the_logits_is_a_multiple_of_the_temperature() -> None:
-    labels, logits = honest(50)
+    labels, logits = calibrated_logits(50)
     once, thrice = (temperature(labels, softmax(f * logits, axis=1)) for f in (1, 3))
     assert once is not None
     assert thrice == pytest.approx(3 * once, rel=1e-4)
 
 
 @pytest.mark.parametrize("right", [True, False])
-def test_where_all_are_right_or_all_are_wrong_there_is_no_best_temperature(right: bool) -> None:
+def test_if_all_are_right_or_all_are_wrong_there_is_no_best_temperature(right: bool) -> None:
     labels, rng = np.array([0, 1] * 5), np.random.default_rng(0)
-    said = labels if right else 1 - labels
-    for sure in (0.1, 0.5, 0.999, 1.0):
-        share = sure * rng.uniform(0.5, 1, size=(10, 1))
-        assert temperature(labels, share * np.eye(2)[said] + (1 - share) / 2) is None
+    predicted = labels if right else 1 - labels
+    for confidence in (0.1, 0.5, 0.999, 1.0):
+        share = confidence * rng.uniform(0.5, 1, size=(10, 1))
+        assert temperature(labels, share * np.eye(2)[predicted] + (1 - share) / 2) is None
 
 
-def test_answers_that_say_nothing_have_no_best_temperature() -> None:
+def test_uniform_answers_have_no_best_temperature() -> None:
     assert temperature(np.array([0, 1, 1]), np.full((3, 2), 0.5)) is None
 
 
 def test_softening_is_the_softmax_of_smaller_logits_and_keeps_the_order() -> None:
-    _, logits = honest(30, classes=3)
+    _, logits = calibrated_logits(30, classes=3)
     soft = soften(softmax(logits, axis=1), 2.5)
     np.testing.assert_allclose(soft, softmax(logits / 2.5, axis=1))
     np.testing.assert_array_equal(soft.argmax(axis=1), logits.argmax(axis=1))
 
 
-def test_certainty_is_softened_to_a_number() -> None:
+def test_a_probability_of_one_is_softened_to_a_finite_number() -> None:
     soft = soften(np.array([[1.0, 0.0], [0.0, 1.0]]), 3.0)
     assert np.isfinite(soft).all()
     np.testing.assert_allclose(soft.sum(axis=1), 1)
 
 
-def test_log_loss_is_scikit_learns() -> None:
-    labels, logits = honest(40, classes=3)
+def test_the_log_loss_is_that_of_scikit_learn() -> None:
+    labels, logits = calibrated_logits(40, classes=3)
     p = softmax(logits, axis=1)
     assert log_loss(labels, p) == pytest.approx(sklearn_log_loss(labels, p))
 
@@ -130,7 +130,7 @@ def test_each_fold_has_the_temperature_of_its_own_validation_part(classes: int) 
         np.testing.assert_allclose(found.after.by_fold()[fold].answers, soften(p, own or 1))
 
 
-def test_the_labels_of_the_test_part_do_not_touch_the_temperature() -> None:
+def test_the_temperature_does_not_depend_on_the_labels_of_the_test_part() -> None:
     test, validation = study()
     shuffled = np.random.default_rng(0).permutation(np.asarray(test.labels))
     expected, found = (calibrate(t, validation) for t in (test, replace(test, labels=shuffled)))
@@ -139,7 +139,7 @@ def test_the_labels_of_the_test_part_do_not_touch_the_temperature() -> None:
     assert found.scores["before"] != expected.scores["before"]
 
 
-def test_a_model_that_is_too_sure_is_put_right() -> None:
+def test_an_overconfident_model_is_corrected() -> None:
     found = calibrate(*study(sharper=4.0))
     assert all(t > 3 for t in found.temperatures.values())
     for name in ("ace", "ece", "brier", "log_loss"):
@@ -156,7 +156,7 @@ def test_scores_are_means_over_folds() -> None:
     assert found.scores["before"]["ace_floor"] == pytest.approx(np.mean(floors))
 
 
-def test_the_auc_is_as_it_was() -> None:
+def test_the_auc_does_not_change() -> None:
     found = calibrate(*study())
     for before, after in zip(
         found.before.fold_scores().values(), found.after.fold_scores().values(), strict=True
@@ -164,7 +164,7 @@ def test_the_auc_is_as_it_was() -> None:
         assert after["auc"] == before["auc"]
 
 
-def test_a_fold_without_a_temperature_keeps_its_answers_and_it_is_said() -> None:
+def test_a_fold_without_a_temperature_keeps_its_answers_and_has_a_note() -> None:
     test, validation = study()
     one = validation["fold-1"]
     alone = one.take(np.flatnonzero(np.asarray(one.labels) == 0).tolist())
@@ -179,7 +179,7 @@ def test_a_fold_without_a_temperature_keeps_its_answers_and_it_is_said() -> None
         np.testing.assert_array_equal(own, test.by_fold()["fold-1"].answers)
 
 
-def test_a_validation_part_that_is_all_right_gives_no_temperature() -> None:
+def test_a_validation_part_without_mistakes_gives_no_temperature() -> None:
     test, validation = study()
     perfect = validation["fold-0"]
     right = 0.1 + 0.8 * np.eye(2)[np.asarray(perfect.labels)]
@@ -193,7 +193,7 @@ def test_answers_without_folds_are_refused() -> None:
         calibrate(replace(answers(), folds=None), {})
 
 
-def test_a_run_keeps_what_a_second_look_finds(tiny_run: Run) -> None:
+def test_a_run_stores_the_calibration_that_a_second_fit_finds(tiny_run: Run) -> None:
     found = calibrate(tiny_run.predictions, tiny_run.validation)
     kept = json.loads((tiny_run.folder / "calibration.json").read_text())
     assert kept == json.loads(as_json(found.as_dict()))
@@ -209,8 +209,8 @@ def test_a_run_keeps_what_a_second_look_finds(tiny_run: Run) -> None:
 def test_bins_are_those_of_a_plain_loop(n: int, classes: int) -> None:
     table = answers(n, classes=classes)
     p, labels = table.answers, np.asarray(table.labels)
-    said = np.ones(n, int) if classes == 2 else p.argmax(axis=1)
-    rows = sorted((p[k, said[k]], labels[k] == said[k]) for k in range(n))
+    predicted = np.ones(n, int) if classes == 2 else p.argmax(axis=1)
+    rows = sorted((p[k, predicted[k]], labels[k] == predicted[k]) for k in range(n))
     number = min(max(n // 10, 1), 10)
     ends = [round(b * n / number) for b in range(number + 1)]
     found = reliability(table, ace=0.0).bins
@@ -221,7 +221,7 @@ def test_bins_are_those_of_a_plain_loop(n: int, classes: int) -> None:
     assert len(found) == number
 
 
-def test_intervals_are_wilsons() -> None:
+def test_intervals_are_those_of_wilson() -> None:
     for bin_ in reliability(answers(200, sharper=2), ace=0.0).bins:
         hits = round(bin_.share * bin_.slides)
         low, high = binomtest(hits, bin_.slides).proportion_ci(method="wilson")
@@ -236,12 +236,12 @@ def test_equal_answers_stay_in_one_bin() -> None:
     assert sum(b.slides for b in bins) == 200
 
 
-def test_an_honest_model_lies_within_its_intervals() -> None:
+def test_a_calibrated_model_lies_within_its_intervals() -> None:
     bins = reliability(answers(5000), ace=0.0).bins
     assert sum(b.low <= b.forecast <= b.high for b in bins) >= 8
 
 
-def test_the_picture_names_what_the_probability_is_of() -> None:
+def test_the_figure_names_the_class_of_the_probability() -> None:
     two, three = (calibrate(*study(classes=classes)).draw() for classes in (2, 3))
     assert two.axes[2].get_xlabel() == "Probability of tumour"
     assert three.axes[2].get_xlabel() == "Probability of the predicted class"

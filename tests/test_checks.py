@@ -1,4 +1,4 @@
-"""The check of a user's own model: it must be able to fail."""
+"""The checks of a model: correct models pass, and each kind of error is found."""
 
 from pathlib import Path
 
@@ -30,13 +30,13 @@ def paths(tmp_path: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize("model", [CAPRMIL(24, 2), ABMIL(24, 3)])
-def test_our_models_keep_their_promises(model: MILModel, paths: list[Path]) -> None:
+def test_the_models_of_the_package_pass(model: MILModel, paths: list[Path]) -> None:
     findings = check(model, paths)
     assert len(findings) == 6
     assert all(finding.holds and finding.deviation is not None for finding in findings)
 
 
-def test_a_model_that_counts_its_padding_is_caught(
+def test_a_model_that_counts_padding_fails(
     paths: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Careless(ABMIL):
@@ -48,7 +48,7 @@ def test_a_model_that_counts_its_padding_is_caught(
     assert "padding" in broken
 
 
-def test_a_model_that_looks_at_the_order_is_caught(
+def test_a_model_that_depends_on_the_order_fails(
     paths: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class FirstOnly(ABMIL):
@@ -61,7 +61,7 @@ def test_a_model_that_looks_at_the_order_is_caught(
     assert "order of patches" in broken
 
 
-def test_what_a_model_does_not_offer_is_said_so(
+def test_a_property_that_a_model_does_not_have_is_not_offered(
     paths: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Whole(ABMIL):
@@ -76,9 +76,7 @@ def test_what_a_model_does_not_offer_is_said_so(
     assert missing == {"order of patches", "bag in chunks"}
 
 
-def test_a_model_that_answers_nan_is_caught(
-    paths: list[Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_that_returns_nan_fails(paths: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     class Fragile(ABMIL):
         def forward_bags(self, features: Tensor, mask: Tensor, grid: Tensor | None) -> Output:
             if not mask.all():
@@ -89,7 +87,7 @@ def test_a_model_that_answers_nan_is_caught(
     assert [f.promise for f in check(Fragile(24, 2), paths) if not f.holds] == ["padding"]
 
 
-def test_a_model_that_loses_digits_is_caught(
+def test_a_model_that_loses_precision_fails(
     paths: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Coarse(ABMIL):

@@ -1,4 +1,4 @@
-"""The command line as a user meets it: from a table to scores, to predictions, to errors."""
+"""The command line: training, prediction, scoring and errors."""
 
 import subprocess
 import sys
@@ -50,8 +50,10 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("home")
     table = COHORT.write(home)
     changes = [word for change in QUICK for word in ("--set", change)]
-    said = caprmil("train", table, "--features", home / "features", "--out", home / "run", *changes)
-    assert "mean over folds" in said
+    output = caprmil(
+        "train", table, "--features", home / "features", "--out", home / "run", *changes
+    )
+    assert "mean over folds" in output
     return home
 
 
@@ -64,11 +66,11 @@ def test_help_takes_less_than_a_second() -> None:
     assert min(times) < 1
 
 
-def test_training_leaves_everything_in_the_run(home: Path) -> None:
+def test_a_run_has_all_its_files(home: Path) -> None:
     names = {path.name for path in (home / "run").iterdir()}
-    told = {"recipe.toml", "run.json", "splits.json", "predictions.csv", "scores.json"}
-    told |= {"scores.md", "curves.png", "roc.png", "folds"}
-    assert names == told | {"baselines", "calibration.json", "reliability.png"}
+    expected = {"recipe.toml", "run.json", "splits.json", "predictions.csv", "scores.json"}
+    expected |= {"scores.md", "curves.png", "roc.png", "folds"}
+    assert names == expected | {"baselines", "calibration.json", "reliability.png"}
 
 
 def test_training_again_into_the_same_folder_is_refused(home: Path) -> None:
@@ -95,7 +97,7 @@ def test_bags_without_labels_get_probabilities(home: Path, tmp_path: Path) -> No
         ({}, 8, "8 features, not 16 as the models"),
     ],
 )
-def test_bags_of_another_kind_are_refused(
+def test_bags_of_another_encoder_or_width_are_refused(
     settings: dict[str, object], width: int, message: str, home: Path, tmp_path: Path
 ) -> None:
     bag = bags.write(tmp_path / "new.h5", np.ones((7, width)), **settings)  # type: ignore[arg-type]
@@ -107,7 +109,7 @@ def test_bags_of_another_kind_are_refused(
         caprmil(*words, "--force")
 
 
-def test_a_file_of_answers_is_never_overwritten(home: Path, tmp_path: Path) -> None:
+def test_a_file_of_predictions_is_never_overwritten(home: Path, tmp_path: Path) -> None:
     answers = tmp_path / "answers.csv"
     answers.write_text("mine")
     with pytest.raises(CaprmilError, match="already exists"):
@@ -129,37 +131,37 @@ def test_another_cohort_is_scored_by_every_folds_model(home: Path, tmp_path: Pat
     for path in (tmp_path / "features").iterdir():
         path.rename(path.with_name(path.name.replace("slide_", "other_")))
     words = ("--cohort", table, "--features", tmp_path / "features", "--out", tmp_path / "out.csv")
-    said = caprmil("evaluate", home / "run", *words)
-    assert said.strip().startswith("8 slides, 8 patients, 2 folds.")
+    output = caprmil("evaluate", home / "run", *words)
+    assert output.strip().startswith("8 slides, 8 patients, 2 folds.")
     assert len((tmp_path / "out.csv").read_text().splitlines()) == 1 + 2 * 8
 
 
-def test_slides_that_the_models_know_are_not_scored_again(home: Path) -> None:
+def test_slides_of_the_training_cohort_are_not_scored_again(home: Path) -> None:
     words = ("--cohort", home / "labels.csv", "--features", home / "features")
     with pytest.raises(CaprmilError, match="trained on 24 of these slides"):
         caprmil("evaluate", home / "run", *words)
 
 
-def test_the_promises_are_measured(home: Path) -> None:
-    said = caprmil("check", home / "run")
-    assert said.count("yes") == 6
-    assert "Measured on 8 bags" in said
+def test_the_checks_are_measured(home: Path) -> None:
+    output = caprmil("check", home / "run")
+    assert output.count("yes") == 6
+    assert "Measured on 8 bags" in output
 
 
-def test_models_and_doctor_tell_what_there_is() -> None:
+def test_models_and_doctor_print_their_tables() -> None:
     assert "314,318" in caprmil("models")
     assert "torch" in caprmil("doctor")
     assert caprmil("--version").strip() == __import__("caprmil").__version__
 
 
-def test_a_users_mistake_is_one_line_and_leaves_with_2(tmp_path: Path) -> None:
+def test_a_users_mistake_is_one_line_and_exits_with_2(tmp_path: Path) -> None:
     result = process("train", "nowhere.toml", "--out", "run", cwd=tmp_path)
     assert result.returncode == 2
     assert result.stderr.strip() == "error: There is no recipe nowhere.toml."
     assert list(tmp_path.iterdir()) == []
 
 
-def test_all_problems_of_a_cohort_are_told_before_anything_is_written(tmp_path: Path) -> None:
+def test_all_problems_of_a_cohort_are_reported_before_anything_is_written(tmp_path: Path) -> None:
     table = RareSignal(slides=12, width=16, patches=(5, 9)).write(tmp_path)
     (tmp_path / "features" / "slide_003.h5").write_bytes(b"cut short")
     (tmp_path / "features" / "slide_004.h5").unlink()
@@ -186,7 +188,7 @@ def test_an_option_that_would_do_nothing_is_refused(words: tuple[str, ...], home
         caprmil("evaluate", home / "run" / target, *options)
 
 
-def test_a_place_that_cannot_be_written_is_one_line(home: Path, tmp_path: Path) -> None:
+def test_a_path_that_cannot_be_written_is_an_error_of_one_line(home: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     words = ("train", home / "labels.csv", "--features", home / "features")
     for command in (words, ("predict", home / "run", home / "features")):
@@ -195,7 +197,9 @@ def test_a_place_that_cannot_be_written_is_one_line(home: Path, tmp_path: Path) 
     assert (tmp_path / "file").read_text() == "mine"
 
 
-def test_one_broken_bag_does_not_cost_the_answers_of_the_others(home: Path, tmp_path: Path) -> None:
+def test_one_broken_bag_does_not_stop_the_predictions_of_the_others(
+    home: Path, tmp_path: Path
+) -> None:
     bags.write(tmp_path / "good.h5", np.ones((7, 16)))
     np.save(tmp_path / "bad.npy", np.full((7, 16), np.nan))
     result = process("predict", home / "run", tmp_path, "--out", tmp_path / "out.csv", cwd=tmp_path)
@@ -206,7 +210,7 @@ def test_one_broken_bag_does_not_cost_the_answers_of_the_others(home: Path, tmp_
 
 @pytest.fixture(scope="module")
 def slides(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with two small slides and one that is none."""
+    """A folder with two small slides and a file that is not a slide."""
     folder = tmp_path_factory.mktemp("slides")
     for seed in range(2):
         Section(seed=seed, width=600, height=600).write(folder / f"s{seed}.tiff")
@@ -217,27 +221,27 @@ def slides(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_slides_are_encoded_and_the_broken_one_is_named_at_the_end(
     slides: Path, tmp_path: Path
 ) -> None:
-    said = shell("encode", slides, "--out", tmp_path / "features", cwd=tmp_path)
-    assert said.returncode == 2
-    assert "2 slides done" in said.stdout
-    assert "failed: broken: " in said.stderr.splitlines()[-2]
-    assert "Traceback" not in said.stderr
+    output = shell("encode", slides, "--out", tmp_path / "features", cwd=tmp_path)
+    assert output.returncode == 2
+    assert "2 slides done" in output.stdout
+    assert "failed: broken: " in output.stderr.splitlines()[-2]
+    assert "Traceback" not in output.stderr
     assert bags.inspect(tmp_path / "features" / "s0.h5").encoder == "lite0"
     assert (tmp_path / "features" / "qc.csv").read_text().count("\n") == 4
 
 
-def test_slides_can_be_looked_at_without_encoding(slides: Path, tmp_path: Path) -> None:
-    said = caprmil("patch", slides / "s0.tiff", "--out", tmp_path / "look", "--magnification", 5)
-    assert "1 slide done" in said
-    assert (tmp_path / "look" / "qc" / "s0.png").exists()
-    assert list((tmp_path / "look").glob("*.h5")) == []
+def test_tissue_can_be_checked_without_encoding(slides: Path, tmp_path: Path) -> None:
+    output = caprmil("patch", slides / "s0.tiff", "--out", tmp_path / "check", "--magnification", 5)
+    assert "1 slide done" in output
+    assert (tmp_path / "check" / "qc" / "s0.png").exists()
+    assert list((tmp_path / "check").glob("*.h5")) == []
 
 
-def test_bags_go_to_other_tools_and_back(home: Path, tmp_path: Path) -> None:
+def test_bags_are_converted_to_other_tools_and_back(home: Path, tmp_path: Path) -> None:
     there, back = tmp_path / "trident", tmp_path / "ours"
     size = ["--patch-px", 224]
-    said = caprmil("convert", home / "features", "--to", "trident", "--out", there, *size)
-    assert "24 files written" in said
+    output = caprmil("convert", home / "features", "--to", "trident", "--out", there, *size)
+    assert "24 files written" in output
     (features,) = there.glob("*/features_*")
     caprmil("convert", features, "--to", "caprmil", "--out", back)
     one, other = (bags.read(folder / "slide_001.h5") for folder in (home / "features", back))
@@ -245,26 +249,26 @@ def test_bags_go_to_other_tools_and_back(home: Path, tmp_path: Path) -> None:
     np.testing.assert_array_equal(one.coords, other.coords)
 
 
-def test_an_unknown_layout_is_one_line(home: Path, tmp_path: Path) -> None:
-    said = shell("convert", "features", "--to", "clamm", "--out", tmp_path / "x", cwd=home)
-    assert said.returncode == 2
-    assert "Did you mean 'clam'?" in said.stderr
+def test_an_unknown_format_is_an_error_of_one_line(home: Path, tmp_path: Path) -> None:
+    output = shell("convert", "features", "--to", "clamm", "--out", tmp_path / "x", cwd=home)
+    assert output.returncode == 2
+    assert "Did you mean 'clam'?" in output.stderr
 
 
 def test_encoders_are_listed_with_width_and_licence() -> None:
-    said = caprmil("encoders")
-    assert "lite0" in said
-    assert "uni2-h" in said
+    output = caprmil("encoders")
+    assert "lite0" in output
+    assert "uni2-h" in output
 
 
-def test_a_share_that_is_none_is_refused_before_any_work(slides: Path, tmp_path: Path) -> None:
+def test_an_invalid_shard_is_refused_before_any_work(slides: Path, tmp_path: Path) -> None:
     with pytest.raises(CaprmilError, match="I from 1 to N"):
         caprmil("encode", slides, "--shard", "0/4", "--out", tmp_path / "features")
     assert not (tmp_path / "features").exists()
 
 
-def test_an_unknown_encoder_is_one_line(slides: Path, tmp_path: Path) -> None:
+def test_an_unknown_encoder_is_an_error_of_one_line(slides: Path, tmp_path: Path) -> None:
     words = ["encode", slides, "--encoder", "unni", "--out", tmp_path / "features"]
-    said = shell(*words, cwd=tmp_path)
-    assert (said.returncode, said.stderr.count("\n")) == (2, 1)
-    assert "Did you mean 'uni'?" in said.stderr
+    output = shell(*words, cwd=tmp_path)
+    assert (output.returncode, output.stderr.count("\n")) == (2, 1)
+    assert "Did you mean 'uni'?" in output.stderr

@@ -1,4 +1,4 @@
-"""What a cohort promises: it finds every bag, and everything that is wrong, before training."""
+"""Cohorts: every bag is found, and every problem is reported before training."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -17,10 +17,10 @@ from caprmil.targets import Classification
 TWO_FOLDS = SplitConfig(folds=2, validation=0.5)
 
 
-def write_bag(path: Path, width: int = 4, **said: Any) -> Path:
+def write_bag(path: Path, width: int = 4, **metadata: Any) -> Path:
     """Write a bag of three patches."""
     if path.suffix == ".h5":
-        return bags.write(path, np.ones((3, width)), **said)
+        return bags.write(path, np.ones((3, width)), **metadata)
     path.parent.mkdir(parents=True, exist_ok=True)
     np.save(path, np.ones((3, width), dtype=np.float32))
     return path
@@ -32,7 +32,7 @@ def write_table(folder: Path, *lines: str, name: str = "cohort.csv") -> Path:
 
 
 def write_study(folder: Path, header: str = "case_id,slide_id,label", *, size: int = 8) -> Path:
-    """Write a table of as many patients with a slide each, and their bags in `bags`."""
+    """Write a table of patients with a slide each, and their bags in `bags`."""
     for number in range(size):
         write_bag(folder / "bags" / f"s{number}.npy")
     rows = [f"p{number},s{number},{'ab'[number % 2]}" for number in range(size)]
@@ -53,7 +53,7 @@ def problems(table: Path, splits: SplitConfig | None = TWO_FOLDS, **settings: An
 
 
 def write_split(folder: Path, parts: Iterable[str], name: str = "cohort.csv") -> Path:
-    """Write a study whose split column has these cells; labels take turns."""
+    """Write a study with these cells in its split column; labels alternate."""
     write_study(folder, size=len(parts := list(parts)))
     rows = [f"p{n},s{n},{'ab'[n % 2]},{part}" for n, part in enumerate(parts)]
     return write_table(folder, "case_id,slide_id,label,split", *rows, name=name)
@@ -66,7 +66,7 @@ HALVES = ["train"] * 4 + ["test"] * 4
 # Tables
 
 
-def test_a_cohort_knows_slides_patients_labels_and_bags(tmp_path: Path) -> None:
+def test_a_cohort_has_slides_patients_labels_and_bags(tmp_path: Path) -> None:
     cohort, folds = read(write_study(tmp_path), TWO_FOLDS)
     assert cohort.target.classes == ("a", "b")
     assert cohort["s3"].patient == cohort.patients["s3"] == "p3"
@@ -122,20 +122,20 @@ def test_leading_zeros_are_kept(tmp_path: Path) -> None:
     assert (cohort["007"].patient, cohort["007"].row) == ("01", {"age": "050"})
 
 
-def test_classes_are_sorted_as_numbers_or_as_told(tmp_path: Path) -> None:
+def test_classes_are_sorted_as_numbers_or_in_the_given_order(tmp_path: Path) -> None:
     write_study(tmp_path)
     table = write_table(tmp_path, "slide,label", "s0,10", "s1,9", "s2,0")
     assert read(table)[0].target.classes == ("0", "9", "10")
     assert read(table, classes=("9", "10", "0"))[0].labels == {"s0": 1, "s1": 0, "s2": 2}
 
 
-def test_the_index_column_of_pandas_is_no_label(tmp_path: Path) -> None:
+def test_the_index_column_of_pandas_is_not_a_label(tmp_path: Path) -> None:
     write_study(tmp_path)
     table = write_table(tmp_path, ",case_id,slide_id,subtype", "0,p0,s0,a", "1,p1,s1,b")
     assert read(table)[0]["s1"].row == {}
 
 
-def test_a_lone_other_column_is_the_label(tmp_path: Path) -> None:
+def test_a_single_other_column_is_the_label(tmp_path: Path) -> None:
     write_study(tmp_path)
     head = "case_id\tslide_id\tBRAF\tfold_0\tfold_1"
     table = write_table(
@@ -144,13 +144,13 @@ def test_a_lone_other_column_is_the_label(tmp_path: Path) -> None:
     assert read(table)[0].labels == {"s0": 0, "s1": 1}
 
 
-def test_of_two_other_columns_none_is_guessed_to_be_the_label(tmp_path: Path) -> None:
+def test_of_two_other_columns_neither_is_the_label(tmp_path: Path) -> None:
     write_study(tmp_path)
     text = problems(write_table(tmp_path, "slide,grade,age", "s0,1,50", "s1,2,60"))
     assert "label. Columns: slide, grade, age. Set [data] label." in text
 
 
-def test_without_patients_a_note_says_that_slides_stand_for_them(tmp_path: Path) -> None:
+def test_without_patients_each_slide_is_a_patient_and_there_is_a_note(tmp_path: Path) -> None:
     cohort, _ = read(write_table(write_study(tmp_path).parent, "slide,label", "s0,a", "s1,b"))
     assert cohort.notes == ("No patient column: every slide counts as its own patient.",)
     assert cohort.patients == {"s0": "s0", "s1": "s1"}
@@ -164,7 +164,7 @@ def test_without_splits_labels_may_be_missing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "expected"),
     [
         (b"slide,label\n", "no rows"),
         (b"slide,label\ns0,a,b\n", "cohort.csv, line 2: 3 cells, but 2 columns"),
@@ -172,13 +172,13 @@ def test_without_splits_labels_may_be_missing(tmp_path: Path) -> None:
         (b"slide,label\ns0,\xe9\n", "UTF-8"),
     ],
 )
-def test_a_malformed_table_says_so(tmp_path: Path, content: bytes, told: str) -> None:
+def test_a_malformed_table_is_an_error(tmp_path: Path, content: bytes, expected: str) -> None:
     table = write_study(tmp_path)
     table.write_bytes(content)
-    assert told in problems(table)
+    assert expected in problems(table)
 
 
-def test_a_table_that_is_missing_or_none_says_so(tmp_path: Path) -> None:
+def test_a_missing_file_or_another_file_is_an_error(tmp_path: Path) -> None:
     assert "There is no file" in problems(tmp_path / "nowhere.csv")
     (tmp_path / "cohort.xlsx").write_bytes(b"PK\x03\x04\xff")
     assert "Save it as .csv" in problems(tmp_path / "cohort.xlsx")
@@ -188,19 +188,19 @@ def test_a_table_that_is_missing_or_none_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cell", ["s0.svs", "s0.NDPI", "scans/s0.tiff", "s0.h5", r"scans\s0.svs"])
-def test_an_ending_does_not_hide_the_bag(tmp_path: Path, cell: str) -> None:
+def test_a_suffix_in_the_table_is_ignored(tmp_path: Path, cell: str) -> None:
     write_bag(tmp_path / "bags" / "s0.h5")
     cohort, _ = read(write_table(tmp_path, "slide,label", f"{cell},a"))
     assert cohort["s0"].path == tmp_path / "bags" / "s0.h5"
 
 
-def test_dots_in_a_name_are_not_endings(tmp_path: Path) -> None:
+def test_dots_in_a_name_are_not_suffixes(tmp_path: Path) -> None:
     write_bag(tmp_path / "bags" / "TCGA-05-DX1.a1b2.h5")
     cohort, _ = read(write_table(tmp_path, "slide,label", "TCGA-05-DX1.a1b2,a"))
     assert [entry.name for entry in cohort.entries] == ["TCGA-05-DX1.a1b2"]
 
 
-def test_of_several_files_of_a_slide_the_best_kind_is_taken(tmp_path: Path) -> None:
+def test_of_several_files_of_a_slide_the_preferred_format_is_used(tmp_path: Path) -> None:
     write_bag(tmp_path / "bags" / "npy_files" / "s0.npy")
     best = write_bag(tmp_path / "bags" / "h5_files" / "s0.h5")
     (tmp_path / "bags" / "h5_files" / "._s0.h5").touch()
@@ -214,7 +214,7 @@ def test_two_bags_of_a_slide_are_both_named(tmp_path: Path) -> None:
     assert all(str(path) in text for path in both)
 
 
-def test_a_row_may_say_where_its_bag_is(tmp_path: Path) -> None:
+def test_a_row_may_have_the_path_of_its_bag(tmp_path: Path) -> None:
     one, two = write_bag(tmp_path / "bags" / "uni" / "x.npy"), write_bag(tmp_path / "y.npy")
     table = write_table(tmp_path, "slide,label,path", "s0,a,uni/x.npy", "s1,b,y.npy")
     cohort, _ = read(table)
@@ -269,23 +269,23 @@ def test_progress_counts_every_bag(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "told"),
+    ("metadata", "expected"),
     [
         ({"width": 5}, "differ in width (2): 4 (s0), 5 (s1)."),
         ({"encoder": "conch"}, "differ in encoder (2): uni (s0), conch (s1)."),
         ({"mpp": 0.25}, "differ in microns per pixel (2): 0.5 (s0), 0.25 (s1)."),
     ],
 )
-def test_bags_of_different_origin_do_not_mix(
-    tmp_path: Path, said: dict[str, Any], told: str
+def test_bags_of_different_encoders_or_scales_are_refused(
+    tmp_path: Path, metadata: dict[str, Any], expected: str
 ) -> None:
     write_bag(tmp_path / "bags" / "s0.h5", encoder="uni", mpp=0.5)
-    write_bag(tmp_path / "bags" / "s1.h5", **{"encoder": "uni", "mpp": 0.5, **said})
+    write_bag(tmp_path / "bags" / "s1.h5", **{"encoder": "uni", "mpp": 0.5, **metadata})
     table = write_table(tmp_path, "slide,label", "s0,a", "s1,b")
-    assert told in problems(table, None)
+    assert expected in problems(table, None)
 
 
-def test_bags_of_one_origin_tell_it(tmp_path: Path) -> None:
+def test_bags_of_one_encoder_give_its_name_and_scale(tmp_path: Path) -> None:
     for name, mpp in ("s0", 0.5), ("s1", 0.52), ("s2", 0.49):
         write_bag(tmp_path / "bags" / f"{name}.h5", encoder="uni", mpp=mpp)
     write_bag(tmp_path / "bags" / "s3.npy")
@@ -326,7 +326,7 @@ def test_all_problems_are_reported_at_once(tmp_path: Path) -> None:
     (tmp_path / "bags" / "s0.npy").write_bytes(b"")
     write_bag(tmp_path / "bags" / "s2.h5", width=7)
     text = problems(write_table(tmp_path, "case_id,slide_id,label", *rows))
-    for told in (
+    for expected in (
         "Rows without a slide (1): 9.",
         "more than one row (1): s5.",
         "Slides without a bag in",
@@ -337,10 +337,10 @@ def test_all_problems_are_reported_at_once(tmp_path: Path) -> None:
         "Bags that differ in width",
         "Classes with too few patients",
     ):
-        assert told in text
+        assert expected in text
 
 
-def test_patients_may_have_two_labels_where_labels_belong_to_slides(tmp_path: Path) -> None:
+def test_patients_may_have_two_labels_if_labels_belong_to_slides(tmp_path: Path) -> None:
     table = write_study(tmp_path)
     table.write_text(table.read_text().replace("p1,", "p0,"))
     assert "p0 (a, b)" in problems(table)
@@ -352,7 +352,7 @@ def test_patients_may_have_two_labels_where_labels_belong_to_slides(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("labels", "settings", "told"),
+    ("labels", "settings", "expected"),
     [
         ("aabx", {"classes": ("a", "b")}, "not a class (1): s3 (x). [target] classes are a, b."),
         ("aaaa", {}, "fewer than two classes: a."),
@@ -360,12 +360,12 @@ def test_patients_may_have_two_labels_where_labels_belong_to_slides(tmp_path: Pa
         ("aaaab", {}, "too few patients (1): b: 1. folds = 2 with validation = 0.5 needs 4"),
     ],
 )
-def test_labels_that_cannot_be_learnt_are_refused(
-    tmp_path: Path, labels: str, settings: dict[str, Any], told: str
+def test_labels_that_cannot_be_trained_on_are_refused(
+    tmp_path: Path, labels: str, settings: dict[str, Any], expected: str
 ) -> None:
     write_study(tmp_path)
     rows = [f"p{number},s{number},{label}" for number, label in enumerate(labels)]
-    assert told in problems(write_table(tmp_path, "case,slide,label", *rows), **settings)
+    assert expected in problems(write_table(tmp_path, "case,slide,label", *rows), **settings)
 
 
 def test_settings_that_contradict_themselves_are_refused() -> None:
@@ -420,14 +420,14 @@ def test_a_slide_that_a_split_file_lists_twice_counts_once(tmp_path: Path) -> No
     assert (fold.train, fold.validation, fold.test) == (("s0", "s1"), ("s2", "s3"), ("s4", "s5"))
 
 
-def test_a_skipped_slide_is_no_stranger_to_its_split(tmp_path: Path) -> None:
+def test_a_skipped_slide_may_be_in_a_split(tmp_path: Path) -> None:
     table = write_split(tmp_path, HALVES)
     (tmp_path / "bags" / "s6.npy").unlink()
     _, (fold,) = read(table, FIXED, missing="skip")
     assert fold.test == ("s4", "s5", "s7")
 
 
-def test_an_unused_split_is_noted(tmp_path: Path) -> None:
+def test_an_unused_split_has_a_note(tmp_path: Path) -> None:
     cohort, _ = read(write_split(tmp_path, HALVES), TWO_FOLDS)
     assert 'not used (1): split. Set [splits] kind = "fixed"' in cohort.notes[0]
 
@@ -448,7 +448,7 @@ def test_a_patient_in_train_and_validation_is_noted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("parts", "told"),
+    ("parts", "expected"),
     [
         (["train"] * 8, "Empty parts (1): test (split)."),
         (
@@ -459,8 +459,8 @@ def test_a_patient_in_train_and_validation_is_noted(tmp_path: Path) -> None:
         (["train"] * 3 + ["test"] * 5, "none left for validation (1): b (split)."),
     ],
 )
-def test_gaps_in_a_split_are_found(tmp_path: Path, parts: list[str], told: str) -> None:
-    assert told in problems(write_split(tmp_path, parts), FIXED)
+def test_gaps_in_a_split_are_found(tmp_path: Path, parts: list[str], expected: str) -> None:
+    assert expected in problems(write_split(tmp_path, parts), FIXED)
 
 
 def test_split_files_that_do_not_fit_the_table_are_refused(tmp_path: Path) -> None:
@@ -471,7 +471,7 @@ def test_split_files_that_do_not_fit_the_table_are_refused(tmp_path: Path) -> No
     assert "in two parts of a split (1): s1 (splits_0.csv)." in text
 
 
-def test_a_fixed_split_must_be_somewhere(tmp_path: Path) -> None:
+def test_a_fixed_split_must_be_in_the_table_or_in_files(tmp_path: Path) -> None:
     table = write_study(tmp_path)
     assert "Add a column split" in problems(table, FIXED)
     assert "no splits_0.csv" in problems(table, SplitConfig(kind="fixed", files="nowhere"))
@@ -483,7 +483,7 @@ def test_slides_in_no_part_are_noted(tmp_path: Path) -> None:
     assert "s8" not in {*fold.train, *fold.validation, *fold.test}
 
 
-def test_h5_bags_of_trident_bring_their_encoder_and_scale(tmp_path: Path) -> None:
+def test_h5_bags_of_trident_have_their_encoder_and_scale(tmp_path: Path) -> None:
     (tmp_path / "bags").mkdir()
     with h5py.File(tmp_path / "bags" / "s0.h5", "w") as file:
         file["features"] = np.ones((2, 4), dtype=np.float32)

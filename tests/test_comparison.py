@@ -1,4 +1,4 @@
-"""What a comparison promises: DeLong's figures, honest p, and no comparison of what differs."""
+"""Comparison: DeLong's figures, calibrated p values, and errors for tables that differ."""
 
 import csv
 from dataclasses import replace
@@ -83,7 +83,7 @@ def plain_delong(labels: np.ndarray, one: np.ndarray, other: np.ndarray) -> tupl
 
 
 @pytest.mark.parametrize("steps", [None, 7])
-def test_one_fold_of_single_slides_is_delongs_test(steps: int | None) -> None:
+def test_one_fold_of_single_slides_gives_delongs_test(steps: int | None) -> None:
     tables = answers((1.0, 0.6), folds=1)
     if steps:  # ties
         tables = {n: replace(t, answers=coarse(t, steps)) for n, t in tables.items()}
@@ -96,7 +96,7 @@ def test_one_fold_of_single_slides_is_delongs_test(steps: int | None) -> None:
     assert found.p == pytest.approx(2 * norm.sf(abs(difference) / np.sqrt(variance)))
 
 
-def test_slides_of_a_patient_vary_as_obuchowski_has_it() -> None:
+def test_the_variance_of_clustered_slides_is_that_of_obuchowski() -> None:
     tables = answers((1.0, 0.6), folds=1, slides=4)  # a patient has slides of one class only
     labels, patients = np.asarray(tables["A"].labels), np.asarray(tables["A"].patients)
     variance, scores = 0.0, [table.answers[:, 1] for table in tables.values()]
@@ -104,7 +104,9 @@ def test_slides_of_a_patient_vary_as_obuchowski_has_it() -> None:
         own, others = labels == code, labels != code
         above = [(s[own][:, None] > s[others]).mean(axis=1) * (2 * code - 1) for s in scores]
         apart = above[0] - above[1]
-        sums = [(apart - apart.mean())[patients[own] == who].sum() for who in set(patients[own])]
+        sums = [
+            (apart - apart.mean())[patients[own] == patient].sum() for patient in set(patients[own])
+        ]
         variance += len(sums) / (len(sums) - 1) * np.square(sums).sum() / own.sum() ** 2
     (found,) = compare(tables, names=["auc"]).differences
     width = 2 * norm.ppf(0.975) * np.sqrt(variance)
@@ -149,12 +151,12 @@ def test_the_interval_of_the_area_covers_the_truth(classes: int) -> None:
 
 
 @pytest.mark.parametrize("slides", [1, 3])
-def test_two_equal_models_differ_once_in_twenty_times(slides: int) -> None:
+def test_two_equal_models_differ_in_one_of_twenty_tests(slides: int) -> None:
     false = np.mean([pair(slides=slides, seed=seed).p < 0.05 for seed in range(300)])
     assert 0.02 <= false <= 0.085
 
 
-def test_without_patients_several_slides_of_one_fool_the_test() -> None:
+def test_without_patients_the_test_is_misled_by_several_slides_of_one() -> None:
     def blind(seed: int) -> Comparison:
         tables = answers(slides=3, seed=seed).items()
         return compare({n: replace(t, patients=None) for n, t in tables}, names=["auc"])
@@ -170,16 +172,16 @@ def test_a_real_difference_is_found_in_every_metric_that_shows_it() -> None:
         assert verdicts[metric] == ("real", "A")
 
 
-# What has no spread
+# No spread
 
 
-def test_the_same_answers_differ_by_nothing() -> None:
+def test_the_same_answers_have_a_difference_of_zero() -> None:
     one = answers()["A"]
     for d in compare({"one": one, "again": one}, draws=50).differences:
         assert (d.difference, d.interval, d.p, d.verdict) == (0, (0, 0), 1, "not shown")
 
 
-def sure(labels: np.ndarray) -> np.ndarray:
+def perfect_answers(labels: np.ndarray) -> np.ndarray:
     return np.eye(2)[labels] * 0.8 + 0.1
 
 
@@ -187,7 +189,9 @@ def sure(labels: np.ndarray) -> np.ndarray:
 def test_without_any_spread_p_is_that_of_a_sign_test(n: int, verdict: str) -> None:
     table = answers(n=n, folds=1)["A"]
     labels = np.asarray(table.labels)
-    right, blank = (replace(table, answers=p) for p in (sure(labels), np.full((n, 2), 0.5)))
+    right, blank = (
+        replace(table, answers=p) for p in (perfect_answers(labels), np.full((n, 2), 0.5))
+    )
     (found,) = compare({"right": right, "blank": blank}, names=["auc"]).differences
     assert (found.difference, found.p, found.verdict) == (0.5, 2.0 ** (1 - n), verdict)
     assert np.isnan(found.interval).all()
@@ -197,7 +201,7 @@ def test_without_any_spread_p_is_that_of_a_sign_test(n: int, verdict: str) -> No
 def test_one_patient_of_a_class_in_a_fold_leaves_p_unknown(slides: int) -> None:
     tables = answers((9, -9), folds=1, slides=slides)
     patients = {f"p{number}" for number in (0, 1, 2, 4, 6, 8)}  # 1 alone has b
-    keep = [at for at, who in enumerate(tables["A"].patients or ()) if who in patients]
+    keep = [at for at, patient in enumerate(tables["A"].patients or ()) if patient in patients]
     tables = {name: table.take(keep) for name, table in tables.items()}
     found = compare(tables, names=["auc"])
     assert found.differences[0].verdict == "not known"
@@ -205,14 +209,14 @@ def test_one_patient_of_a_class_in_a_fold_leaves_p_unknown(slides: int) -> None:
     assert "too few slides" in found.differences[0].sentence()
 
 
-def test_where_all_slides_are_of_one_class_nothing_is_said_of_the_area() -> None:
+def test_if_all_slides_are_of_one_class_there_is_no_auc() -> None:
     tables = {n: t.take(range(0, 120, 2)) for n, t in answers((1.0, 0.5)).items()}
     (found,) = compare(tables, names=["auc"]).differences
     assert (found.verdict, found.better) == ("not known", None)
     assert np.isnan([*found.interval, found.p]).all()
 
 
-def test_a_fold_of_one_class_is_left_out_of_the_area() -> None:
+def test_a_fold_of_one_class_is_left_out_of_the_auc() -> None:
     tables = answers((1.0, 0.5), folds=2)
     labels = np.asarray(tables["A"].labels)
     keep = [k for k, fold in enumerate(tables["A"].folds or ()) if fold == "fold-0" or labels[k]]
@@ -225,7 +229,7 @@ def test_a_fold_of_one_class_is_left_out_of_the_area() -> None:
 # The bootstrap
 
 
-def test_every_metric_but_the_area_is_drawn() -> None:
+def test_every_metric_but_the_auc_is_bootstrapped() -> None:
     weighted = {name for name, metric in SCORES.items() if metric.weighted}
     assert weighted == set(SCORES) - {"auc"}
 
@@ -233,7 +237,7 @@ def test_every_metric_but_the_area_is_drawn() -> None:
 @pytest.mark.parametrize("classes", [2, 3])
 @pytest.mark.parametrize("metric", sorted(set(SCORES) - {"auc"}))
 @pytest.mark.parametrize("steps", [6, 1000])
-def test_a_draw_is_the_metric_on_slides_repeated(metric: str, classes: int, steps: int) -> None:
+def test_a_draw_is_the_metric_on_repeated_slides(metric: str, classes: int, steps: int) -> None:
     if metric == "ece_positive" and classes > 2:
         pytest.skip("for two classes only")
     rng = np.random.default_rng(steps)
@@ -249,7 +253,7 @@ def test_a_draw_is_the_metric_on_slides_repeated(metric: str, classes: int, step
     np.testing.assert_allclose(found, expected, atol=1e-12)
 
 
-def test_the_bootstrap_also_errs_once_in_twenty_times() -> None:
+def test_the_bootstrap_also_errs_in_one_of_twenty_tests() -> None:
     names = ("balanced_accuracy", "brier")
     tables = [answers(slides=2, seed=seed) for seed in range(150)]
     found = [compare(t, names=names, draws=300).differences for t in tables]
@@ -269,7 +273,7 @@ def test_two_thousand_draws_of_six_models_take_seconds() -> None:
 # Several comparisons
 
 
-def test_p_is_corrected_after_holm_for_each_metric_apart() -> None:
+def test_p_is_corrected_after_holm_for_each_metric() -> None:
     found = compare(answers((1.5, 1.2, 0.8)), names=["auc", "brier"], draws=100).differences
     for metric in ("auc", "brier"):
         own = sorted((d for d in found if d.metric == metric), key=lambda d: d.p)
@@ -284,7 +288,7 @@ def test_a_reference_is_compared_with_each_and_the_others_are_not() -> None:
     assert [(d.first, d.second) for d in found] == [("A", "B"), ("C", "B")]
 
 
-def test_mistaken_names_and_single_tables_are_refused() -> None:
+def test_wrong_names_and_single_tables_are_refused() -> None:
     tables = answers()
     with pytest.raises(UnknownNameError, match="'auk'"):
         compare(tables, names=["auk"])
@@ -294,11 +298,11 @@ def test_mistaken_names_and_single_tables_are_refused() -> None:
         compare({"A": tables["A"]})
 
 
-# Common ground
+# Alignment
 
 
 def flip(table: Predictions) -> Predictions:
-    """The same answers with rows, classes and the names of folds otherwise."""
+    """The same answers with other order of rows and classes, and other names of folds."""
     turned = table.take(range(len(table) - 1, -1, -1))
     return replace(
         turned,
@@ -314,7 +318,7 @@ def test_order_of_rows_and_classes_and_names_of_folds_do_not_matter() -> None:
     expected = compare(tables, draws=20)
     found = compare({**tables, "B": flip(tables["B"])}, draws=20)
     for one, other in zip(expected.differences, found.differences, strict=True):
-        if one.metric != "kappa":  # whose classes are in the order of the first
+        if one.metric != "kappa":  # with the classes in the order of the first
             assert one.of_second == pytest.approx(other.of_second)
             assert one.p == pytest.approx(other.p)
 
@@ -338,7 +342,7 @@ def test_other_slides_and_other_classes_are_refused() -> None:
         compare({**tables, "B": replace(tables["B"], target=Classification(classes=("x", "y")))})
 
 
-def test_other_folds_of_the_same_slides_are_pooled_and_it_is_said() -> None:
+def test_other_folds_of_the_same_slides_are_pooled_with_a_note() -> None:
     tables = answers((1.0, 0.5))
     other = replace(tables["B"], folds=tuple(f"fold-{k % 4}" for k in range(120)))
     found = compare({**tables, "B": other}, names=["auc"])
@@ -347,7 +351,7 @@ def test_other_folds_of_the_same_slides_are_pooled_and_it_is_said() -> None:
     assert "all slides pooled" in found.size()
 
 
-def test_folds_that_only_one_has_are_left_out_and_it_is_said() -> None:
+def test_folds_that_only_one_table_has_are_left_out_with_a_note() -> None:
     tables = answers((1.0, 0.5))
     two = [k for k, fold in enumerate(tables["B"].folds or ()) if fold != "fold-2"]
     found = compare({**tables, "B": tables["B"].take(two)}, names=["auc"])
@@ -355,10 +359,10 @@ def test_folds_that_only_one_has_are_left_out_and_it_is_said() -> None:
     assert any("fold-2 of A is left out" in note for note in found.notes)
 
 
-# What is printed
+# Output
 
 
-def test_a_calibration_error_stands_beside_its_floor() -> None:
+def test_a_calibration_error_is_shown_with_its_floor() -> None:
     tables = answers()
     found = compare(tables, names=["ace"], draws=20)
     parts = tables["A"].by_fold().values()
@@ -369,8 +373,11 @@ def test_a_calibration_error_stands_beside_its_floor() -> None:
 
 def test_the_interval_of_a_calibration_error_lies_around_the_difference() -> None:
     rng = np.random.default_rng(0)
-    second = {"sure": rng.beta(0.3, 0.3, 60), "unsure": rng.beta(30, 30, 60)}  # read unequally high
-    labels = (rng.random(60) < second["sure"]).astype(int)
+    second = {
+        "confident": rng.beta(0.3, 0.3, 60),
+        "unconfident": rng.beta(30, 30, 60),
+    }  # with unequal floors
+    labels = (rng.random(60) < second["confident"]).astype(int)
     tables = {
         name: Predictions(
             slides=tuple(f"s{k}" for k in range(60)),
@@ -385,7 +392,7 @@ def test_the_interval_of_a_calibration_error_lies_around_the_difference() -> Non
         assert (low + high) / 2 == pytest.approx(found.difference, abs=0.15 * (high - low))
 
 
-def test_the_csv_holds_every_number_in_full(tmp_path: Path) -> None:
+def test_the_csv_has_every_number_in_full_precision(tmp_path: Path) -> None:
     found = compare(answers((1.5, 0.5)), draws=50)
     with found.write(tmp_path / "c.csv").open() as file:
         rows = list(csv.DictReader(file))
@@ -402,10 +409,10 @@ def test_the_better_one_is_named_first_and_lower_errors_are_better() -> None:
 
 def test_a_baseline_that_is_not_beaten_is_named() -> None:
     tables = answers((1.0, 1.0, 0.0), n=300)
-    beside = compare_with_baselines(
+    compared = compare_with_baselines(
         "model", tables["A"], {"count": tables["B"], "site": tables["C"]}
     )
-    (warning,) = beside.warnings()
+    (warning,) = compared.warnings()
     assert warning.startswith("model does not beat 'count' (p = ")
 
 
@@ -420,21 +427,21 @@ def command(*words: object) -> str:
 
 def test_a_run_alone_is_compared_with_its_baselines(tiny_run: Run) -> None:
     assert set(tiny_run.baselines) == {"patch count", "mean feature"}
-    said = command(tiny_run.folder)
-    assert "beats every baseline" in said or "does not beat" in said
+    output = command(tiny_run.folder)
+    assert "beats every baseline" in output or "does not beat" in output
 
 
 def test_runs_and_tables_are_compared_and_written(tiny_run: Run, tmp_path: Path) -> None:
     table = tiny_run.baselines["patch count"].write(tmp_path / "other.csv")
-    said = command(tiny_run.folder, table, "--against", table, "--out", tmp_path / "out")
-    assert "24 slides of 24 patients, mean over 3 folds." in said
+    output = command(tiny_run.folder, table, "--against", table, "--out", tmp_path / "out")
+    assert "24 slides of 24 patients, mean over 3 folds." in output
     assert (tmp_path / "out" / "comparison.csv").read_text().count("\nrun,other.csv,") == 9
     assert "# run and its baselines" in (tmp_path / "out" / "comparison.md").read_text()
     with pytest.raises(CaprmilError, match="already exists"):
         command(tiny_run.folder, table, "--out", tmp_path / "out")
 
 
-def test_a_table_alone_and_a_table_twice_are_refused(tiny_run: Run) -> None:
+def test_a_single_table_and_a_table_given_twice_are_refused(tiny_run: Run) -> None:
     table = tiny_run.folder / "predictions.csv"
     with pytest.raises(CohortError, match="has no baselines"):
         command(table)

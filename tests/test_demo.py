@@ -1,4 +1,4 @@
-"""The demo: it runs from pixels to answers, does nothing twice, and the paper's story comes out."""
+"""The demo: from pixels to predictions, resumed, with the result that the paper describes."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_demo_goes_from_slides_to_scores_and_to_answers(folder: Path) -> None:
+def test_the_demo_makes_slides_scores_and_predictions(folder: Path) -> None:
     results, answers, reports = demo.demo(folder, plan=SMALL, progress=False)
     assert [result.name for result in results] == ["Mean", "ABMIL", "CAPRMIL + Mean"]
     assert all(len(result.folds("auc")) == 3 for result in results)
@@ -32,7 +32,7 @@ def test_the_demo_goes_from_slides_to_scores_and_to_answers(folder: Path) -> Non
     assert "data:image/jpeg" in reports[1].read_text()
 
 
-def test_a_demo_that_is_finished_is_not_done_again(folder: Path) -> None:
+def test_a_finished_demo_is_not_repeated(folder: Path) -> None:
     made = ("*.safetensors", "*.h5", "*.tiff")
     files = {path: path.stat().st_mtime_ns for each in made for path in folder.rglob(each)}
     demo.demo(folder, plan=SMALL, progress=False)
@@ -42,7 +42,7 @@ def test_a_demo_that_is_finished_is_not_done_again(folder: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(2400)
 @pytest.mark.parametrize("plan", [demo.SHORT, demo.FULL], ids=["short", "full"])
-def test_plain_averaging_loses_a_rare_signal_and_context_finds_it(
+def test_a_plain_mean_loses_a_rare_signal_and_context_finds_it(
     plan: demo.Plan, tmp_path: Path
 ) -> None:
     results, answers, _ = demo.demo(tmp_path, plan=plan)

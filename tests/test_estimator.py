@@ -1,4 +1,4 @@
-"""What the estimator promises: it is a scikit-learn classifier, and a bag stays a bag."""
+"""Estimators: the interface of scikit-learn for bags."""
 
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ WIDTH = 6
 
 
 def planted(n: int = 16, *, seed: int = 0) -> tuple[list[NDArray[np.float32]], NDArray[Any]]:
-    """Return bags of different lengths; every other one has a shifted patch and is ill."""
+    """Return bags of different lengths; every other one has a shifted patch and is positive."""
     rng = np.random.default_rng(seed)
     found = [rng.normal(size=(rng.integers(2, 7), WIDTH)).astype(np.float32) for _ in range(n)]
     for bag in found[1::2]:
@@ -41,7 +41,7 @@ def test_a_planted_signal_is_learnt(fitted: MILClassifier) -> None:
     assert fitted.score(*planted(seed=1)) > 0.9
 
 
-def test_it_answers_with_the_labels_it_was_given(fitted: MILClassifier) -> None:
+def test_predictions_are_the_labels_of_fit(fitted: MILClassifier) -> None:
     unseen, _ = planted(seed=1)
     probabilities = fitted.predict_proba(unseen)
     assert fitted.classes_.tolist() == ["healthy", "ill"]
@@ -51,20 +51,20 @@ def test_it_answers_with_the_labels_it_was_given(fitted: MILClassifier) -> None:
 
 
 @pytest.mark.parametrize("classes", [("a", "b"), (3, 7), (False, True)])
-def test_labels_may_be_of_any_kind(classes: tuple[Any, Any]) -> None:
+def test_labels_may_be_of_any_type(classes: tuple[Any, Any]) -> None:
     found, _ = planted(8)
     classifier = quick(epochs=1).fit(found, list(classes) * 4)
     assert classifier.classes_.tolist() == list(classes)
     assert set(classifier.predict(found).tolist()) <= set(classes)
 
 
-def test_what_was_learnt_can_be_looked_at(fitted: MILClassifier) -> None:
+def test_the_fitted_estimator_has_a_model_and_a_history(fitted: MILClassifier) -> None:
     assert fitted.n_features_in_ == WIDTH == fitted.model_.in_dim
     assert [row["epoch"] for row in fitted.history_] == list(range(8))
     assert not fitted.model_.training
 
 
-def test_arrays_tensors_bags_and_files_are_the_same_to_it(
+def test_arrays_tensors_bags_and_files_give_the_same_result(
     fitted: MILClassifier, tmp_path: Path
 ) -> None:
     array = planted()[0][0]
@@ -74,7 +74,7 @@ def test_arrays_tensors_bags_and_files_are_the_same_to_it(
     np.testing.assert_allclose(answers, answers[[0] * 5], rtol=1e-6)
 
 
-def test_whole_numbers_are_features_too(fitted: MILClassifier) -> None:
+def test_integers_are_features_too(fitted: MILClassifier) -> None:
     counts = np.arange(2 * WIDTH).reshape(2, WIDTH)
     answers = fitted.predict_proba([counts, counts.astype(np.float32)])
     np.testing.assert_array_equal(answers[0], answers[1])
@@ -93,7 +93,7 @@ def test_a_grid_search_reaches_training_and_model() -> None:
     assert search.best_estimator_.model_.settings == {"dim": 8}
 
 
-def test_parameters_are_kept_as_they_were_given() -> None:
+def test_parameters_are_kept_unchanged() -> None:
     settings = {"tokens": 2}
     classifier = quick("caprmil", settings=settings, warmup_epochs=6)
     copy = clone(classifier).set_params(epochs=1)
@@ -101,13 +101,13 @@ def test_parameters_are_kept_as_they_were_given() -> None:
     assert (copy.epochs, copy.warmup_epochs, copy.settings) == (1, 6, settings)
 
 
-def test_the_warm_up_is_half_of_a_short_training_at_most() -> None:
+def test_the_warm_up_is_at_most_half_of_a_short_training() -> None:
     classifier = quick(epochs=4, lr=1e-2).fit(*planted(8))
     rates = [row["lr"] for row in classifier.history_]
     assert max(rates) == rates[1] == rates[2] == pytest.approx(1e-2)
 
 
-def test_the_seed_decides_and_the_callers_randomness_is_left_alone() -> None:
+def test_the_seed_determines_the_result_and_the_global_random_state_is_restored() -> None:
     found, labels = planted(8)
     torch.manual_seed(1)
     before = torch.random.get_rng_state()
@@ -120,13 +120,13 @@ def test_the_seed_decides_and_the_callers_randomness_is_left_alone() -> None:
     assert not np.array_equal(first, other)
 
 
-def test_a_share_can_be_held_out_to_stop_early() -> None:
+def test_a_share_can_be_held_out_for_early_stopping() -> None:
     classifier = quick(validation=0.25, patience=1, epochs=50, lr=1.0).fit(*planted())
     assert "val_loss" in classifier.history_[0]
     assert len(classifier.history_) < 50
 
 
-def test_a_model_is_trained_on_without_being_touched() -> None:
+def test_a_given_model_is_copied_before_training() -> None:
     model = MeanMIL(WIDTH, 2)
     before = model.classify.weight.clone()
     classifier = quick(model).fit(*planted(8))
@@ -134,7 +134,7 @@ def test_a_model_is_trained_on_without_being_touched() -> None:
     assert not torch.equal(classifier.model_.classify.weight, before)
 
 
-def test_nothing_is_answered_before_it_is_fitted() -> None:
+def test_predicting_before_fit_is_an_error() -> None:
     with pytest.raises(NotFittedError):
         quick().predict(planted()[0])
 
@@ -170,7 +170,7 @@ def test_one_bag_is_not_a_list_of_bags(fitted: MILClassifier) -> None:
         fitted.predict([])
 
 
-def test_labels_must_make_sense() -> None:
+def test_invalid_labels_are_refused() -> None:
     found, labels = planted(8)
     with pytest.raises(CohortError, match="8 bags but 7 labels"):
         quick().fit(found, labels[1:])
@@ -195,6 +195,6 @@ def test_labels_must_make_sense() -> None:
         ({"model": MeanMIL(WIDTH, 2), "settings": {"dim": 8}}, RecipeError),
     ],
 )
-def test_wrong_settings_are_told_in_fit(changes: dict[str, Any], kind: type[Exception]) -> None:
+def test_wrong_settings_are_an_error_in_fit(changes: dict[str, Any], kind: type[Exception]) -> None:
     with pytest.raises(kind):
         quick(**changes).fit(*planted(8))

@@ -483,7 +483,7 @@ def test_the_default_scale_is_that_of_the_encoder() -> None:
         configure(encoder, mpp=0.0)
 
 
-@pytest.mark.skipif(not DATA.is_dir(), reason="no slides beside the repository")
+@pytest.mark.skipif(not DATA.is_dir(), reason="no slides next to the repository")
 def test_real_slides_are_encoded_and_those_without_a_scale_once_it_is_given(
     tmp_path: Path,
 ) -> None:

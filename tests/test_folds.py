@@ -1,4 +1,4 @@
-"""What folds promise: patients stay whole, classes are in every part, and a seed is a seed."""
+"""Folds: patients stay together, every class is in every part, and seeds are reproducible."""
 
 from collections import Counter
 from typing import Any
@@ -113,13 +113,13 @@ def test_another_seed_makes_other_folds() -> None:
     assert make(study(9, 9), seed=1)[0].test != make(study(9, 9), seed=2)[0].test
 
 
-def test_repeats_begin_with_the_next_seed() -> None:
+def test_repeats_start_with_the_next_seed() -> None:
     again = make(study(9, 9), repeats=2)[5:]
     assert [f.test for f in again] == [f.test for f in make(study(9, 9), seed=2026)]
     assert [f.name for f in again[:2]] == ["repeat-1-fold-0", "repeat-1-fold-1"]
 
 
-def test_every_fold_trains_with_a_seed_of_its_own() -> None:
+def test_every_fold_has_its_own_seed() -> None:
     seeds = [fold.seed for fold in make(study(9, 9), repeats=2, seed=7)]
     assert seeds == list(range(7, 17))
 
@@ -147,7 +147,7 @@ def test_camelyon16_is_ten_validation_draws_and_one_test_set() -> None:
     assert len({fold.test for fold in made}) == 1
 
 
-def test_a_fixed_split_that_names_validation_is_left_alone() -> None:
+def test_a_fixed_split_with_a_validation_part_is_not_changed() -> None:
     patients, labels = study(3, 3, slides=1)
     split = Split(
         source="split",
@@ -162,7 +162,7 @@ def test_a_fixed_split_that_names_validation_is_left_alone() -> None:
     assert len({fold.seed for fold in made}) == 5
 
 
-def test_no_validation_part_is_made_where_none_is_wanted() -> None:
+def test_a_validation_share_of_0_gives_no_validation_part() -> None:
     assert all(fold.validation == () for fold in make(study(5, 5), validation=0))
 
 

@@ -1,4 +1,4 @@
-"""From the pixels of a slide to an answer, in the way that a run was trained."""
+"""Prediction of slides: they are encoded with the settings of the run."""
 
 import shutil
 from dataclasses import replace
@@ -59,7 +59,7 @@ def changed(run: Run, **facts: object) -> Run:
     return run
 
 
-def test_a_run_knows_how_its_bags_were_made(run: Run) -> None:
+def test_a_run_has_the_settings_of_its_bags(run: Run) -> None:
     job = for_run(run, Path("anywhere"))
     assert job.encoder is not None
     assert (job.encoder.name, job.encoder.fingerprint) == ("lite0", run.facts.fingerprint)
@@ -77,7 +77,7 @@ def test_a_slide_gives_the_bag_that_it_was_trained_on(
     assert again.info.settings == before.info.settings
 
 
-def test_one_command_goes_from_pixels_to_probabilities(study: Path, tmp_path: Path) -> None:
+def test_one_command_predicts_a_slide_from_its_pixels(study: Path, tmp_path: Path) -> None:
     new = Section(seed=99, width=700, height=700, mpp=1.0, tumour=0.3).write(tmp_path / "new.tiff")
     answers = tmp_path / "answers.csv"
     command = ["predict", str(study / "run"), str(new)]
@@ -88,7 +88,7 @@ def test_one_command_goes_from_pixels_to_probabilities(study: Path, tmp_path: Pa
     assert CliRunner().invoke(app, [*command, "--device", "cpu"]).exit_code == 0  # only prints
 
 
-def test_slides_and_bags_are_answered_together_and_the_broken_are_named(
+def test_slides_and_bags_are_predicted_together_and_broken_ones_are_named(
     study: Path, tmp_path: Path
 ) -> None:
     broken = tmp_path / "broken.tiff"
@@ -116,20 +116,18 @@ def test_a_bag_of_other_weights_is_refused(run: Run, study: Path) -> None:
         run.check_bag("s00", replace(info, fingerprint="0" * 64))
 
 
-def test_bags_that_do_not_say_how_they_were_made_are_not_guessed(run: Run, tmp_path: Path) -> None:
+def test_bags_without_encoder_and_scale_are_an_error(run: Run, tmp_path: Path) -> None:
     with pytest.raises(RunError, match="Encode the slides in the same way"):
         for_run(changed(run, encoder=None), tmp_path)
 
 
-def test_scale_and_size_are_enough_where_the_settings_are_not_there(
-    run: Run, tmp_path: Path
-) -> None:
+def test_scale_and_size_are_enough_if_there_are_no_settings(run: Run, tmp_path: Path) -> None:
     foreign = changed(run, settings=None, fingerprint=None, scale_rule="nominal", mpp=0.5)
     patches = for_run(foreign, tmp_path).config.patches
     assert (patches.px, patches.mpp, patches.scale_rule) == (224, 0.5, "nominal")
 
 
-def test_a_slide_whose_bag_is_given_too_is_not_encoded_again(
+def test_a_slide_is_not_encoded_if_its_bag_is_passed_too(
     run: Run, study: Path, tmp_path: Path
 ) -> None:
     mixed = tmp_path / "mixed"
@@ -142,20 +140,20 @@ def test_a_slide_whose_bag_is_given_too_is_not_encoded_again(
     assert {path.stem for path in mixed.iterdir()} == found.keys()
 
 
-def test_code_that_a_run_names_runs_only_if_allowed(run: Run, tmp_path: Path) -> None:
+def test_custom_code_of_a_run_runs_only_if_allowed(run: Run, tmp_path: Path) -> None:
     changed(run, encoder="antigravity:encode", fingerprint=None)
     with pytest.raises(EncoderError, match="--trust-remote-code"):
         for_run(run, tmp_path)
 
 
-def test_bags_of_drawn_regions_are_not_imitated_without_them(run: Run, tmp_path: Path) -> None:
+def test_a_run_on_annotated_regions_needs_force_without_them(run: Run, tmp_path: Path) -> None:
     drawn = f'regions = "abc"\n{run.facts.settings}'
     with pytest.raises(RunError, match="are from annotated regions"):
         for_run(changed(run, settings=drawn), tmp_path)
     assert for_run(run, tmp_path, force=True).regions is None
 
 
-def test_bags_of_another_method_are_not_imitated(run: Run, tmp_path: Path) -> None:
+def test_a_run_of_another_method_version_is_an_error(run: Run, tmp_path: Path) -> None:
     later = str(run.facts.settings).replace("version = 1", "version = 2")
     with pytest.raises(RunError, match="made by method 2"):
         for_run(changed(run, settings=later), tmp_path)
@@ -163,7 +161,7 @@ def test_bags_of_another_method_are_not_imitated(run: Run, tmp_path: Path) -> No
         for_run(changed(run, settings="colour = 3"), tmp_path)
 
 
-def test_only_empty_slides_are_no_answer(run: Run, tmp_path: Path) -> None:
+def test_slides_without_tissue_alone_are_an_error(run: Run, tmp_path: Path) -> None:
     import pyvips
 
     blank = tmp_path / "blank.png"
@@ -173,7 +171,7 @@ def test_only_empty_slides_are_no_answer(run: Run, tmp_path: Path) -> None:
         bags_of(run, [blank], tmp_path / "out", mpp=1.0)
 
 
-def test_old_runs_without_these_facts_still_open(study: Path, tmp_path: Path) -> None:
+def test_runs_without_this_metadata_still_open(study: Path, tmp_path: Path) -> None:
     folder = tmp_path / "old"
     shutil.copytree(study / "run", folder)
     facts = read_json(folder / FACTS)

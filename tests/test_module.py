@@ -1,4 +1,4 @@
-"""What training promises: the paper's recipe, and the same numbers again, also when resumed."""
+"""Training: the paper's recipe, reproducible numbers, also after an interruption."""
 
 import csv
 import shutil
@@ -106,14 +106,14 @@ def bag_loss(model: MILModel, slides: list[Sample]) -> float:
 # The recipe
 
 
-def test_the_rate_is_the_papers() -> None:
+def test_the_learning_rate_is_that_of_the_paper() -> None:
     warmup = [1e-5, 4.8e-5, 8.6e-5, 1.24e-4, 1.62e-4, 2e-4]
     cosine = [1e-7 + (2e-4 - 1e-7) * (1 + cos(pi * e / 24)) / 2 for e in range(24)]
     rates = [learning_rate(epoch, TrainConfig()) for epoch in range(30)]
     assert rates == pytest.approx(warmup + cosine, rel=1e-12)
 
 
-def test_without_warmup_the_rate_is_a_plain_cosine() -> None:
+def test_without_warm_up_the_learning_rate_is_a_cosine() -> None:
     plain = TrainConfig(warmup_epochs=0)
     expected = [1e-7 + (2e-4 - 1e-7) * (1 + cos(pi * e / 30)) / 2 for e in range(30)]
     assert [learning_rate(epoch, plain) for epoch in range(30)] == pytest.approx(expected)
@@ -135,7 +135,7 @@ def test_the_optimizer_steps_at_these_rates(
     assert [row["lr"] for row in history] == expected
 
 
-def test_adamw_spares_the_temperature_from_decay() -> None:
+def test_the_temperature_has_no_weight_decay() -> None:
     model = tiny()
     (optimizer,), _ = MILModule(model, TARGET, TrainConfig(), seed=0).configure_optimizers()
     decays = {
@@ -153,7 +153,7 @@ def test_adamw_spares_the_temperature_from_decay() -> None:
     [{"epochs": 0}, {"lr": 0.0}, {"clip": -1.0}, {"warmup_epochs": 30}, {"patience": 0}],
     ids=str,
 )
-def test_a_setting_that_makes_no_sense_is_refused(wrong: dict[str, Any]) -> None:
+def test_an_invalid_setting_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(RecipeError, match=next(iter(wrong))):
         TrainConfig(**wrong)
 
@@ -173,9 +173,7 @@ def test_another_seed_gives_other_weights(tmp_path: Path) -> None:
     assert not same(learn(tmp_path / "a")[0], learn(tmp_path / "b", seed=1)[0])
 
 
-def test_every_epoch_has_an_order_of_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_epoch_has_its_own_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen, step = [], MILModule.training_step
 
     def record(self: MILModule, batch: Batch, number: int) -> Tensor:
@@ -189,20 +187,20 @@ def test_every_epoch_has_an_order_of_its_own(
     assert all(set(epoch) == {slide.slide for slide in TRAIN} for epoch in epochs)
 
 
-def test_a_model_that_was_in_use_learns_with_dropout_all_the_same(tmp_path: Path) -> None:
+def test_a_model_in_evaluation_mode_is_trained_with_dropout(tmp_path: Path) -> None:
     fresh, used = tiny(dropout=0.5), tiny(dropout=0.5).eval()
     assert same(learn(tmp_path / "a", model=fresh)[0], learn(tmp_path / "b", model=used)[0])
 
 
-def test_labels_of_validation_reach_no_weight_but_through_early_stopping(tmp_path: Path) -> None:
+def test_validation_labels_affect_weights_only_by_early_stopping(tmp_path: Path) -> None:
     swapped = [slide._replace(label=1 - slide.label) for slide in VALIDATION]
-    honest, true = learn(tmp_path / "a", weights="last")
-    fooled, false = learn(tmp_path / "b", weights="last", validation=swapped)
-    assert same(honest, fooled)
+    original, true = learn(tmp_path / "a", weights="last")
+    changed, false = learn(tmp_path / "b", weights="last", validation=swapped)
+    assert same(original, changed)
     assert [row["val_loss"] for row in true] != [row["val_loss"] for row in false]
 
 
-def test_looking_at_validation_bags_changes_nothing(tmp_path: Path) -> None:
+def test_validation_does_not_change_the_training(tmp_path: Path) -> None:
     watched, unwatched = learn(tmp_path / "a", weights="last"), learn(tmp_path / "b", validation=[])
     assert same(watched[0], unwatched[0])
 
@@ -210,7 +208,7 @@ def test_looking_at_validation_bags_changes_nothing(tmp_path: Path) -> None:
 # The options
 
 
-def test_class_weights_count_in_batches_of_one(tmp_path: Path) -> None:
+def test_class_weights_apply_to_batches_of_one(tmp_path: Path) -> None:
     uneven = [slide for slide in TRAIN if slide.label == 0 or slide.slide == "s1"]
     options: dict[str, Any] = {"train": uneven, "validation": [], "epochs": 2}
     plain = learn(tmp_path / "a", **options)
@@ -231,7 +229,7 @@ def test_a_trained_model_has_no_class_weights_left(tmp_path: Path) -> None:
     assert model.criterion is weighted_cross_entropy
 
 
-def test_balanced_sampling_shows_the_rare_class_as_often(
+def test_balanced_sampling_draws_the_rare_class_as_often(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     uneven = [slide for slide in TRAIN if slide.label == 0 or slide.slide == "s1"]
@@ -273,7 +271,7 @@ def test_a_batch_of_bags_counts_by_its_mean() -> None:
     assert together == pytest.approx(bag_loss(model, TRAIN), rel=1e-5)
 
 
-def test_batches_of_several_bags_are_learnt_from(tmp_path: Path) -> None:
+def test_batches_of_several_bags_train_a_model(tmp_path: Path) -> None:
     five = TRAIN[:5]  # a batch of four, and one of one
     at_first = bag_loss(tiny(), five)
     options: dict[str, Any] = {"train": five, "validation": [], "batch_size": 4}
@@ -284,7 +282,7 @@ def test_batches_of_several_bags_are_learnt_from(tmp_path: Path) -> None:
     assert moving[-1]["train_loss"] < at_first / 2
 
 
-def test_packed_bags_teach_what_padded_ones_do(
+def test_packed_bags_give_the_weights_of_padded_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options: dict[str, Any] = {"batch_size": 4, "lr": 1e-3}
@@ -302,7 +300,7 @@ def test_packed_bags_teach_what_padded_ones_do(
     torch.testing.assert_close(packed, padded, rtol=1e-3, atol=1e-5)
 
 
-def test_packed_bags_repeat_and_go_on_after_a_break(tmp_path: Path) -> None:
+def test_training_on_packed_bags_is_reproducible_and_resumes(tmp_path: Path) -> None:
     options: dict[str, Any] = {"batch_size": 3, "weights": "last"}
     whole = learn(tmp_path / "a", **options)
     with pytest.raises(KeyboardInterrupt):
@@ -312,7 +310,7 @@ def test_packed_bags_repeat_and_go_on_after_a_break(tmp_path: Path) -> None:
     assert whole[1] == resumed[1]
 
 
-def test_loggers_hear_how_long_a_step_waited_for_its_bags(tmp_path: Path) -> None:
+def test_the_waiting_time_for_bags_is_logged(tmp_path: Path) -> None:
     logger = CSVLogger(tmp_path, name="", version="log")
     fit(
         tiny(),
@@ -339,7 +337,7 @@ def test_half_precision_on_a_cpu_without_it_warns_and_trains_in_full(tmp_path: P
     assert same(halved, learn(tmp_path / "b")[0])
 
 
-def test_bfloat_is_used_where_the_cpu_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bfloat16_is_used_if_the_cpu_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu = torch.device("cpu")
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True}, raising=False)
     assert usable_precision("bf16", cpu) == "bf16-mixed"
@@ -349,7 +347,7 @@ def test_bfloat_is_used_where_the_cpu_has_it(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("part", ["train", "validation"])
-def test_a_loss_that_is_no_number_says_what_to_do(tmp_path: Path, part: str) -> None:
+def test_a_loss_of_nan_is_an_error_with_advice(tmp_path: Path, part: str) -> None:
     model = tiny()
     odd = SLIDES[3 if part == "train" else 13]  # infinite for this slide alone
     size = len(odd.bag.features) if isinstance(odd.bag, bags.Bag) else 0
@@ -379,7 +377,7 @@ def best(result: Result) -> int:
     return kept_epoch(result[1], TrainConfig())
 
 
-def test_training_stops_when_validation_has_not_improved_for_so_long(whole: Result) -> None:
+def test_training_stops_after_patience_epochs_without_improvement(whole: Result) -> None:
     losses, lowest, waited = [row["val_loss"] for row in whole[1]], float("inf"), 0
     for epoch, loss in enumerate(losses):
         lowest, waited = (loss, 0) if loss < lowest - 1e-4 else (lowest, waited + 1)
@@ -388,7 +386,7 @@ def test_training_stops_when_validation_has_not_improved_for_so_long(whole: Resu
 
 
 @pytest.mark.parametrize("weights", ["best", "last"])
-def test_the_weights_are_those_of_the_epoch_that_is_named(tmp_path: Path, weights: Any) -> None:
+def test_the_weights_are_those_of_the_reported_epoch(tmp_path: Path, weights: Any) -> None:
     model = tiny()
     _, history = learn(tmp_path, model=model, **HASTY, weights=weights)
     epoch = kept_epoch(history, TrainConfig(weights=weights))
@@ -406,13 +404,13 @@ def test_without_validation_the_last_weights_are_kept_after_all_epochs(tmp_path:
     assert same(state, {name.removeprefix("model."): value for name, value in last.items()})
 
 
-def test_a_plain_signal_is_learnt(tmp_path: Path) -> None:
+def test_a_strong_signal_is_learnt(tmp_path: Path) -> None:
     _, history = learn(tmp_path, train=SLIDES[:12], epochs=12, lr=5e-3)
     assert max(row["val_auc"] for row in history) == 1.0
     assert history[-1]["train_loss"] < 0.2 < history[0]["train_loss"]
 
 
-def test_the_history_is_a_table_too(tmp_path: Path) -> None:
+def test_the_history_is_written_as_csv(tmp_path: Path) -> None:
     assert learn(tmp_path)[1] == read_table(tmp_path / "history.csv")
 
 
@@ -420,7 +418,7 @@ def test_the_history_is_a_table_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("later", [-1, 0, 1, 2])
-def test_an_interrupted_training_ends_as_if_it_had_not_been(
+def test_an_interrupted_training_ends_with_the_same_weights(
     tmp_path: Path, whole: Result, later: int
 ) -> None:
     with pytest.raises(KeyboardInterrupt):
@@ -431,7 +429,7 @@ def test_an_interrupted_training_ends_as_if_it_had_not_been(
 
 
 @pytest.mark.parametrize("changes", [{"weights": "last"}, {"validation": []}], ids=str)
-def test_last_weights_are_the_same_after_a_break(tmp_path: Path, changes: Any) -> None:
+def test_the_last_weights_are_the_same_after_an_interruption(tmp_path: Path, changes: Any) -> None:
     unbroken = learn(tmp_path / "a", **changes)
     with pytest.raises(KeyboardInterrupt):
         learn(tmp_path / "b", **changes, on_epoch=stop_after(1))
@@ -441,7 +439,7 @@ def test_last_weights_are_the_same_after_a_break(tmp_path: Path, changes: Any) -
 
 
 @pytest.mark.parametrize(("name", "later"), [("kept.ckpt", 0), ("last.ckpt", 0), ("last.ckpt", 2)])
-def test_a_break_while_an_epoch_is_written_harms_nothing(
+def test_an_interruption_while_an_epoch_is_written_does_no_harm(
     tmp_path: Path, whole: Result, monkeypatch: pytest.MonkeyPatch, name: str, later: int
 ) -> None:
     save = CheckpointKeeper.save
@@ -460,28 +458,28 @@ def test_a_break_while_an_epoch_is_written_harms_nothing(
     assert whole[1] == resumed[1]
 
 
-def test_a_training_that_has_ended_does_not_go_on(tmp_path: Path, whole: Result) -> None:
+def test_a_finished_training_is_not_continued(tmp_path: Path, whole: Result) -> None:
     learn(tmp_path, **HASTY)
     again = learn(tmp_path, **HASTY, on_epoch=lambda _: pytest.fail("went on"))
     assert same(whole[0], again[0])
     assert whole[1] == again[1]
 
 
-def test_a_training_goes_on_in_a_folder_that_was_moved(tmp_path: Path, whole: Result) -> None:
+def test_a_training_resumes_in_a_folder_that_was_moved(tmp_path: Path, whole: Result) -> None:
     with pytest.raises(KeyboardInterrupt):
         learn(tmp_path / "here", **HASTY, on_epoch=stop_after(best(whole) + 1))
     shutil.move(tmp_path / "here", tmp_path / "there")
     assert same(whole[0], learn(tmp_path / "there", **HASTY)[0])
 
 
-def test_ctrl_c_works_again_after_ctrl_c(tmp_path: Path) -> None:
+def test_ctrl_c_works_a_second_time(tmp_path: Path) -> None:
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
         learn(tmp_path, on_epoch=stop_after(0))
     assert signal.getsignal(signal.SIGINT) is before is not signal.SIG_IGN
 
 
-def test_a_job_that_is_terminated_does_not_look_like_one_that_is_done(tmp_path: Path) -> None:
+def test_a_terminated_job_does_not_exit_with_0(tmp_path: Path) -> None:
     with pytest.raises(SystemExit) as caught:
         learn(tmp_path, on_epoch=lambda _: signal.raise_signal(signal.SIGTERM))
     assert caught.value.code == 143

@@ -153,15 +153,15 @@ def test_an_unknown_protocol_is_a_one_line_error() -> None:
 
 
 def test_a_missing_bucket_is_a_one_line_error(s3: str) -> None:
-    with pytest.raises(StorageError, match="s3://nobody does not exist"):
-        check_new("s3://nobody/out.csv")
-    with pytest.raises(CohortError, match=r"There is no file s3://nobody/labels\.csv"):
-        tables.read_table("s3://nobody/labels.csv")
+    with pytest.raises(StorageError, match="s3://missing does not exist"):
+        check_new("s3://missing/out.csv")
+    with pytest.raises(CohortError, match=r"There is no file s3://missing/labels\.csv"):
+        tables.read_table("s3://missing/labels.csv")
 
 
 def test_creating_a_remote_folder_creates_no_bucket(s3: str) -> None:
-    as_path("s3://nobody/folder").mkdir(parents=True, exist_ok=True)
-    assert not as_path("s3://nobody").exists()
+    as_path("s3://missing/folder").mkdir(parents=True, exist_ok=True)
+    assert not as_path("s3://missing").exists()
 
 
 def test_a_file_from_a_listing_needs_no_further_request(

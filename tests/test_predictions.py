@@ -1,4 +1,4 @@
-"""What a table of predictions promises: nothing lost on disk, others understood, fair sums."""
+"""Tables of predictions: round trips to disk, tables of other programs, and scores."""
 
 import json
 from pathlib import Path
@@ -40,7 +40,7 @@ def table(tmp_path: Path, text: str) -> Path:
 
 
 def fields(predictions: Predictions) -> dict[str, Any]:
-    """All there is in a table, in a form that can be compared."""
+    """All content of a table, in a form that can be compared."""
     labels, probabilities = predictions.labels, predictions.answers
     return {
         **vars(predictions),
@@ -67,7 +67,7 @@ NAMES = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1).filt
     numbers=st.lists(st.floats(0, 1), min_size=8, max_size=8),
     known=st.booleans(),
 )
-def test_any_names_and_numbers_survive_the_disk(
+def test_any_names_and_numbers_survive_a_round_trip(
     tmp_path_factory: pytest.TempPathFactory,
     slides: list[str],
     classes: list[str],
@@ -88,7 +88,7 @@ def test_any_names_and_numbers_survive_the_disk(
     assert fields(Predictions.read(path, allow_unlabelled=True)) == fields(before)
 
 
-def test_marks_in_names_do_not_break_the_columns(tmp_path: Path) -> None:
+def test_separators_in_names_do_not_break_the_columns(tmp_path: Path) -> None:
     before = Predictions(
         slides=('a,"b"\n;',),
         target=Classification(classes=(";;;;;;;;", "\t,")),
@@ -98,7 +98,7 @@ def test_marks_in_names_do_not_break_the_columns(tmp_path: Path) -> None:
     assert (after.slides, after.target.classes) == (('a,"b"\n;',), (";;;;;;;;", "\t,"))
 
 
-def test_our_columns_come_in_our_order(tmp_path: Path) -> None:
+def test_the_columns_have_a_fixed_order(tmp_path: Path) -> None:
     lines = cohort().write(tmp_path / "a.csv").read_text().splitlines()
     head = "slide,patient,fold,label,predicted,prob_normal,prob_tumour,seen_in_training,spread"
     assert lines[0] == head
@@ -140,7 +140,7 @@ def test_a_failed_write_leaves_nothing_behind(
         '"slide","label","prob"\n\n"007","1","0.75"\n\n',
     ],
 )
-def test_tables_of_other_programs_are_understood(tmp_path: Path, text: str) -> None:
+def test_tables_of_other_programs_are_read(tmp_path: Path, text: str) -> None:
     read = Predictions.read(table(tmp_path, text))
     assert (read.slides, read.target.classes, read.extra) == (("007",), ("0", "1"), {})
     assert read.labels is not None
@@ -152,7 +152,7 @@ STAMP = "PATIENT,isMSIH,pred,isMSIH_MSIH,isMSIH_nonMSIH,loss\n01,MSIH,MSIH,0.7,0
 
 
 @pytest.mark.parametrize("label", [None, "isMSIH"])
-def test_stamps_predictions_are_understood(tmp_path: Path, label: str | None) -> None:
+def test_predictions_of_stamp_are_read(tmp_path: Path, label: str | None) -> None:
     read = Predictions.read(table(tmp_path, STAMP), label=label)
     assert read.target.classes == ("MSIH", "nonMSIH")
     assert read.slides == read.patients == ("01",)
@@ -190,20 +190,18 @@ def test_the_label_column_can_be_named(tmp_path: Path) -> None:
         ("slide,fold,label,score\na,x,1,0.5\na,x,1,0.5\n", "Slide 'a' of fold 'x' has 2 rows"),
     ],
 )
-def test_what_is_wrong_with_a_table_is_said_with_its_place(
-    tmp_path: Path, text: str, words: str
-) -> None:
+def test_an_error_in_a_table_names_its_line(tmp_path: Path, text: str, words: str) -> None:
     with pytest.raises(CohortError, match=words) as caught:
         Predictions.read(table(tmp_path, text))
     assert "preds.csv" in str(caught.value)
 
 
-def test_a_class_beside_probabilities_may_be_the_predicted_one(tmp_path: Path) -> None:
+def test_a_class_column_with_probabilities_may_be_the_predicted_class(tmp_path: Path) -> None:
     read = Predictions.read(table(tmp_path, "slide,class,prob_a,prob_b\ns,b,0.5,0.5\n"))
     assert (read.labels, read.extra) == (None, {"class": ("b",)})
 
 
-def test_a_missing_file_and_one_that_is_no_text_are_named(tmp_path: Path) -> None:
+def test_a_missing_file_and_a_binary_file_are_named(tmp_path: Path) -> None:
     with pytest.raises(CohortError, match="no file"):
         Predictions.read(tmp_path / "a.csv")
     (tmp_path / "b.csv").write_bytes(b"slide,label\n\xff\xfe")
@@ -211,7 +209,7 @@ def test_a_missing_file_and_one_that_is_no_text_are_named(tmp_path: Path) -> Non
         Predictions.read(tmp_path / "b.csv")
 
 
-def test_a_label_column_that_is_not_there_is_said(tmp_path: Path) -> None:
+def test_a_missing_label_column_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(CohortError, match="Did you mean 'isMSIH'"):
         Predictions.read(table(tmp_path, STAMP), label="isMSI")
 
@@ -228,7 +226,7 @@ def test_a_label_column_that_is_not_there_is_said(tmp_path: Path) -> None:
         {"extra": {"note": ()}},
     ],
 )
-def test_a_table_holds_together_or_is_refused(change: dict[str, Any]) -> None:
+def test_an_inconsistent_table_is_refused(change: dict[str, Any]) -> None:
     sound: dict[str, Any] = {
         "slides": ("s",),
         "target": Classification(classes=("a", "b")),
@@ -239,12 +237,12 @@ def test_a_table_holds_together_or_is_refused(change: dict[str, Any]) -> None:
         Predictions(**(sound | change))
 
 
-def test_folds_put_together_are_the_whole() -> None:
+def test_concatenated_folds_are_the_table() -> None:
     whole = cohort()
     assert fields(Predictions.concatenate(list(whole.by_fold().values()))) == fields(whole)
 
 
-def test_slides_without_labels_can_join_others() -> None:
+def test_slides_without_labels_can_be_concatenated_with_others() -> None:
     first, second = list(cohort().by_fold().values())[:2]
     bare = Predictions(**{**vars(second), "labels": None})
     joined = Predictions.concatenate([first, bare])
@@ -253,7 +251,7 @@ def test_slides_without_labels_can_join_others() -> None:
     assert joined.scores() == first.scores()
 
 
-def test_tables_of_other_classes_are_not_joined() -> None:
+def test_tables_of_other_classes_are_not_concatenated() -> None:
     with pytest.raises(CohortError, match="cannot be joined"):
         Predictions.concatenate([cohort(), cohort(classes=3)])
 
@@ -267,7 +265,7 @@ def test_scores_are_those_of_the_metrics() -> None:
     assert whole.fold_scores()["1"] == expected
 
 
-def test_slides_without_a_label_are_not_scored_and_it_is_said() -> None:
+def test_slides_without_a_label_are_not_scored_and_there_is_a_note() -> None:
     whole = cohort()
     assert whole.labels is not None
     labels = np.where(np.arange(60) < 40, whole.labels, -1)
@@ -282,7 +280,7 @@ def test_scoring_without_any_label_is_refused() -> None:
         Predictions(**{**vars(cohort()), "labels": None}).scores()
 
 
-def test_intervals_go_by_patient_or_else_by_slide() -> None:
+def test_intervals_are_by_patient_or_else_by_slide() -> None:
     whole = cohort()
     assert whole.labels is not None
     alone = Predictions(**{**vars(whole), "patients": None})
@@ -294,8 +292,8 @@ def test_intervals_go_by_patient_or_else_by_slide() -> None:
         assert part.intervals(draws=50) == expected
 
 
-def test_a_summary_keeps_folds_and_pool_apart() -> None:
-    # Each fold is ranked perfectly, but the second speaks on another scale: pooled, they mix.
+def test_a_summary_has_folds_and_pooled_scores() -> None:
+    # Each fold is ranked perfectly, but the second has another scale: pooled, they mix.
     positive = np.array([0.1, 0.2, 0.6, 0.7])
     whole = Predictions(
         slides=tuple("abcd"),
@@ -337,7 +335,7 @@ def test_calibration_is_given_with_its_floor_and_without_an_interval() -> None:
     found = summary(whole, draws=20)
     assert found.metrics["ace"].interval is None
     assert found.more["ace_floor_pooled"] == ace_floor(whole.answers)
-    # A fold is smaller than the whole, so chance weighs more in it.
+    # A fold is smaller than the table, so chance has a larger effect.
     assert found.more["ace_floor_on_a_fold"] is not None
     assert found.more["ace_floor_on_a_fold"][0] > found.more["ace_floor_pooled"][0]
     assert found.as_markdown().count("perfectly calibrated") == 2
@@ -363,14 +361,14 @@ def test_a_fold_that_lacks_a_class_is_named(classes: int, words: str) -> None:
     assert found.metrics["auc"].folds_counted == classes
 
 
-def test_a_summary_is_json_even_where_a_number_is_missing() -> None:
+def test_a_summary_with_nan_is_valid_json() -> None:
     found = summary(cohort(folds=1), draws=20).as_dict()
     assert json.loads(json.dumps(found, allow_nan=False)) == found
     assert found["metrics"]["auc"]["std_over_folds"] is None
     assert len(found["metrics"]["auc"]["interval"]) == 2
 
 
-def test_rows_of_the_training_part_are_not_scored(tmp_path: Path) -> None:
+def test_rows_of_the_training_part_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "all.csv"
     path.write_text("slide,label,probability,split\na,0,0.2,test\nb,1,0.9,train\n")
     with pytest.raises(CohortError, match="rows of train in column split"):

@@ -105,8 +105,8 @@ def partial_run(memory: RemotePath, recipe: Recipe) -> RemotePath:
 
 
 def test_a_missing_bucket_is_found_before_training(s3: str, tiny_recipe: Recipe) -> None:
-    with pytest.raises(StorageError, match="s3://nobody does not exist"):
-        train(tiny_recipe, as_path("s3://nobody/run"))
+    with pytest.raises(StorageError, match="s3://missing does not exist"):
+        train(tiny_recipe, as_path("s3://missing/run"))
 
 
 @pytest.mark.parametrize("remote_cohort", ["memory", SLOW_S3], indirect=True)

@@ -1,4 +1,4 @@
-"""What a run promises: it can be used again, on bags like its own, and never flatters itself."""
+"""Runs: opening, predicting bags like those of the training, and scoring unseen slides only."""
 
 import json
 import shutil
@@ -24,15 +24,15 @@ OWN = replace(OWN, encoder="synthetic", mpp=1.0)
 
 
 @pytest.fixture
-def stranger(tmp_path: Path) -> Path:
+def new_bag(tmp_path: Path) -> Path:
     """A bag that no fold has seen."""
     features = RareSignal(width=64, patches=(40, 80)).bag(777)[0]
-    return bags.write(tmp_path / "stranger.h5", features, encoder="synthetic", mpp=1.0)
+    return bags.write(tmp_path / "new_bag.h5", features, encoder="synthetic", mpp=1.0)
 
 
 @pytest.fixture
 def copy(tiny_run: Run, tmp_path: Path) -> Path:
-    """The finished run, to be harmed."""
+    """A copy of the finished run, to be changed."""
     return Path(shutil.copytree(tiny_run.folder, tmp_path / "copy"))
 
 
@@ -43,7 +43,7 @@ def own_paths(run: Run) -> dict[str, Path]:
 # Opening
 
 
-def test_a_run_knows_what_it_was_made_of(tiny_run: Run) -> None:
+def test_a_run_has_the_metadata_of_its_training(tiny_run: Run) -> None:
     facts = tiny_run.facts
     assert (facts.model, facts.in_dim, facts.encoder, facts.mpp) == ("caprmil", 64, "synthetic", 1)
     assert facts.target["classes"] == ["normal", "tumour"]
@@ -53,7 +53,7 @@ def test_a_run_knows_what_it_was_made_of(tiny_run: Run) -> None:
 
 
 @pytest.mark.parametrize("name", ["nowhere", "empty", "a_file"])
-def test_what_is_no_run_is_refused(tmp_path: Path, name: str) -> None:
+def test_a_folder_that_is_not_a_run_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "a_file").touch()
     with pytest.raises(RunError, match=r"is not a run: there is no run\.json"):
@@ -62,7 +62,7 @@ def test_what_is_no_run_is_refused(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", [FACTS, SPLITS])
 @pytest.mark.parametrize("text", ["{", "[]", "3", "{}", '{"target": 3}', "\udcff"])
-def test_a_damaged_run_says_so(copy: Path, name: str, text: str) -> None:
+def test_a_damaged_run_is_an_error(copy: Path, name: str, text: str) -> None:
     (copy / name).write_text(text, encoding="utf-8", errors="surrogateescape")
     with pytest.raises(RunError, match="damaged"):
         Run(copy)
@@ -78,7 +78,7 @@ def test_a_run_of_another_format_is_refused_with_both_versions(copy: Path) -> No
         Run(copy)
 
 
-def test_an_unfinished_run_says_what_is_left(copy: Path) -> None:
+def test_an_unfinished_run_lists_what_is_missing(copy: Path) -> None:
     (copy / SCORES).unlink()
     with pytest.raises(RunError, match="still to do: the scores"):
         _ = Run(copy).predictions
@@ -89,18 +89,18 @@ def test_an_unfinished_run_says_what_is_left(copy: Path) -> None:
     assert "unfinished" in repr(Run(copy))
 
 
-def test_a_run_without_models_answers_nothing(copy: Path, stranger: Path) -> None:
+def test_a_run_without_models_cannot_predict(copy: Path, new_bag: Path) -> None:
     shutil.rmtree(copy / "folds")
     with pytest.raises(RunError, match="no trained model yet"):
-        Run(copy).predict({"stranger": stranger})
+        Run(copy).predict({"new_bag": new_bag})
 
 
-def test_a_fold_that_is_not_there_is_named_with_those_that_are(tiny_run: Run) -> None:
+def test_an_unknown_fold_is_an_error_with_the_known_ones(tiny_run: Run) -> None:
     with pytest.raises(UnknownNameError, match="fold-0, fold-1, fold-2"):
         tiny_run.model("fold-7")
 
 
-def test_names_in_any_script_survive(copy: Path) -> None:
+def test_unicode_names_survive(copy: Path) -> None:
     facts = read_json(copy / FACTS)
     facts["target"]["classes"] = ["gesund", "Krebs-Geschwür"]
     (copy / FACTS).write_text(as_json(facts), encoding="utf-8")
@@ -112,84 +112,88 @@ def test_names_in_any_script_survive(copy: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "expected"),
     [
         ({"width": 32}, "of 32 features, not 64 as the models"),
         ({"encoder": "uni"}, "encoder uni, not synthetic as .*--force"),
         ({"mpp": 0.5}, "0.5 um/px, not 1 as .*--force"),
     ],
 )
-def test_bags_of_another_kind_are_refused(tiny_run: Run, changes: dict, said: str) -> None:
-    with pytest.raises(BagError, match=said):
+def test_bags_of_another_encoder_width_or_scale_are_refused(
+    tiny_run: Run, changes: dict, expected: str
+) -> None:
+    with pytest.raises(BagError, match=expected):
         tiny_run.check_bag("s", replace(OWN, **changes))
 
 
 @pytest.mark.parametrize(
     "changes", [{}, {"encoder": "Synthetic"}, {"mpp": 1.05}, {"mpp": None}, {"encoder": None}]
 )
-def test_bags_of_the_same_kind_pass(tiny_run: Run, changes: dict) -> None:
+def test_bags_of_the_same_encoder_pass(tiny_run: Run, changes: dict) -> None:
     tiny_run.check_bag("s", replace(OWN, **changes))
 
 
-def test_force_lets_all_pass_but_another_width(tiny_run: Run) -> None:
+def test_force_accepts_all_but_another_width(tiny_run: Run) -> None:
     tiny_run.check_bag("s", replace(OWN, encoder="uni", mpp=0.5), force=True)
     with pytest.raises(BagError, match="32 features"):
         tiny_run.check_bag("s", replace(OWN, width=32), force=True)
 
 
-def test_predict_refuses_before_it_answers(tiny_run: Run, tmp_path: Path, stranger: Path) -> None:
+def test_all_bags_are_checked_before_the_first_prediction(
+    tiny_run: Run, tmp_path: Path, new_bag: Path
+) -> None:
     narrow = bags.write(tmp_path / "narrow.h5", np.ones((5, 32)))
     with pytest.raises(BagError, match="narrow is of 32 features"):
-        tiny_run.predict({"stranger": stranger, "narrow": narrow}, device="cpu")
+        tiny_run.predict({"new_bag": new_bag, "narrow": narrow}, device="cpu")
 
 
-# Answers
+# Predictions
 
 
-def test_a_new_slide_is_answered_by_the_mean_of_the_folds(tiny_run: Run, stranger: Path) -> None:
-    told = tiny_run.predict({"new": stranger}, device="cpu")
-    sample = [Sample("new", stranger)]
+def test_a_new_slide_is_predicted_by_the_mean_of_the_folds(tiny_run: Run, new_bag: Path) -> None:
+    predicted = tiny_run.predict({"new": new_bag}, device="cpu")
+    sample = [Sample("new", new_bag)]
     each = [predict_samples(tiny_run.trained(fold.name), sample)[0] for fold in tiny_run.splits]
-    np.testing.assert_allclose(told.answers[0], np.mean(each, axis=0), rtol=1e-12)
-    assert told.extra["models"] == ("3",)
-    spread = np.std([row[told.answers[0].argmax()] for row in each], ddof=1)
-    assert float(told.extra["spread"][0]) == pytest.approx(spread, abs=1e-4)
+    np.testing.assert_allclose(predicted.answers[0], np.mean(each, axis=0), rtol=1e-12)
+    assert predicted.extra["models"] == ("3",)
+    spread = np.std([row[predicted.answers[0].argmax()] for row in each], ddof=1)
+    assert float(predicted.extra["spread"][0]) == pytest.approx(spread, abs=1e-4)
 
 
-def test_one_fold_can_be_asked_alone(tiny_run: Run, stranger: Path) -> None:
-    told = tiny_run.predict({"new": stranger}, fold="fold-1", device="cpu")
-    alone = predict_samples(tiny_run.trained("fold-1"), [Sample("new", stranger)])
-    np.testing.assert_array_equal(told.answers, alone)
-    assert told.extra["models"] == ("1",)
+def test_one_fold_can_predict_alone(tiny_run: Run, new_bag: Path) -> None:
+    predicted = tiny_run.predict({"new": new_bag}, fold="fold-1", device="cpu")
+    alone = predict_samples(tiny_run.trained("fold-1"), [Sample("new", new_bag)])
+    np.testing.assert_array_equal(predicted.answers, alone)
+    assert predicted.extra["models"] == ("1",)
 
 
-def test_a_slide_of_the_cohort_is_answered_as_in_cross_validation(tiny_run: Run) -> None:
-    told = tiny_run.predict(own_paths(tiny_run), device="cpu")
+def test_a_slide_of_the_cohort_is_predicted_as_in_cross_validation(tiny_run: Run) -> None:
+    predicted = tiny_run.predict(own_paths(tiny_run), device="cpu")
     out_of_fold = tiny_run.predictions
-    honest = dict(zip(out_of_fold.slides, out_of_fold.answers, strict=True))
-    for slide, probabilities in zip(told.slides, told.answers, strict=True):
-        np.testing.assert_allclose(probabilities, honest[slide], rtol=1e-6)
-    assert set(told.extra["models"]) == {"1"}
+    expected = dict(zip(out_of_fold.slides, out_of_fold.answers, strict=True))
+    for slide, probabilities in zip(predicted.slides, predicted.answers, strict=True):
+        np.testing.assert_allclose(probabilities, expected[slide], rtol=1e-6)
+    assert set(predicted.extra["models"]) == {"1"}
 
 
-def test_an_answer_of_models_that_know_the_slide_is_marked(tiny_run: Run) -> None:
+def test_a_prediction_of_models_that_saw_the_slide_is_marked(tiny_run: Run) -> None:
     known = tiny_run.splits[0].train[0]
-    told = tiny_run.predict({known: own_paths(tiny_run)[known]}, fold="fold-0", device="cpu")
-    assert told.extra["models"] == ("1 (all saw it in training)",)
+    predicted = tiny_run.predict({known: own_paths(tiny_run)[known]}, fold="fold-0", device="cpu")
+    assert predicted.extra["models"] == ("1 (all saw it in training)",)
 
 
 # Other cohorts
 
 
 def test_slides_and_patients_that_were_trained_on_are_not_scored(tiny_run: Run) -> None:
-    tiny_run.check_unseen({"other": "somebody"})
+    tiny_run.check_unseen({"other": "patient a"})
     with pytest.raises(RunError, match=r"trained on 1 of these slides.*slide_003"):
-        tiny_run.check_unseen({"other": "somebody", "slide_003": "somebody else"})
+        tiny_run.check_unseen({"other": "patient a", "slide_003": "patient b"})
     with pytest.raises(RunError, match=r"trained on 1 of these slides.*other"):
         tiny_run.check_unseen({"other": "patient_003"})
 
 
-def test_a_slide_that_was_only_tested_is_not_known(copy: Path) -> None:
+def test_a_slide_that_was_only_tested_counts_as_unseen(copy: Path) -> None:
     splits = read_json(copy / SPLITS)
     for fold in splits["folds"]:
         for part in ("train", "validation"):
@@ -198,30 +202,30 @@ def test_a_slide_that_was_only_tested_is_not_known(copy: Path) -> None:
     Run(copy).check_unseen({"slide_003": "patient_003"})
 
 
-def test_every_model_answers_another_cohort(tiny_run: Run, tmp_path: Path) -> None:
+def test_every_model_predicts_another_cohort(tiny_run: Run, tmp_path: Path) -> None:
     other = RareSignal(width=64, patches=(40, 80), seed=9)
     for number in (0, 1):
         bags.write(tmp_path / f"other_{number}.h5", other.bag(number)[0])
     table = tmp_path / "table.csv"
     table.write_text("slide,label\nother_0,normal\nother_1,tumour\n")
-    told = tiny_run.evaluate(table, tmp_path, device="cpu")
-    assert len(told) == 6
-    assert told.labels is not None
-    assert told.labels.tolist() == [0, 1] * 3
-    assert sorted(set(told.folds or ())) == ["fold-0", "fold-1", "fold-2"]
+    predicted = tiny_run.evaluate(table, tmp_path, device="cpu")
+    assert len(predicted) == 6
+    assert predicted.labels is not None
+    assert predicted.labels.tolist() == [0, 1] * 3
+    assert sorted(set(predicted.folds or ())) == ["fold-0", "fold-1", "fold-2"]
 
 
 # Devices
 
 
 @pytest.mark.parametrize("name", ["gpu", "", "cuda:", "meta", "cpu:1", "banana"])
-def test_a_device_nobody_knows_is_refused(name: str) -> None:
+def test_an_unknown_device_is_refused(name: str) -> None:
     with pytest.raises(RunError, match="A device is auto, cpu, cuda"):
         pick_device(name)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is one")
-def test_a_device_that_is_not_here_is_refused_and_auto_is_the_cpu() -> None:
+def test_a_missing_device_is_refused_and_auto_is_the_cpu() -> None:
     with pytest.raises(RunError, match="There is no device 'cuda:1' here"):
         pick_device("cuda:1")
     assert pick_device("auto") == torch.device("cpu")

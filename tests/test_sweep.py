@@ -1,4 +1,4 @@
-"""Sweeps: every point once, the best chosen on validation alone, nothing trained twice."""
+"""Sweeps: every point once, the best chosen on the validation parts, nothing trained twice."""
 
 import csv
 import pickle
@@ -221,7 +221,7 @@ def some_results(seed: int, n: int = 6) -> list[PointResult]:
 
 
 @pytest.mark.parametrize("metric", ["auc", "ace"])
-def test_the_best_is_chosen_on_validation_alone(metric: str) -> None:
+def test_the_best_is_chosen_on_the_validation_parts(metric: str) -> None:
     results = some_results(0)
     means = [np.mean([f[metric] for f in r.scores["validation"].values()]) for r in results]
     number = np.argmin(means) if metric == "ace" else np.argmax(means)

@@ -1,4 +1,4 @@
-"""What reading a table promises: text as it stands, whoever wrote it, or a line to look at."""
+"""Reading of tables: text as in the file, from any program, with errors that name the line."""
 
 from pathlib import Path
 
@@ -23,7 +23,7 @@ def cells(table: pd.DataFrame) -> dict[str, list[str]]:
 @pytest.mark.parametrize("mark", [",", ";", "\t"])
 @pytest.mark.parametrize("start", ["", "\ufeff", "\n\n"])
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
-def test_marks_line_ends_and_bom_make_no_difference(
+def test_separators_line_ends_and_bom_make_no_difference(
     tmp_path: Path, mark: str, start: str, end: str
 ) -> None:
     lines = ["slide{0} age", "007{0}050", "{0}", "", '"a{0}b"{0}']
@@ -41,17 +41,19 @@ def test_marks_line_ends_and_bom_make_no_difference(
         ("slide", 1),
     ],
 )
-def test_the_separator_is_the_one_that_makes_sense(tmp_path: Path, header: str, names: int) -> None:
+def test_the_separator_is_the_one_that_gives_known_columns(
+    tmp_path: Path, header: str, names: int
+) -> None:
     assert len(read(tmp_path, f"{header}\nx\n", pad=True).columns) == names
 
 
-def test_rows_are_given_by_column_and_with_their_place(tmp_path: Path) -> None:
+def test_rows_have_their_columns_and_their_line(tmp_path: Path) -> None:
     table = read(tmp_path, 'slide,note\n\n\na,"two\nlines"\nb,\n')
     assert table.to_dict("records") == [
         {"slide": "a", "note": "two\nlines"},
         {"slide": "b", "note": ""},
     ]
-    assert [place.rpartition("/")[2] for place in table.index] == [
+    assert [position.rpartition("/")[2] for position in table.index] == [
         "table.csv, line 5",  # where the row ends
         "table.csv, line 6",
     ]
@@ -62,18 +64,18 @@ def test_columns_without_a_name_are_left_out(tmp_path: Path) -> None:
     assert cells(table) == {"slide": ["a"]}
 
 
-def test_cells_missing_at_the_end_are_empty_only_when_told(tmp_path: Path) -> None:
+def test_missing_cells_at_the_end_are_empty_only_with_pad(tmp_path: Path) -> None:
     assert cells(read(tmp_path, "slide,site\na\n", pad=True)) == {"slide": ["a"], "site": [""]}
     with pytest.raises(CohortError, match="line 2: 1 cells, but 2 columns"):
         read(tmp_path, "slide,site\na\n")
 
 
-def test_empty_cells_too_many_are_forgiven(tmp_path: Path) -> None:
+def test_additional_empty_cells_are_ignored(tmp_path: Path) -> None:
     assert cells(read(tmp_path, "slide,site\na,x,,\n")) == {"slide": ["a"], "site": ["x"]}
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "expected"),
     [
         (b"", "no rows"),
         (b"slide,label\n,\n", "no rows"),
@@ -83,12 +85,14 @@ def test_empty_cells_too_many_are_forgiven(tmp_path: Path) -> None:
         ("slide\na\n".encode("utf-16"), "not a table in UTF-8"),
     ],
 )
-def test_what_is_no_table_is_refused_by_name(tmp_path: Path, content: bytes, told: str) -> None:
-    with pytest.raises(CohortError, match=rf"table\.csv.*{told}"):
+def test_a_file_that_is_not_a_table_is_refused(
+    tmp_path: Path, content: bytes, expected: str
+) -> None:
+    with pytest.raises(CohortError, match=rf"table\.csv.*{expected}"):
         read(tmp_path, content)
 
 
-def test_a_cell_that_is_missing_or_no_number_is_placed(tmp_path: Path) -> None:
+def test_the_error_of_a_cell_names_its_line(tmp_path: Path) -> None:
     table = read(tmp_path, "slide,age\na,1e3\n,old\n")
     with pytest.raises(CohortError, match="line 3: the slide is missing"):
         tables.names(table, "slide")
@@ -97,17 +101,17 @@ def test_a_cell_that_is_missing_or_no_number_is_placed(tmp_path: Path) -> None:
     assert tables.numbers(read(tmp_path, "slide,age\na,1e3\n"), "age") == [1000.0]
 
 
-def test_columns_are_recognised_in_any_case_and_the_first_word_wins() -> None:
+def test_columns_are_recognised_in_any_case_and_the_first_name_is_used() -> None:
     assert matching_columns(["WSI", "Slide ID", "age"], COLUMNS["slide"]) == ["Slide ID", "WSI"]
     assert matching_columns(["Slide", "slide"], COLUMNS["slide"]) == ["Slide", "slide"]
 
 
-def test_no_name_belongs_to_two_columns() -> None:
+def test_no_name_belongs_to_two_roles() -> None:
     words = [word for role in COLUMNS.values() for word in role]
     assert len(set(words)) == len(words)
 
 
-def test_a_table_in_markdown_has_a_rule_and_its_remarks_below() -> None:
+def test_a_markdown_table_has_a_rule_and_notes_below() -> None:
     text = tables.markdown_table(["a", "b"], [["1", "2"]], ["so it is"])
     assert text == "| a | b |\n| --- | --- |\n| 1 | 2 |\n\n- so it is\n"
 
@@ -125,7 +129,7 @@ def test_a_dataframe_a_workbook_and_parquet_are_the_same_table(tmp_path: Path) -
     assert cells(tables.read_table(tmp_path / "t.csv"))["label"] == ["1.0", ""]
 
 
-def test_a_damaged_workbook_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_damaged_workbook_is_refused(tmp_path: Path) -> None:
     (tmp_path / "t.xlsx").write_bytes(b"PK no workbook")
     with pytest.raises(CohortError, match=r"t\.xlsx cannot be read"):
         tables.read_table(tmp_path / "t.xlsx")

@@ -1,4 +1,4 @@
-"""What a cross-validation promises: honest folds, a folder of its own, and no night lost."""
+"""Cross-validation: folds scored on unseen slides, a folder per run, and resuming."""
 
 import os
 import signal
@@ -34,7 +34,7 @@ from caprmil.training.recipe import ModelConfig, Recipe, read_recipe
 
 @pytest.fixture(scope="module", autouse=True)
 def hurry(tiny_run: Run) -> Iterator[None]:
-    """Save no pictures and resample little, once the shared run is there: others test that."""
+    """Save no figures and resample little after the shared run: other tests cover that."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(figures, "save", lambda _, path, **__: path.touch())
         patch.setattr(predictions, "summary", partial(predictions.summary, draws=5))
@@ -43,7 +43,7 @@ def hurry(tiny_run: Run) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def unbroken(tiny_recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """All that is in a run which was never interrupted."""
+    """The content of a run that was never interrupted."""
     return contents(run_recipe(short(tiny_recipe), tmp_path_factory.mktemp("a") / "run").folder)
 
 
@@ -59,12 +59,12 @@ def quick(recipe: Recipe, **changes: Any) -> Recipe:
 
 
 def short(recipe: Recipe) -> Recipe:
-    """The recipe with two folds of two epochs: enough to be interrupted in the midst."""
+    """The recipe with two folds of two epochs: enough to be interrupted in the middle."""
     return quick(recipe, train=replace(recipe.train, epochs=2))
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """All files of a run but its logs and pictures, which hold the time of day."""
+    """All files of a run but its logs and figures, which contain the time."""
     files = [
         file for file in sorted(folder.rglob("*")) if file.is_file() and "log" not in file.parts
     ]
@@ -75,50 +75,50 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def relabel(table: Path, folder: Path, column: Callable[[int], str], header: str) -> Path:
-    """Write the tiny cohort's table anew, with other columns after the patient's."""
+    """Write the table of the tiny cohort with other columns after the patient."""
     rows = [f"slide_{n:03d},patient_{n:03d},{column(n)}" for n in range(24)]
     path = folder / "table.csv"
     path.write_text("\n".join([f"slide,patient,{header}", *rows]) + "\n")
     return path
 
 
-# What is in a run
+# The content of a run
 
 
-def test_each_fold_is_answered_by_its_own_model(tiny_run: Run) -> None:
+def test_each_test_part_is_predicted_by_the_model_of_its_fold(tiny_run: Run) -> None:
     for fold in tiny_run.splits:
-        told = Predictions.read(tiny_run.fold_folder(fold.name) / "test.csv")
+        predicted = Predictions.read(tiny_run.fold_folder(fold.name) / "test.csv")
         samples = [Sample(slide, Path(tiny_run.paths[slide])) for slide in fold.test]
         own = predict_samples(tiny_run.trained(fold.name), samples)
-        assert told.slides == fold.test
-        np.testing.assert_array_equal(told.answers, own)
+        assert predicted.slides == fold.test
+        np.testing.assert_array_equal(predicted.answers, own)
         others = [f.name for f in tiny_run.splits if f != fold]
         assert not any(
             np.allclose(predict_samples(tiny_run.trained(o), samples), own) for o in others
         )
 
 
-def test_validation_is_answered_by_its_fold_too(tiny_run: Run) -> None:
+def test_each_validation_part_is_predicted_by_the_model_of_its_fold(tiny_run: Run) -> None:
     for fold in tiny_run.splits:
-        told = Predictions.read(tiny_run.fold_folder(fold.name) / "validation.csv")
-        assert told.slides == fold.validation
+        predicted = Predictions.read(tiny_run.fold_folder(fold.name) / "validation.csv")
+        assert predicted.slides == fold.validation
 
 
 def test_every_slide_is_predicted_once_in_the_fold_that_left_it_out(tiny_run: Run) -> None:
-    told = tiny_run.predictions
-    assert sorted(told.slides) == [f"slide_{n:03d}" for n in range(24)]
+    predicted = tiny_run.predictions
+    assert sorted(predicted.slides) == [f"slide_{n:03d}" for n in range(24)]
     home = {slide: fold.name for fold in tiny_run.splits for slide in fold.test}
-    assert told.folds == tuple(home[slide] for slide in told.slides)
-    assert told.labels is not None
-    assert told.labels.tolist() == [int(slide[-3:]) % 2 for slide in told.slides]
+    assert predicted.folds == tuple(home[slide] for slide in predicted.slides)
+    assert predicted.labels is not None
+    assert predicted.labels.tolist() == [int(slide[-3:]) % 2 for slide in predicted.slides]
 
 
-def test_the_recipe_in_a_run_makes_the_same_run(tiny_run: Run, tiny_recipe: Recipe) -> None:
+def test_the_recipe_in_a_run_reproduces_the_run(tiny_run: Run, tiny_recipe: Recipe) -> None:
     assert read_recipe(tiny_run.folder / RECIPE) == tiny_recipe
     assert tiny_run.facts.digest == config.digest(tiny_recipe)
 
 
-def test_a_run_has_scores_and_pictures_and_no_checkpoints(tiny_run: Run) -> None:
+def test_a_run_has_scores_and_figures_and_no_checkpoints(tiny_run: Run) -> None:
     assert tiny_run.scores["slides"] == 24
     assert tiny_run.scores["metrics"]["auc"]["folds_counted"] == 3
     files = {str(file.relative_to(tiny_run.folder)) for file in tiny_run.folder.rglob("*")}
@@ -135,7 +135,7 @@ def test_the_epoch_that_was_kept_is_recorded(tiny_run: Run) -> None:
         assert facts["epochs"] == 3
 
 
-def test_tensorboard_has_a_point_an_epoch(tiny_run: Run) -> None:
+def test_tensorboard_has_a_point_per_epoch(tiny_run: Run) -> None:
     folder = tiny_run.fold_folder("fold-1")
     log = EventAccumulator(str(folder / "log")).Reload()
     history = read_history(folder / "history.csv")
@@ -165,7 +165,7 @@ def test_without_validation_all_epochs_are_run_and_the_last_is_kept(
     assert not (folder / "validation.csv").exists()
 
 
-def test_three_classes_are_told_apart(tiny_recipe: Recipe, tmp_path: Path) -> None:
+def test_three_classes_are_separated(tiny_recipe: Recipe, tmp_path: Path) -> None:
     table = relabel(Path(tiny_recipe.cohort), tmp_path, lambda n: "abc"[n % 3], "label")
     run = run_recipe(quick(tiny_recipe, cohort=str(table)), tmp_path / "run")
     assert run.target.classes == ("a", "b", "c")
@@ -173,9 +173,7 @@ def test_three_classes_are_told_apart(tiny_recipe: Recipe, tmp_path: Path) -> No
     assert run.model("fold-0").n_outputs == 3
 
 
-def test_test_parts_of_one_class_lose_the_picture_and_not_the_run(
-    tiny_recipe: Recipe, tmp_path: Path
-) -> None:
+def test_test_parts_of_one_class_have_no_roc_figure(tiny_recipe: Recipe, tmp_path: Path) -> None:
     def cells(n: int) -> str:
         parts = ["test" if n in test else "train" for test in ((0, 2, 4), (1, 3, 5))]
         return ",".join(["ab"[n % 2], *parts])
@@ -188,7 +186,7 @@ def test_test_parts_of_one_class_lose_the_picture_and_not_the_run(
     assert (run.folder / "curves.png").exists()
 
 
-def test_repeats_answer_every_slide_once_each(tiny_recipe: Recipe, tmp_path: Path) -> None:
+def test_each_repeat_predicts_every_slide_once(tiny_recipe: Recipe, tmp_path: Path) -> None:
     splits = SplitConfig(folds=2, repeats=2)
     run = run_recipe(quick(tiny_recipe, splits=splits), tmp_path / "run")
     assert len(run.predictions) == 48
@@ -206,11 +204,11 @@ def test_any_logger_of_lightning_can_be_named(tiny_recipe: Recipe, tmp_path: Pat
     assert len(lines) == 2  # one epoch, one row
 
 
-# What is wrong is found before anything is written
+# Errors before anything is written
 
 
 @pytest.mark.parametrize(
-    ("loggers", "said"),
+    ("loggers", "expected"),
     [
         ({"Tensorbored": {}}, "no logger 'Tensorbored'. Lightning has: .*CSVLogger"),
         ({"nowhere.Logger": {}}, "no logger 'nowhere.Logger'"),
@@ -220,10 +218,10 @@ def test_any_logger_of_lightning_can_be_named(tiny_recipe: Recipe, tmp_path: Pat
     ],
     ids=str,
 )
-def test_a_logger_that_cannot_be_had_is_found_first(
-    tiny_recipe: Recipe, tmp_path: Path, loggers: dict[str, Any], said: str
+def test_an_unknown_logger_is_an_error_before_training(
+    tiny_recipe: Recipe, tmp_path: Path, loggers: dict[str, Any], expected: str
 ) -> None:
-    with pytest.raises(RecipeError, match=said):
+    with pytest.raises(RecipeError, match=expected):
         run_recipe(quick(tiny_recipe, loggers=loggers), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -239,7 +237,7 @@ def test_a_logger_that_cannot_be_had_is_found_first(
     ],
     ids=str,
 )
-def test_a_model_that_cannot_be_built_is_found_first(
+def test_a_model_that_cannot_be_built_is_an_error_before_training(
     tiny_recipe: Recipe, tmp_path: Path, model: ModelConfig, problem: type[Exception]
 ) -> None:
     with pytest.raises(problem):
@@ -247,7 +245,7 @@ def test_a_model_that_cannot_be_built_is_found_first(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_device_and_a_cohort_that_are_not_there_are_found_first(
+def test_a_missing_device_or_cohort_is_an_error_before_training(
     tiny_recipe: Recipe, tmp_path: Path
 ) -> None:
     with pytest.raises(RunError, match="A device is"):
@@ -260,7 +258,7 @@ def test_a_device_and_a_cohort_that_are_not_there_are_found_first(
 # A folder is never overwritten
 
 
-def test_a_finished_run_is_left_alone(tiny_recipe: Recipe, tiny_run: Run) -> None:
+def test_a_finished_run_is_not_changed(tiny_recipe: Recipe, tiny_run: Run) -> None:
     before = contents(tiny_run.folder)
     with pytest.raises(RunError, match="holds a finished run"):
         run_recipe(tiny_recipe, tiny_run.folder)
@@ -268,7 +266,7 @@ def test_a_finished_run_is_left_alone(tiny_recipe: Recipe, tiny_run: Run) -> Non
 
 
 @pytest.mark.parametrize("name", ["thesis.tex", "run"])
-def test_what_somebody_else_made_is_left_alone(
+def test_a_folder_of_something_else_is_not_changed(
     tiny_recipe: Recipe, tmp_path: Path, name: str
 ) -> None:
     (tmp_path / name).write_text("years of work")
@@ -278,7 +276,7 @@ def test_what_somebody_else_made_is_left_alone(
     assert [file.name for file in tmp_path.iterdir()] == [name]
 
 
-def test_an_empty_folder_will_do(tiny_recipe: Recipe, tmp_path: Path) -> None:
+def test_an_empty_folder_is_accepted(tiny_recipe: Recipe, tmp_path: Path) -> None:
     assert run_recipe(quick(tiny_recipe), tmp_path).finished
 
 
@@ -314,7 +312,7 @@ def at_call(number: int, monkeypatch: pytest.MonkeyPatch, target: str) -> None:
         ("evaluation.predictions.summary", 1),
     ],
 )
-def test_a_broken_run_goes_on_and_ends_with_the_same_numbers(
+def test_an_interrupted_run_resumes_and_ends_with_the_same_numbers(
     tiny_recipe: Recipe,
     unbroken: dict[str, bytes],
     tmp_path: Path,
@@ -339,13 +337,13 @@ def broken(tiny_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     return tmp_path / "broken"
 
 
-def test_an_interrupted_run_is_a_run(broken: Path) -> None:
+def test_an_interrupted_run_can_be_opened(broken: Path) -> None:
     run = Run(broken)
     assert not run.finished
     assert [fold.name for fold in run.done] == ["fold-0"]
 
 
-def test_another_recipe_is_refused_and_the_difference_named(
+def test_another_recipe_is_refused_and_the_difference_is_named(
     broken: Path, tiny_recipe: Recipe
 ) -> None:
     other = quick(tiny_recipe, model=ModelConfig(settings={"dim": 16, "heads": 4}))
@@ -353,7 +351,7 @@ def test_another_recipe_is_refused_and_the_difference_named(
         run_recipe(other, broken)
 
 
-def test_folds_that_are_done_are_not_trained_again(
+def test_finished_folds_are_not_trained_again(
     broken: Path, tiny_recipe: Recipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weights = broken / "folds" / "fold-0" / "model" / "model.safetensors"
@@ -363,7 +361,7 @@ def test_folds_that_are_done_are_not_trained_again(
 
 
 @pytest.mark.parametrize("change", ["slide", "label", "bag"])
-def test_a_cohort_that_has_changed_meanwhile_is_refused(
+def test_a_cohort_that_has_changed_is_refused(
     tiny_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
     def split(n: int) -> str:
@@ -393,7 +391,7 @@ def test_a_cohort_that_has_changed_meanwhile_is_refused(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
-def test_a_process_that_is_killed_loses_nothing(
+def test_a_killed_process_loses_no_finished_work(
     tiny_recipe: Recipe, tiny_run: Run, tmp_path: Path, how: signal.Signals
 ) -> None:
     (tmp_path / "recipe.toml").write_text(config.dump(tiny_recipe))
