@@ -1,10 +1,10 @@
-# Two commands do all the set-up on a fresh machine: make demo, make test.
+# `make demo` and `make test` set up everything on a new machine.
 VENV   ?= .venv
 PYTHON ?= python3
 BIN    := $(VENV)/bin
-# timm and torchvision live apart: beside a CPU torch, torchvision breaks Lightning.
+# timm and torchvision have their own environment: next to a CPU build of torch, torchvision breaks Lightning.
 ENCODERS ?= .venv-encoders
-# A peer that only the benchmark of speed imports, without its own dependencies that we do not have already.
+# torchmil, only for the benchmark of speed, with the dependencies that caprmil does not have.
 TORCHMIL ?= .torchmil
 
 # Without bytecode, every process would compile torch and Lightning again.
@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo bench test test-slow test-encoders check format lock clean
 
-help:  ## What there is to make.
+help:  ## List the targets.
 	@sed -n 's/^\([a-z-]*\):.*## /\1  /p' $(MAKEFILE_LIST)
 
 $(VENV)/.core: pyproject.toml constraints.txt
@@ -28,7 +28,7 @@ $(VENV)/.dev: $(VENV)/.core
 demo: $(VENV)/.core  ## Generate a cohort, cross-validate three models on it, print a table and a plot.
 	$(BIN)/caprmil demo
 
-test: $(VENV)/.dev  ## Run the tests (the slow ones apart).
+test: $(VENV)/.dev  ## Run the tests, without the slow ones.
 	$(BIN)/pytest
 
 test-slow: $(VENV)/.dev  ## Run the slow tests.
@@ -39,14 +39,14 @@ $(ENCODERS)/.done: pyproject.toml
 	$(ENCODERS)/bin/python -m pip install -qq --no-compile -e '.[encoders]' beartype pytest pytest-timeout pytest-xdist
 	@touch $@
 
-test-encoders: $(ENCODERS)/.done  ## Test the encoders of timm and transformers, in their own environment.
+test-encoders: $(ENCODERS)/.done  ## Test the encoders of timm and transformers in their own environment.
 	$(ENCODERS)/bin/pytest tests/encoders tests/test_encoders.py
 
 $(TORCHMIL)/.done: $(VENV)/.core
 	$(BIN)/python -m pip install -qq --no-deps --target $(TORCHMIL) torchmil tensordict pyvers cloudpickle orjson importlib_metadata zipp
 	@touch $@
 
-bench: $(VENV)/.core $(TORCHMIL)/.done  ## Measure speed and memory beside the plain form and torchmil, into docs/performance.md.
+bench: $(VENV)/.core $(TORCHMIL)/.done  ## Compare speed and memory with the plain form and torchmil; writes docs/performance.md.
 	PYTHONPATH=$(TORCHMIL) $(BIN)/python benchmarks/speed.py $(BENCH)
 
 check: $(VENV)/.dev  ## Format, lint, types and import contracts.
@@ -55,7 +55,7 @@ check: $(VENV)/.dev  ## Format, lint, types and import contracts.
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-format: $(VENV)/.dev  ## Put the code in form.
+format: $(VENV)/.dev  ## Format the code.
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
@@ -65,5 +65,5 @@ lock: $(VENV)/.dev  ## Write the versions in the environment to constraints.txt.
 	mv constraints.txt.new constraints.txt
 	@touch $(VENV)/.core $(VENV)/.dev
 
-clean:  ## Remove the environment and the caches, nothing that you made.
+clean:  ## Remove environments and caches.
 	rm -rf $(VENV) $(ENCODERS) $(TORCHMIL) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import closing
 from functools import partial
 
-from caprmil.executors.base import Failed, OnProgress, Succeeded, Task, WorkerFactory
+from caprmil.executors.executor import Failed, OnProgress, Succeeded, Task, WorkerFactory
 from caprmil.executors.job_status import describe_error, heartbeat
 
 

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Sized
 from typing import Any
 
 from caprmil.errors import CaprmilError
-from caprmil.executors.base import Failed, OnProgress, Succeeded, Task, WorkerFactory
+from caprmil.executors.executor import Failed, OnProgress, Succeeded, Task, WorkerFactory
 from caprmil.executors.ray_worker import RemoteWorker, Requirements
 from caprmil.executors.scheduler import Scheduler, TaskQueue
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from caprmil.errors import CaprmilError
-from caprmil.executors.base import Task, WorkerFactory
+from caprmil.executors.executor import Task, WorkerFactory
 from caprmil.executors.job_status import describe_error, heartbeat, process_name
 
 # `ray start` passes these on. With them Lightning would take a worker for a part of a larger group.

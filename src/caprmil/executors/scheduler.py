@@ -20,7 +20,7 @@ from time import monotonic, sleep
 from typing import Any
 
 from caprmil.errors import CaprmilError
-from caprmil.executors.base import Failed, OnProgress, Succeeded, Task
+from caprmil.executors.executor import Failed, OnProgress, Succeeded, Task
 from caprmil.executors.job_status import JobStatus, describe_error
 
 ATTEMPTS = 3

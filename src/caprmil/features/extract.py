@@ -31,7 +31,7 @@ from caprmil.errors import (
     shorten,
 )
 from caprmil.executors import Executor, Failed, LocalExecutor, Succeeded, Task, Worker
-from caprmil.executors.base import OnProgress
+from caprmil.executors.executor import OnProgress
 from caprmil.executors.job_status import process_name, status_path
 from caprmil.features import bags
 from caprmil.features.bags import BagInfo
