@@ -32,7 +32,7 @@ test: $(VENV)/.dev  ## Run the tests, without the slow ones.
 	$(BIN)/pytest
 
 test-slow: $(VENV)/.dev  ## Run the slow tests.
-	OMP_NUM_THREADS=$$(getconf _NPROCESSORS_ONLN) $(BIN)/pytest -m slow -n 0
+	$(BIN)/pytest -m slow
 
 $(ENCODERS)/.done: pyproject.toml
 	$(PYTHON) -m venv $(ENCODERS)

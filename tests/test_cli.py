@@ -155,7 +155,7 @@ def test_models_and_doctor_print_their_tables() -> None:
 
 
 def test_a_users_mistake_is_one_line_and_exits_with_2(tmp_path: Path) -> None:
-    result = process("train", "nowhere.toml", "--out", "run", cwd=tmp_path)
+    result = shell("train", "nowhere.toml", "--out", "run", cwd=tmp_path)
     assert result.returncode == 2
     assert result.stderr.strip() == "error: There is no recipe nowhere.toml."
     assert list(tmp_path.iterdir()) == []
@@ -250,7 +250,7 @@ def test_bags_are_converted_to_other_tools_and_back(home: Path, tmp_path: Path) 
 
 
 def test_an_unknown_format_is_an_error_of_one_line(home: Path, tmp_path: Path) -> None:
-    output = shell("convert", "features", "--to", "clamm", "--out", tmp_path / "x", cwd=home)
+    output = process("convert", "features", "--to", "clamm", "--out", tmp_path / "x", cwd=home)
     assert output.returncode == 2
     assert "Did you mean 'clam'?" in output.stderr
 

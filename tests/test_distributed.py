@@ -317,6 +317,7 @@ def scores(run: Run) -> Any:
     return pytest.approx(run.predictions.answers, **CLOSE)
 
 
+@pytest.mark.slow
 def test_a_run_on_two_devices_equals_one_on_one_device(
     tmp_path: Path, tiny_recipe: Recipe, two: ProcessGroup
 ) -> None:

@@ -526,6 +526,7 @@ def start(tmp_path: Path, *, seconds: float) -> "subprocess.Popen[str]":
     )
 
 
+@pytest.mark.slow
 def test_a_kill_loses_only_the_slide_that_was_being_encoded(
     tmp_path: Path, slides: dict[str, Path]
 ) -> None:
@@ -566,6 +567,7 @@ def test_after_an_interrupt_the_same_command_resumes(
     assert (tmp_path / "out" / "qc.csv").exists()
 
 
+@pytest.mark.slow
 def test_two_processes_share_a_folder_and_encode_every_slide_once(
     tmp_path: Path, slides: dict[str, Path]
 ) -> None:

@@ -12,6 +12,8 @@ from caprmil.features import bags
 from caprmil.runs.run import Run
 from caprmil.synthetic import RareSignal, Section
 
+pytestmark = pytest.mark.slow
+
 LAYER = "() => document.getElementById('layer-canvas').toDataURL()"
 TRANSFORM = "() => document.getElementById('scene').style.transform"
 

@@ -297,18 +297,23 @@ def at_call(number: int, monkeypatch: pytest.MonkeyPatch, target: str) -> None:
     monkeypatch.setattr(scope, name, interrupted)
 
 
+slow = partial(pytest.param, marks=pytest.mark.slow)
+
+
 @pytest.mark.parametrize(
     ("target", "number"),
     [
-        ("training.cross_validation.open_run", 1),
-        ("training.run_folder.as_json", 2),  # recipe and splits are written, run.json is not
+        slow("training.cross_validation.open_run", 1),
+        slow("training.run_folder.as_json", 2),  # recipe and splits are written, run.json is not
         ("training.checkpoints.write_history", 4),  # in the middle of the second fold
-        ("models.MILModel.save_pretrained", 2),  # trained, and nothing saved
-        ("training.cross_validation.predict_samples", 4),  # validation is predicted, test is not
+        slow("models.MILModel.save_pretrained", 2),  # trained, and nothing saved
+        slow(
+            "training.cross_validation.predict_samples", 4
+        ),  # validation is predicted, test is not
         ("training.cross_validation.Path.rename", 2),  # all of the fold is there but its name
         ("training.cross_validation.train_fold", 2),  # between folds
-        ("evaluation.predictions.Predictions.concatenate", 1),
-        ("figures.roc_curves", 1),
+        slow("evaluation.predictions.Predictions.concatenate", 1),
+        slow("figures.roc_curves", 1),
         ("evaluation.predictions.summary", 1),
     ],
 )

@@ -21,6 +21,8 @@ from caprmil.viewer.library import identify
 from caprmil.viewer.server import listen
 from viewer_requests import BARE, FIRST, SECOND
 
+pytestmark = pytest.mark.slow
+
 READY = "body[data-state=ready]"
 NO_COORDINATES = "no_coordinates"
 NAMELESS = """() => [...document.querySelectorAll("button, input, select")].filter((node) =>
