@@ -1,8 +1,11 @@
 """Regression: metrics against scikit-learn and SciPy, labels, loss, and its parts of a report."""
 
+import re
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from hypothesis import given, settings
@@ -16,6 +19,7 @@ from caprmil.io.findings import Findings
 from caprmil.report.prediction_parts import how_many
 from caprmil.report.strip_chart import Axis
 from caprmil.report.text_format import decimals, fixed, number, signed_fixed
+from caprmil.report.value_parts import ValueParts
 from caprmil.targets import Regression
 from caprmil.targets.metric import bootstrap
 
@@ -36,7 +40,7 @@ def numbers(n: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 @pytest.mark.parametrize("name", REFERENCES)
-@settings(max_examples=20)
+@settings(max_examples=20, deadline=None)
 @given(n=st.integers(3, 60), seed=st.integers(0, 10**6))
 def test_a_metric_is_that_of_another_library(name: str, n: int, seed: int) -> None:
     labels, answers = numbers(n, seed)
@@ -166,7 +170,7 @@ def test_counts_are_sentences() -> None:
     assert how_many(np.array([False])) == "none of 1"
 
 
-@settings(max_examples=30)
+@settings(max_examples=30, deadline=None)
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=20))
 def test_an_axis_holds_all_its_values(values: list[float]) -> None:
     axis = Axis.around(values)
@@ -174,3 +178,61 @@ def test_an_axis_holds_all_its_values(values: list[float]) -> None:
     assert min(positions) >= axis.x_of(axis.low)
     assert max(positions) <= axis.x_of(axis.high)
     assert all(axis.low <= tick <= axis.high for tick in axis.ticks)
+
+
+@pytest.fixture
+def parts() -> ValueParts:
+    """The parts for 20 predictions. The last has no label."""
+    labels, answers = numbers(20, 9)
+    labels[-1] = np.nan
+    table = Predictions(
+        slides=tuple(f"s{n}" for n in range(20)),
+        target=Regression(),
+        answers=answers,
+        labels=labels,
+        folds=("a",) * 20,
+    )
+    known = {name: f"{label:g}" for name, label in zip(table.slides, labels, strict=True)}
+    run = SimpleNamespace(
+        labels={name: cell for name, cell in known.items() if cell != "nan"},
+        target=Regression(),
+        predictions=table,
+        finished=True,
+    )
+    return ValueParts(run)  # type: ignore[arg-type]
+
+
+def test_the_largest_errors_come_first_and_are_marked(parts: ValueParts) -> None:
+    table = parts.run.predictions
+    sizes = np.abs(table.answers[:, 0] - np.asarray(table.labels))
+    ordered = [int(row) for row in np.argsort(-sizes) if not np.isnan(sizes[row])]
+    assert parts.worst(table, 5) == ordered[:5]
+    assert parts.marked(table) == set(ordered[:2])  # the largest tenth of 19
+    halves = parts.best(table)
+    assert len(halves) == 2
+    assert ordered[-1] in halves
+
+
+def test_errors_are_summarised_by_quarter_of_the_label(parts: ValueParts) -> None:
+    table = parts.run.predictions.labelled()
+    labels, errors = table.truth[0], table.answers[:, 0] - table.truth[0]
+    edges = np.unique(np.quantile(labels, [0.25, 0.5, 0.75]))
+    groups = pd.Series(errors).groupby(np.digitize(labels, edges))
+    cells = re.findall(r"<td>(.+?)</td>", parts.results(table))
+    rows = [cells[n : n + 3] for n in range(0, len(cells), 3)]
+    assert [int(row[0]) for row in rows] == groups.size().tolist()
+    means = [float(row[1].replace("−", "-")) for row in rows]
+    assert means == pytest.approx(groups.mean().tolist(), abs=0.05)
+    sizes = [float(row[2]) for row in rows]
+    assert sizes == pytest.approx(groups.agg(lambda own: own.abs().mean()).tolist(), abs=0.05)
+
+
+def test_a_slide_without_a_label_has_no_error(parts: ValueParts) -> None:
+    cells = parts.cells(parts.run.predictions, 19)
+    assert [cell.text for cell in cells][::2] == ["–", "–"]
+    assert "True value" in parts.mistake(parts.run.predictions, 0)
+
+
+def test_another_slide_is_compared_with_each_test_slide_once(parts: ValueParts) -> None:
+    assert len(parts.other_slides("new")) == 19
+    assert len(parts.other_slides("s3")) == 18

@@ -60,25 +60,6 @@ def run(recipe: Recipe) -> Run:
 
 
 @pytest.fixture(scope="module")
-def resumed(recipe: Recipe) -> Run:
-    """The same run, interrupted in the second fold and resumed."""
-    folder = Path(recipe.cohort).parent / "resumed"
-    write, calls = checkpoints.write_history, iter(range(1, 100))
-
-    def interrupted(*args: Any, **options: Any) -> Any:
-        if next(calls) == 4:
-            raise KeyboardInterrupt
-        return write(*args, **options)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(checkpoints, "write_history", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            cross_validate(recipe, folder, device="cpu", progress=False)
-    assert [fold.name for fold in Run(folder).done] == ["fold-0"]
-    return cross_validate(recipe, folder, device="cpu", progress=False)
-
-
-@pytest.fixture(scope="module")
 def paths(run: Run) -> dict[str, Path]:
     return {name: Path(path) for name, path in run.paths.items()}
 
@@ -101,9 +82,26 @@ def test_it_trains_and_every_slide_is_predicted_once(run: Run) -> None:
     assert set(run.baselines) == {"patch count", "mean feature"}
 
 
-def test_an_interrupted_run_ends_with_the_same_numbers(run: Run, resumed: Run) -> None:
-    for name in ("predictions.csv", "scores.json", "folds/fold-1/model/model.safetensors"):
-        assert (resumed.folder / name).read_bytes() == (run.folder / name).read_bytes()
+def test_an_interrupted_run_ends_with_the_same_numbers(
+    run: Run, recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, calls = checkpoints.write_history, iter(range(1, 100))
+
+    def interrupted(*args: Any, **options: Any) -> Any:
+        if next(calls) == 4:  # in the middle of the second fold
+            raise KeyboardInterrupt
+        return write(*args, **options)
+
+    options: dict[str, Any] = {"device": "cpu", "progress": False, "score": False}
+    monkeypatch.setattr(checkpoints, "write_history", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        cross_validate(recipe, tmp_path / "run", **options)
+    assert [fold.name for fold in Run(tmp_path / "run").done] == ["fold-0"]
+    monkeypatch.undo()
+    resumed = cross_validate(recipe, tmp_path / "run", **options)
+    for name in ("fold-0/test.csv", "fold-1/test.csv", "fold-1/model/model.safetensors"):
+        found, expected = (folder / "folds" / name for folder in (resumed.folder, run.folder))
+        assert found.read_bytes() == expected.read_bytes()
 
 
 def test_a_test_slide_is_predicted_as_in_the_run(run: Run, paths: dict[str, Path]) -> None:
@@ -112,28 +110,34 @@ def test_a_test_slide_is_predicted_as_in_the_run(run: Run, paths: dict[str, Path
     np.testing.assert_allclose(found.answers, expected.answers, atol=1e-5)
 
 
-def test_it_is_evaluated_on_another_cohort(run: Run, recipe: Recipe, tmp_path: Path) -> None:
+def test_it_is_evaluated_on_another_cohort(run: Run, tmp_path: Path) -> None:
     table = write_cohort(tmp_path, CELLS[run.target.kind], slides=8, seed=1)
     text = table.read_text().replace("slide_", "new_").replace("patient_", "other_")
     table.write_text(text)
     for path in list((tmp_path / "features").iterdir()):
         path.rename(path.with_name(path.name.replace("slide_", "new_")))
-    output = caprmil("evaluate", run.folder, "--cohort", table, "--features", tmp_path / "features")
-    headline = run.target.headline_metric
-    found = run.evaluate(table, tmp_path / "features", device="cpu")
-    assert f"{found.scores()[headline.name]:.3f}" in output
+    options = ("--features", tmp_path / "features", "--out", tmp_path / "found.csv")
+    output = caprmil("evaluate", run.folder, "--cohort", table, *options)
+    found = run.read_predictions(tmp_path / "found.csv")
+    assert f"{found.scores()[run.target.headline]:.3f}" in output
     own = found.by_fold()["fold-0"]
     bag_paths = {name: tmp_path / "features" / f"{name}.h5" for name in own.slides}
     alone = run.predict(bag_paths, fold="fold-0", device="cpu")
     np.testing.assert_allclose(own.answers, alone.answers, atol=1e-6)
 
 
-def test_it_is_compared_with_another_run(run: Run, resumed: Run) -> None:
-    found = compare({"one": run.predictions, "other": resumed.predictions}, draws=20)
+def test_it_is_compared_with_another_table(run: Run) -> None:
+    other = run.baselines["mean feature"]
+    found = compare({"one": run.predictions, "other": other}, draws=20)
     assert {d.metric for d in found.differences} == set(run.target.metrics)
-    assert all(d.difference == 0 or np.isnan(d.difference) for d in found.differences)
-    output = caprmil("compare", run.folder, resumed.folder)
-    assert f"no difference in {run.target.headline} is shown" in output
+    (headline,) = (d for d in found.differences if d.metric == run.target.headline)
+    folds = [table.fold_scores() for table in (run.predictions, other)]
+    means = [np.nanmean([scores[headline.metric] for scores in own.values()]) for own in folds]
+    assert headline.difference == pytest.approx(means[0] - means[1])
+    table = run.folder / "baselines" / "mean_feature.csv"
+    output = caprmil("compare", run.folder, table)
+    for name, metric in run.target.metrics.items():
+        assert bool(re.search(rf"\b{name}\b", output)) == metric.printed
 
 
 def test_the_evidence_adds_up_to_the_contrast_of_the_outputs(run: Run) -> None:

@@ -170,7 +170,7 @@ class ValueParts(PredictionParts):
     def cells(self, predictions: Predictions, row: int) -> tuple[Cell, ...]:
         true, value = self._label(predictions, row), float(predictions.answers[row, 0])
         if true is None:
-            unknown = Cell(text="–", value=float("-inf"))
+            unknown = Cell(text="–", value=float("nan"))
             return unknown, Cell(text=self.number(value), value=value), unknown
         return (
             Cell(text=self.number(true), value=true),

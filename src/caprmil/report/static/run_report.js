@@ -11,7 +11,9 @@
 
   function sortKey(row, column) {
     const cell = row.cells[column];
-    return cell.dataset.value === undefined ? cell.textContent : Number(cell.dataset.value);
+    if (cell.dataset.value === undefined) return cell.textContent;
+    const value = Number(cell.dataset.value);
+    return Number.isNaN(value) ? -Infinity : value; // a number that is not known
   }
 
   function sortBy(heading) {
