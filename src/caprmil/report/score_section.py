@@ -11,12 +11,6 @@ from caprmil.report.text_format import number
 from caprmil.runs.run import Run
 from caprmil.targets import Metric
 
-VERDICTS = {
-    "real": "the difference is real",
-    "not shown": "no difference is shown",
-    "not known": "not known",
-}
-
 
 class Headline(NamedTuple):
     """A score as it is shown first, in large print."""
@@ -126,7 +120,7 @@ def _difference(d: Mapping[str, Any]) -> list[str]:
         f"{_number(d['first_mean'])} ± {_number(d['first_std'])}",
         _signed(d["difference"]),
         f"{_signed(low)} to {_signed(high)}" if None not in (low, high) else "–",
-        VERDICTS.get(d["verdict"], d["verdict"]),
+        d["verdict"],
     ]
 
 
