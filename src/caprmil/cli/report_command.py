@@ -33,7 +33,7 @@ def report(
     slides: Annotated[
         int,
         typer.Option(
-            help="For a run: number of mistakes, and of most confident slides per class.",
+            help="For a run: number of worst mistakes, and of examples to show next to them.",
             min=0,
         ),
     ] = 4,

@@ -25,7 +25,7 @@ from caprmil.io.tables import Row, TableLike, is_known, table_name
 from caprmil.slides.names import slide_name
 from caprmil.slides.scale import same_scale
 from caprmil.targets import Classification, Target
-from caprmil.targets.base import Label
+from caprmil.targets.target import Label
 
 
 @dataclass(frozen=True, kw_only=True)

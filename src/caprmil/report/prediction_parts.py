@@ -17,7 +17,7 @@ from caprmil.evaluation.predictions import Predictions
 from caprmil.explain import ExplainedSlide, Explanation
 from caprmil.report.text_format import share
 from caprmil.runs.run import Run
-from caprmil.targets.base import Label
+from caprmil.targets.target import Label
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,10 +1,10 @@
 """Targets: what is predicted for a slide. A target is one file and one line in the registry."""
 
-from caprmil.targets.base import Contrast, Target
 from caprmil.targets.classification import Classification
+from caprmil.targets.kinds import TARGETS, find_target, register_target
 from caprmil.targets.metric import METRICS, Metric, find_metric, register_metric
-from caprmil.targets.registry import TARGETS, find_target, register_target
 from caprmil.targets.regression import Regression
+from caprmil.targets.target import Contrast, Target
 
 __all__ = [
     "METRICS",

@@ -12,8 +12,8 @@ from caprmil.errors import RecipeError, shorten
 from caprmil.io import tables
 from caprmil.io.findings import Findings
 from caprmil.io.tables import is_known, is_number
-from caprmil.targets.base import Answers, Contrast, Criterion, Label, Labels, Target
 from caprmil.targets.classification_metrics import ace_floor, auc, check_probabilities
+from caprmil.targets.target import Answers, Contrast, Criterion, Label, Labels, Target
 
 if TYPE_CHECKING:
     import pandas as pd

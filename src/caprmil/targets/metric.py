@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from caprmil.errors import UnknownNameError
 
 if TYPE_CHECKING:
-    from caprmil.targets.base import Target
+    from caprmil.targets.target import Target
 
 Labels: TypeAlias = NDArray[Any]
 Answers: TypeAlias = NDArray[np.floating]

@@ -11,9 +11,9 @@ from caprmil.errors import CohortError, RecipeError
 from caprmil.io import tables
 from caprmil.io.findings import Findings
 from caprmil.io.tables import is_known, is_number
-from caprmil.targets.base import Answers, Contrast, Criterion, Label, Labels, Target
 from caprmil.targets.metric import register_metric
 from caprmil.targets.regression_metrics import REGRESSION_METRICS
+from caprmil.targets.target import Answers, Contrast, Criterion, Label, Labels, Target
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from caprmil.errors import UnknownNameError
-from caprmil.targets.base import Target
 from caprmil.targets.classification import Classification
 from caprmil.targets.regression import Regression
+from caprmil.targets.target import Target
 
 TARGETS: dict[str, type[Target]] = {
     "classification": Classification,
