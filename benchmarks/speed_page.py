@@ -12,7 +12,7 @@ import torch
 
 from caprmil import figures
 from caprmil.figures.style import COLOURS, GREY, log_scale, new_figure, tidy
-from caprmil.models import caprmil
+from caprmil.models.recompute import WHOLE as WHOLE_UP_TO
 from speed_variants import (
     GROUPS,
     KEEP,
@@ -337,7 +337,7 @@ quartiles. If the bound is between the quartiles, the verdict is "within the noi
 
 {markdown(["target", "measured", ""], [target.row() for target in targets(found)])}
 
-By default, training keeps all activations of bags up to {caprmil.WHOLE:,} patches (`whole`). Of
+By default, training keeps all activations of bags up to {WHOLE_UP_TO:,} patches (`whole`). Of
 larger bags, patches are recomputed (`keep`, then `stream`). torchmil has no DGRMIL, so there is no
 target for it.
 

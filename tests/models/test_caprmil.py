@@ -1,4 +1,4 @@
-"""CAPRMIL against its paper: sizes, operations, and what section 3.1 says of the parts."""
+"""CAPRMIL against its paper: sizes, operations, and the parts of section 3.1."""
 
 import math
 from pathlib import Path
@@ -11,16 +11,15 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from caprmil.errors import BagError, RecipeError, RunError, UnknownNameError
+from caprmil.errors import RecipeError, RunError, UnknownNameError
 from caprmil.experiments import cost
 from caprmil.models import ABMIL, CAPRMIL, MeanMIL, create
-from caprmil.models.caprmil import COLDEST, ContextAttention, ContextStack
-from caprmil.models.layers import weighted_sum
+from caprmil.models.caprmil import MIN_TEMPERATURE, ContextAttention, ContextStack
 
 
 @pytest.mark.parametrize(
     ("settings", "parameters", "millions"),
-    [  # the ablation table, row by row, and the aggregators; the paper cuts off instead of rounding
+    [  # the ablation table and the aggregators; the paper truncates instead of rounding
         ({"tokens": 2}, 314_284, 0.314),
         ({"tokens": 4}, 314_318, 0.314),
         ({"tokens": 8}, 314_386, 0.314),
@@ -38,7 +37,9 @@ from caprmil.models.layers import weighted_sum
         ({"pool": "gated"}, 347_471, 0.347),
     ],
 )
-def test_size_is_the_papers(settings: dict[str, Any], parameters: int, millions: float) -> None:
+def test_the_sizes_are_those_of_the_paper(
+    settings: dict[str, Any], parameters: int, millions: float
+) -> None:
     size = cost.parameters(CAPRMIL(1024, 2, **settings))
     assert size == parameters
     assert size / 1e6 == pytest.approx(millions, abs=1e-3)
@@ -65,13 +66,13 @@ def test_baselines_have_the_papers_size() -> None:
 
 
 @pytest.mark.parametrize(("name", "gflop"), [("mean", 0.260), ("abmil", 1.31)])
-def test_a_thousand_patches_cost_what_the_paper_says(name: str, gflop: float) -> None:
+def test_a_thousand_patches_take_the_papers_operations(name: str, gflop: float) -> None:
     measured = cost.flops(create(name, in_dim=1024, n_outputs=2), n_patches=1000)
     assert measured / 1e9 == pytest.approx(gflop, rel=0.01)
 
 
-def test_a_thousand_patches_cost_less_than_the_papers_equations() -> None:
-    """The equations take 0.628 GFLOP (test_plain.py); folded, the same answer takes less."""
+def test_a_thousand_patches_take_fewer_operations_than_the_equations() -> None:
+    """The equations take 0.628 GFLOP (test_plain_form.py)."""
     model, bag = CAPRMIL(1024, 2), torch.randn(1, 1000, 1024)
     assert cost.flops(model, n_patches=1000) / 1e9 == pytest.approx(0.418, rel=0.005)
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
@@ -85,12 +86,12 @@ def test_cost_grows_linearly_with_the_bag() -> None:
     assert large == pytest.approx(11_000 * per_patch, rel=1e-3)
 
 
-def plain_attention(layer: ContextAttention, patches: Tensor) -> Tensor:
-    """The equations of 3.1.3 for one bag, patch by patch and head by head."""
-    place, content = layer.place(patches), layer.content(patches)
-    width, heard = place.shape[1] // layer.heads, []
+def attention_by_loops(layer: ContextAttention, patches: Tensor) -> Tensor:
+    """The equations of 3.1.3 for one bag, in loops over patches and heads."""
+    all_x, all_f = layer.project_x(patches), layer.project_f(patches)
+    width, contexts = all_x.shape[1] // layer.heads, []
     for h in range(layer.heads):
-        x, f = (part[:, h * width : (h + 1) * width] for part in (place, content))
+        x, f = (part[:, h * width : (h + 1) * width] for part in (all_x, all_f))
         logits = (x @ layer.cluster.weight.T + layer.cluster.bias) / layer.temperature()[h]
         weights = logits.exp() / logits.exp().sum(dim=1, keepdim=True)
         tokens = torch.stack(
@@ -100,9 +101,9 @@ def plain_attention(layer: ContextAttention, patches: Tensor) -> Tensor:
             ]
         )
         q, k, v = (tokens @ part.T for part in layer.qkv.weight.chunk(3))
-        mixed = F.softmax(q @ k.T / math.sqrt(width), dim=1) @ v
-        heard.append(weights @ mixed)
-    return layer.out(torch.cat(heard, dim=1))
+        attended = F.softmax(q @ k.T / math.sqrt(width), dim=1) @ v
+        contexts.append(weights @ attended)
+    return layer.project_out(torch.cat(contexts, dim=1))
 
 
 def test_attention_is_the_equations_of_the_paper() -> None:
@@ -110,11 +111,11 @@ def test_attention_is_the_equations_of_the_paper() -> None:
     layer = ContextAttention(24, heads=3, tokens=5, dropout=0.1, learn_temperature=True)
     layer = layer.double().eval()
     patches = torch.randn(1, 7, 24, dtype=torch.float64)
-    update, _ = layer(patches, torch.ones(1, 7, dtype=torch.bool))
-    torch.testing.assert_close(update[0], plain_attention(layer, patches[0]))
+    context, _ = layer(patches, torch.ones(1, 7, dtype=torch.bool))
+    torch.testing.assert_close(context[0], attention_by_loops(layer, patches[0]))
 
 
-def test_a_patch_spends_its_weight_once() -> None:
+def test_the_assignments_of_a_patch_sum_to_one() -> None:
     output = CAPRMIL(24, 2, heads=4, tokens=6, depth=2)(torch.randn(2, 9, 24))
     for assignments in output.assignments:
         assert assignments.shape == (2, 4, 9, 6)
@@ -136,30 +137,16 @@ def test_a_temperature_never_reaches_zero(raw: float) -> None:
     model = CAPRMIL(24, 2)
     temperature = model.context.blocks[0].attend.temperature
     nn.init.constant_(temperature.raw, raw)
-    assert (temperature() >= COLDEST).all()
+    assert (temperature() >= MIN_TEMPERATURE).all()
     assert model(torch.randn(1, 5, 24)).logits.isfinite().all()
 
 
-def test_a_temperature_learns_and_is_spared_by_weight_decay() -> None:
-    model = CAPRMIL(24, 2)
-    assert model.no_decay() == {"context.blocks.0.attend.temperature.raw"}
-    both = create("caprmil", 24, 2, pool=CAPRMIL(128, 2))
-    assert len(both.no_decay()) == 2
-
-
-def test_heads_that_do_not_divide_the_width_are_announced() -> None:
+def test_heads_that_do_not_divide_the_width_cause_a_warning() -> None:
     with pytest.warns(UserWarning, match="12 heads do not divide a width of 128: 120 are used"):
         CAPRMIL(24, 2, heads=12)
 
 
-def test_a_sum_over_many_patches_keeps_its_digits_in_half_precision() -> None:
-    values = torch.full((1, 60_000, 1), 3.0, dtype=torch.float16)  # 180,000: beyond float16
-    with torch.autocast("cpu", torch.bfloat16):
-        total = weighted_sum(torch.ones(1, 60_000, 1, dtype=torch.float16), values)
-    assert total.item() == 180_000
-
-
-def test_mixed_precision_answers_like_full_precision() -> None:
+def test_mixed_precision_is_close_to_full_precision() -> None:
     model, bag = CAPRMIL(24, 2).eval(), torch.randn(1, 3000, 24)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         mixed = model(bag).logits
@@ -169,17 +156,17 @@ def test_mixed_precision_answers_like_full_precision() -> None:
 @pytest.mark.parametrize(
     "settings", [{"tokens": 0}, {"depth": -1}, {"mlp_ratio": 0}, {"heads": 0}, {"heads": 129}]
 )
-def test_senseless_sizes_are_refused(settings: dict[str, Any]) -> None:
+def test_impossible_sizes_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(settings))):
         CAPRMIL(24, 2, **settings)
 
 
-def test_context_behind_context_reports_both() -> None:
+def test_context_behind_context_has_the_assignments_of_both() -> None:
     model = CAPRMIL(24, 2, pool=CAPRMIL(128, 2, depth=2))
     assert len(model(torch.randn(1, 5, 24)).assignments) == 3
 
 
-def test_any_model_or_pool_stands_behind_the_context() -> None:
+def test_any_model_or_pool_follows_the_context() -> None:
     class First(nn.Module):
         def forward(self, patches: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
             return patches[:, 0], F.one_hot(torch.zeros(len(mask)).long(), mask.shape[1]).float()
@@ -200,12 +187,12 @@ def test_the_context_stack_works_on_its_own() -> None:
     assert len(assignments) == 2
 
 
-def test_a_model_of_another_width_cannot_stand_behind() -> None:
+def test_a_model_of_another_width_cannot_follow() -> None:
     with pytest.raises(ValueError, match="made for 64 features"):
         CAPRMIL(24, 2, pool=ABMIL(64, 2))
 
 
-def test_wrong_names_are_told_the_right_ones() -> None:
+def test_unknown_names_get_a_suggestion() -> None:
     with pytest.raises(
         UnknownNameError, match=r"no model called 'caprmill'. Did you mean 'caprmil'?"
     ):
@@ -218,7 +205,7 @@ def test_wrong_names_are_told_the_right_ones() -> None:
         create("caprmil", 24, 2, token=4)
 
 
-def test_a_pool_of_ones_own_is_asked_for_when_loading(tmp_path: Path) -> None:
+def test_a_pool_from_outside_must_be_passed_when_loading(tmp_path: Path) -> None:
     class Mine(nn.Module):
         def forward(self, patches: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
             return patches.mean(dim=1), mask / mask.sum(dim=1, keepdim=True)
@@ -229,12 +216,12 @@ def test_a_pool_of_ones_own_is_asked_for_when_loading(tmp_path: Path) -> None:
     assert CAPRMIL.from_pretrained(tmp_path, pool=Mine())(torch.randn(1, 5, 24))
 
 
-def test_a_folder_without_a_model_says_so(tmp_path: Path) -> None:
+def test_a_folder_without_a_model_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"has no model: config.json is missing"):
         CAPRMIL.from_pretrained(tmp_path)
 
 
-def test_damaged_weights_are_an_error_that_names_the_folder(tmp_path: Path) -> None:
+def test_damaged_weights_are_an_error_with_the_folder(tmp_path: Path) -> None:
     CAPRMIL(24, 2).save_pretrained(tmp_path)
     weights = tmp_path / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
@@ -242,6 +229,22 @@ def test_damaged_weights_are_an_error_that_names_the_folder(tmp_path: Path) -> N
         CAPRMIL.from_pretrained(tmp_path)
 
 
-def test_streaming_an_empty_bag_is_refused() -> None:
-    with pytest.raises(BagError, match="no patches"):
-        CAPRMIL(24, 2).eval().stream(list)
+def test_weight_decay_leaves_the_temperatures_out() -> None:
+    model = CAPRMIL(24, 2)
+    assert model.no_decay() == {"context.blocks.0.attend.temperature.raw"}
+    both = create("caprmil", 24, 2, pool=CAPRMIL(128, 2))
+    assert len(both.no_decay()) == 2
+
+
+def test_a_fixed_temperature_is_one() -> None:
+    model = CAPRMIL(24, 2, learn_temperature=False)
+    assert model.context.blocks[0].attend.temperature().eq(1).all()
+    assert model.no_decay() == set()
+    assert not any("temperature" in name for name in model.state_dict())
+
+
+def test_titles_have_the_name_of_the_pool() -> None:
+    assert CAPRMIL(24, 2).title == "CAPRMIL + mean"
+    assert CAPRMIL(24, 2, pool={"name": "clam", "k": 2}).title == "CAPRMIL + clam"
+    assert CAPRMIL(24, 2, pool=ABMIL(128, 2)).title == "CAPRMIL + ABMIL"
+    assert ABMIL(24, 2).title == "ABMIL"

@@ -36,26 +36,26 @@ def test_what_torch_cannot_compile_is_an_error_with_its_reason(
         compiled(ABMIL(8, 2))(torch.zeros(1, 3, 8))
 
 
-def alone(code: str) -> None:
+def run_in_new_process(code: str) -> None:
     """Run in a process without shape checks: torch cannot compile those."""
     subprocess.run([sys.executable, "-W", "ignore", "-c", dedent(code)], check=True)
 
 
 @pytest.mark.slow
-def test_a_compiled_model_answers_and_learns_as_the_plain_one() -> None:
-    alone("""
+def test_a_compiled_model_has_the_gradients_of_the_plain_one() -> None:
+    run_in_new_process("""
         import torch
         from caprmil.models import CAPRMIL
         from caprmil.models.compiling import compiled
 
         torch.manual_seed(0)
         model = CAPRMIL(24, 2, dim=16, heads=2, dropout=0.0)
-        ask = compiled(model)
+        fast = compiled(model)
         for size in (5, 40, 300):
             bag, gradients = torch.randn(1, size, 24), []
-            for way in (model, ask):
+            for forward in (model, fast):
                 model.zero_grad()
-                model.loss(way(bag), torch.tensor([1]))["bag"].backward()
+                model.loss(forward(bag), torch.tensor([1]))["bag"].backward()
                 gradients.append([parameter.grad.clone() for parameter in model.parameters()])
             torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-4, atol=1e-6)
     """)
@@ -63,19 +63,22 @@ def test_a_compiled_model_answers_and_learns_as_the_plain_one() -> None:
 
 @pytest.mark.slow
 def test_training_compiles_if_asked_and_keeps_the_names_of_the_weights(tmp_path: Path) -> None:
-    alone(f"""
+    run_in_new_process(f"""
         import torch
         from pathlib import Path
-        from caprmil import bags
-        from caprmil.batches import Sample
-        from caprmil.learner import TrainConfig, fit
+        from caprmil.features import bags
+        from caprmil.features.batches import Sample
         from caprmil.models import ABMIL
+        from caprmil.targets import Classification
+        from caprmil.training.module import TrainConfig, fit
 
         arrays = [torch.randn(9 + n, 8).numpy() for n in range(6)]
         samples = [Sample(f"s{{n}}", bags.from_arrays(a), n % 2) for n, a in enumerate(arrays)]
         model = ABMIL(8, 2, dim=8, hidden=4)
-        names, options = model.state_dict().keys(), {{"folder": Path({str(tmp_path)!r})}}
+        target = Classification(classes=("no", "yes"))
+        names, folder = model.state_dict().keys(), Path({str(tmp_path)!r})
         settings = TrainConfig(epochs=2, warmup_epochs=0, compile=True)
-        rows = fit(model, samples[:4], samples[4:], settings=settings, device="cpu", **options)
+        options = {{"settings": settings, "device": "cpu", "folder": folder, "target": target}}
+        rows = fit(model, samples[:4], samples[4:], **options)
         assert len(rows) == 2 and model.state_dict().keys() == names
     """)

@@ -16,7 +16,7 @@ from caprmil.errors import RunError
 from caprmil.explain.attribution import Method, attribute
 from caprmil.features.bags import Bag, BagInfo, Stream
 from caprmil.io.progress import Step
-from caprmil.models import CAPRMIL, MILModel
+from caprmil.models import MILModel
 from caprmil.runs.inference import chunks_of, may_keep
 from caprmil.targets import Target
 
@@ -226,7 +226,7 @@ def explain(
     spread = None if output.uncertainty is None else output.uncertainty.attention[0]
     return Explanation(
         slide=slide,
-        model=describe(model),
+        model=model.title,
         fold=fold,
         target=target,
         info=bag.info,
@@ -252,23 +252,14 @@ def can_stream(model: MILModel) -> bool:
     return model.streams and model.streams_evidence
 
 
-def describe(model: MILModel) -> str:
-    """Return the name of a model for a title, e.g. CAPRMIL + mean."""
-    if not isinstance(model, CAPRMIL):
-        return type(model).__name__
-    pool = model.settings["pool"]
-    name = pool.get("name", "custom") if isinstance(pool, dict) else pool
-    return f"CAPRMIL + {name if isinstance(name, str) else type(name).__name__}"
-
-
 def _context(
     model: MILModel, features: Tensor
 ) -> tuple[PrincipalPlane | None, PrincipalPlane | None]:
-    if not isinstance(model, CAPRMIL) or not len(model.context.blocks):
+    patches = model.before_and_after_context(features)
+    if patches is None:
         return None, None
-    features, _ = model.validate(features, None)
-    before, after = model.context.project(features)[0], model.in_context(features)[0]
-    return principal_plane(before), principal_plane(after)
+    before, after = patches
+    return principal_plane(before[0]), principal_plane(after[0])
 
 
 def principal_plane(patches: Float[Tensor, "N D"]) -> PrincipalPlane:

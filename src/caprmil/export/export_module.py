@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from caprmil.errors import ExportError
-from caprmil.models import CAPRMIL, MODELS, MILModel
+from caprmil.models import MODELS, MILModel
 from caprmil.targets import Target
 
 
@@ -32,10 +32,8 @@ class ExportModule(nn.Module):
     @property
     def outputs(self) -> list[str]:
         """The names of the outputs. Several models have none for tokens: theirs do not match."""
-        blocks = 0
-        if len(self.mil_models) == 1 and isinstance(self.mil_models[0], CAPRMIL):
-            blocks = len(self.mil_models[0].context.blocks)
-        assignments = [f"assignments_{number + 1}" for number in range(blocks)]
+        n_assignments = self.mil_models[0].n_assignments if len(self.models) == 1 else 0
+        assignments = [f"assignments_{number + 1}" for number in range(n_assignments)]
         return [self.targets[0].answer_name, "logits", "attention", *assignments]
 
     def forward(self, features: Tensor) -> tuple[Tensor, ...]:

@@ -62,7 +62,8 @@ class Output:
     class_attention: Float[Tensor, "B C N"] | None = None  # if each class has its own attention
     scores: Float[Tensor, "B N C"] | None = None  # class scores of single patches
     uncertainty: Uncertainty | None = None  # if the model draws at random
-    assignments: tuple[Assignments, ...] = ()  # one per context block
+    # One per context block. Models behind each other may have different heads and tokens.
+    assignments: tuple[Float[Tensor, "B _ N _"], ...] = ()
     aux: dict[str, Tensor] = field(default_factory=dict)  # only for the loss of the model itself
 
 
@@ -91,6 +92,16 @@ class MILModel(nn.Module):
     order_matters: ClassVar[bool] = False  # true if patches are read as a sequence
     evaluates_in_chunks: bool = False  # true if that is faster than the whole bag at once
     criterion: Criterion
+
+    @property
+    def title(self) -> str:
+        """The name of the model in titles of figures and reports."""
+        return type(self).__name__
+
+    @property
+    def n_assignments(self) -> int:
+        """The number of assignments in an output: one per context block."""
+        return 0
 
     @property
     def export_problem(self) -> str | None:
@@ -123,15 +134,17 @@ class MILModel(nn.Module):
         """
         if sizes is not None:
             return self._forward_sizes(features, sizes, grid)
-        single = mask is None and len(features) == 1
-        if single and not features.requires_grad and not torch.compiler.is_compiling():
-            output = self.forward_in_chunks(features)
+        if mask is None and len(features) == 1 and not torch.compiler.is_compiling():
+            output = self.forward_single(features, grid)
             if output is not None:
                 return output
         return self.forward_bags(*self.validate(features, mask), grid)
 
-    def forward_in_chunks(self, features: Features) -> Output | None:
-        """Return the output for one bag in chunks if that is faster or saves memory, else None."""
+    def forward_single(self, features: Features, grid: Grid | None) -> Output | None:
+        """Return the output for one bag if there is a faster form than `forward_bags`, else None.
+
+        Evaluation without gradients is in chunks, if the model can.
+        """
         if self.training or torch.is_grad_enabled() or not self.evaluates_in_chunks:
             return None
         return self.stream(lambda: [features], keep=True)
@@ -247,6 +260,15 @@ class MILModel(nn.Module):
     def stream_evidence_bag(self, chunks: Chunks, *, keep: bool) -> Evidence:
         """Return the result of `stream_evidence`."""
         raise NotImplementedError(f"{type(self).__name__} has no evidence in chunks.")
+
+    def before_and_after_context(
+        self, features: Float[Tensor, "1 N E"]
+    ) -> tuple[Patches, Patches] | None:
+        """Return the patches of one bag before and after they exchange context.
+
+        None for a model without context blocks.
+        """
+        return None
 
     def loss(self, output: Output, values: Tensor) -> dict[str, Float[Tensor, ""]]:
         """Return the named terms of the loss. Training minimises their sum and logs each."""

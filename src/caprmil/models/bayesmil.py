@@ -29,7 +29,6 @@ from caprmil.models.base import (
     evidence_of_sum,
 )
 from caprmil.models.layers import (
-    accept_old_names,
     content_order,
     seeded,
     summing_dtype,
@@ -174,7 +173,6 @@ class BayesMIL(MILModel):
         self.out = VariationalLinear(hidden, 2, log_alpha=log_alpha)
         self.classify = VariationalLinear(dim, n_outputs, log_alpha=-3.0)
         self.dropout = nn.Dropout(dropout)
-        accept_old_names(self, {"content": "hidden", "rate": "out"})
 
     def forward_bag(self, features: Features, grid: Cells | None) -> Output:
         if not self.spatial:

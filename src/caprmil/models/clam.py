@@ -32,7 +32,6 @@ from caprmil.models.base import (
 )
 from caprmil.models.layers import (
     Dropout,
-    accept_old_names,
     masked_softmax,
     summing_dtype,
     weighted_sum,
@@ -63,7 +62,6 @@ class BranchedAttention(Pool):
         self.gate = nn.Linear(dim, hidden)
         self.out = nn.Linear(hidden, branches)
         self.dropout = Dropout(dropout)
-        accept_old_names(self, {"content": "hidden", "rate": "out"})
 
     def branch_scores(self, patches: Patches) -> Float[Tensor, "B A N"]:
         hidden = self.dropout(self.hidden(patches).tanh())
@@ -142,7 +140,6 @@ class CLAM(MILModel):
         )
         self.classify = nn.Linear(dim, n_outputs)
         self.instance_classifier = nn.Linear(dim, 2 * n_outputs)  # (against, for) of each class
-        accept_old_names(self, {"judge": "instance_classifier"})
 
     def forward_bags(self, features: Features, mask: Mask, grid: Grid | None) -> Output:
         patches = self.project(features)

@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from caprmil.models.base import Cells, Features, Labels, MILModel, Output, Patches
-from caprmil.models.layers import Dropout, accept_old_names, summing_dtype, weighted_sum
+from caprmil.models.layers import Dropout, summing_dtype, weighted_sum
 from caprmil.models.nystrom import NystromLayer, Rows, RowWeights, sort_by_grid
 
 MOMENTUM = 0.4  # of a centre, when a bag updates it
@@ -138,7 +138,6 @@ class DGRMIL(MILModel):
         self.head = nn.Sequential(nn.Linear(dim, dim), nn.LayerNorm(dim))
         self.classify = nn.Linear(dim, n_outputs)
         self.register_buffer("centres", torch.randn(2, dim))
-        accept_old_names(self, {"ask": "cross_attention", "conclude": "head"})
 
     def forward_bag(self, features: Features, grid: Cells | None) -> Output:
         bag = self.encode(features, grid)

@@ -26,7 +26,7 @@ from caprmil.models.base import (
     Patches,
     Weights,
 )
-from caprmil.models.layers import accept_old_names, masked_softmax, summing_dtype, weighted_sum
+from caprmil.models.layers import masked_softmax, summing_dtype, weighted_sum
 from caprmil.models.pooling import Pool, pool_chunks
 
 Queries = Float[Tensor, "B C K"]
@@ -81,7 +81,6 @@ class DSMIL(MILModel):
             if isinstance(layer, nn.Linear):
                 nn.init.orthogonal_(layer.weight)
                 nn.init.zeros_(layer.bias)
-        accept_old_names(self, {"judge": "instance_classifier"})
 
     def forward_bags(self, features: Features, mask: Mask, grid: Grid | None) -> Output:
         patch_logits = self.instance_classifier(features)

@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from caprmil.models.base import Cells, Patches
-from caprmil.models.layers import Dropout, accept_old_names, summing_dtype
+from caprmil.models.layers import Dropout, summing_dtype
 
 # More axes in this file: L landmarks, P rows with padding, R rows whose output is wanted.
 Rows = Float[Tensor, "B R D"]
@@ -74,7 +74,6 @@ class NystromAttention(nn.Module):
         self.conv = nn.Conv2d(heads, heads, (kernel, 1), groups=heads, bias=False)
         self.out = nn.Linear(dim, dim)
         self.dropout = Dropout(dropout)
-        accept_old_names(self, {"blend": "conv"})
 
     def forward(self, sequence: Patches) -> Patches:
         """Return the update of each row: A1 (Z (A3 v)) and the convolved values, mapped."""

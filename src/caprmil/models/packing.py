@@ -7,6 +7,7 @@ Outputs are padded, since they are narrow.
 from typing import TypeAlias
 
 import torch
+from einops import rearrange
 from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
@@ -36,6 +37,14 @@ def pad_packed(rows: Shaped[Tensor, "1 N *any"], sizes: Sizes) -> Shaped[Tensor,
     """
     mask = mask_from_sizes(sizes, rows.device)
     return rows.new_zeros(*mask.shape, *rows.shape[2:]).index_put((mask,), rows[0])
+
+
+def pad_assignments(packed: Float[Tensor, "1 H N M"], sizes: Sizes) -> Float[Tensor, "B H P M"]:
+    """Return the assignments of packed bags as a padded batch."""
+    if len(sizes) == 1:
+        return packed
+    padded = pad_packed(rearrange(packed, "1 h n m -> 1 n h m"), sizes)
+    return rearrange(padded, "b n h m -> b h n m")
 
 
 def weighted_sum_packed(

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from caprmil.models.base import Embedding, Evidence, Mask, Patches, Weights
 from caprmil.models.layers import (
     Dropout,
-    accept_old_names,
     masked_softmax,
     summing_dtype,
     weighted_sum,
@@ -60,7 +59,6 @@ class AttentionPool(Pool):
         self.gate = nn.Linear(dim, hidden) if gated else None
         self.out = nn.Linear(hidden, 1)
         self.dropout = Dropout(dropout)
-        accept_old_names(self, {"content": "hidden", "rate": "out"})
 
     def score(self, patches: Patches) -> Weights:
         hidden = self.dropout(self.hidden(patches).tanh())
@@ -85,13 +83,13 @@ POOLS: dict[str, type[Pool]] = {
 
 def pool_evidence(pool: Pool, chunks: Iterable[Patches], classify: nn.Linear) -> Evidence:
     """Return the evidence of one bag in chunks if a linear layer reads the pooled vector."""
-    scores, values = [], []
+    scores, values = GrowingTensor(), GrowingTensor()
     for patches in chunks:
-        scores.append(pool.score(patches))
+        scores.append(pool.score(patches)[0])
         values.append(F.linear(patches[0], classify.weight))
-    logits = torch.cat(scores, dim=-1)
-    attention = logits.softmax(dim=-1, dtype=summing_dtype(logits))
-    terms = attention.mT * torch.cat(values)
+    logits = scores.value()
+    attention = logits.softmax(dim=0, dtype=summing_dtype(logits))
+    terms = attention.unsqueeze(-1) * values.value()
     return Evidence(terms=terms, rest=classify.bias.to(terms.dtype))
 
 
@@ -127,16 +125,43 @@ class RunningSoftmax(NamedTuple):
             self.embedding * rescale + summed,
         )
 
-    def weights(self, scores: Iterable[Tensor]) -> Weights:
-        """Return the weights of all patches after the last chunk."""
-        return (torch.cat(list(scores), dim=-1) - self.highest).exp() / self.total
+    def weights(self, scores: Weights) -> Weights:
+        """Return the weights of all patches, from their scores, after the last chunk."""
+        return (scores - self.highest).exp() / self.total
+
+
+class GrowingTensor:
+    """Rows of many chunks in one tensor that doubles its size when it is full. No gradients.
+
+    A list of small tensors fragments the heap: 2,000,000 patches then take 2 GB more, since the
+    activations of the next chunk do not fit between them.
+    """
+
+    def __init__(self) -> None:
+        self.rows, self.n = torch.empty(0), 0
+
+    def append(self, rows: Float[Tensor, "*any"]) -> None:
+        """Add the rows of a chunk."""
+        before, self.n = self.n, self.n + len(rows)
+        if self.n > len(self.rows):
+            larger = rows.new_empty(max(self.n, 2 * len(self.rows)), *rows.shape[1:])
+            if before:
+                larger[:before] = self.rows[:before]
+            self.rows = larger
+        self.rows[before : self.n] = rows
+
+    def value(self) -> Float[Tensor, "*any"]:
+        """Return all rows so far."""
+        return self.rows[: self.n]
 
 
 def pool_chunks(pool: Pool, chunks: Iterable[Patches]) -> tuple[Embedding, Weights]:
     """Return the vector of one bag in chunks and the weights of its patches."""
-    sums, every = RunningSoftmax.start(), []
+    sums, every = RunningSoftmax.start(), GrowingTensor()
     for patches in chunks:
         scores = pool.score(patches)
-        every.append(scores.to(summing_dtype(scores)))
-        sums, dtype = sums.add(every[-1], patches), patches.dtype
-    return (sums.embedding / sums.total).to(dtype), sums.weights(every)
+        scores = scores.to(summing_dtype(scores))
+        every.append(scores.mT)
+        sums, dtype = sums.add(scores, patches), patches.dtype
+    embedding = (sums.embedding / sums.total).to(dtype)
+    return embedding, sums.weights(every.value().mT.contiguous())

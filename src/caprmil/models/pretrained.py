@@ -15,6 +15,10 @@ from caprmil.models.base import MILModel
 from caprmil.models.registry import MODELS, create
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
+OLD_FORMAT = (
+    "The model in {folder} was saved by an older caprmil, under other names of settings and "
+    "weights. Use the version that saved it, or train it again."
+)
 
 
 def save(model: MILModel, folder: str | PathLike[str]) -> None:
@@ -52,7 +56,9 @@ def load(source: str | PathLike[str], **changes: Any) -> MILModel:
     if not folder.is_dir():
         folder = _download(str(source))
     try:
-        config = upgrade(json.loads((folder / CONFIG).read_text())) | changes
+        config = json.loads((folder / CONFIG).read_text()) | changes
+        if "n_classes" in config:
+            raise RunError(OLD_FORMAT.format(folder=folder))
         model = create(config.pop("model"), **config)
         model.load_state_dict(load_file(folder / WEIGHTS))
     except FileNotFoundError as problem:
@@ -63,20 +69,6 @@ def load(source: str | PathLike[str], **changes: Any) -> MILModel:
     except (KeyError, TypeError, ValueError, RuntimeError, SafetensorError) as problem:
         raise RunError(f"The model in {folder} cannot be loaded: {problem}") from problem
     return model.eval()
-
-
-def upgrade(config: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings of a model that was saved by an older version in today's terms."""
-    config = dict(config)
-    if "n_classes" in config:
-        config["n_outputs"] = config.pop("n_classes")
-    if config.pop("multilabel", False):
-        raise RunError(
-            "This DSMIL was trained with multilabel = true, which no longer exists. Train it again."
-        )
-    if isinstance(config.get("pool"), dict):
-        config["pool"] = upgrade(config["pool"])
-    return config
 
 
 def _download(repository: str) -> Path:

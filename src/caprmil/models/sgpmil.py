@@ -29,7 +29,6 @@ from caprmil.models.base import (
     evidence_of_sum,
 )
 from caprmil.models.layers import (
-    accept_old_names,
     content_order,
     seeded,
     summing_dtype,
@@ -151,7 +150,6 @@ class SGPMIL(MILModel):
         self.reduce = nn.Sequential(nn.Linear(dims[-1], gp_dim), nn.Sigmoid())
         self.process = SparseGP(gp_dim, inducing=inducing)
         self.classify = nn.Linear(dims[-1], n_outputs)
-        accept_old_names(self, {"place": "reduce"})
 
     def on_epoch_start(self, epoch: int, n_bags: int) -> None:
         self.n_bags = n_bags

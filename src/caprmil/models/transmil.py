@@ -22,7 +22,6 @@ from caprmil.models.base import (
     Patches,
     Weights,
 )
-from caprmil.models.layers import accept_old_names
 from caprmil.models.nystrom import NystromLayer, sort_by_grid
 
 
@@ -90,14 +89,6 @@ class TransMIL(MILModel):
         self.second_layer = NystromLayer(dim, **attention)
         self.norm = nn.LayerNorm(dim)
         self.classify = nn.Linear(dim, n_outputs)
-        accept_old_names(
-            self,
-            {
-                "correlate": "first_layer",
-                "look_around": "position_encoding",
-                "gather": "second_layer",
-            },
-        )
 
     def forward_bag(self, features: Features, grid: Cells | None) -> Output:
         embedding, weights = self.forward_token(features, grid)
