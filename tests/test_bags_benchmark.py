@@ -46,7 +46,7 @@ def test_a_run_that_was_stopped_is_resumed(
     assert len(lines) == 10  # two seeds of two tasks, one of the larger bags; mean and oracle
     record.write_text("\n".join(lines[:4]) + "\n")
     assert run(tmp_path).split("### ")[1:] == first.split("### ")[1:]
-    assert "4 of 10 are in" in capsys.readouterr().out
+    assert "4 of 10 are already in" in capsys.readouterr().out
 
 
 def test_results_have_the_digest_of_their_settings(tmp_path: Path) -> None:

@@ -120,7 +120,7 @@ def test_a_run_that_was_stopped_is_resumed(
     lines = record.read_text().splitlines()
     record.write_text("\n".join(lines[:2]) + '\n{"set": "ti')  # the third was cut short
     run(tmp_path)
-    assert "2 of 5 are in" in capsys.readouterr().out
+    assert "2 of 5 are already in" in capsys.readouterr().out
     again = [json.loads(line) for line in record.read_text().splitlines()[3:]]
     assert [fold["fold"] for fold in again] == [2, 3, 4]
     assert [fold["train_loss"] for fold in again] == [

@@ -118,6 +118,7 @@ def test_the_error_of_a_worker_process_is_raised_by_the_main_process(
             folder=tmp_path,
             settings=TrainConfig(**QUICK | {"batch_size": 2}),
             group=group,
+            target=TARGET,
         )
     assert not torch.distributed.is_initialized()
 
@@ -358,7 +359,7 @@ def test_the_command_starts_the_workers_and_prints_its_result_once(
     )
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.count("Written to") == 1
-    assert "note: 2 devices take a bag each" in ended.stderr
+    assert "note: 2 devices take one bag each" in ended.stderr
     assert Run(tmp_path / "run").finished
 
 
