@@ -1,4 +1,4 @@
-"""Shape checks on: under pytest, every annotated tensor of the models is checked at run time."""
+"""Fixtures that tests share. In the tests of models, every annotated tensor is checked."""
 
 import os
 import shutil
@@ -10,15 +10,21 @@ import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # the test processes share the cores
 
-from jaxtyping import install_import_hook
+import jaxtyping
 
-install_import_hook("caprmil.models", "beartype.beartype")
+jaxtyping.install_import_hook("caprmil.models", "beartype.beartype")
 
 if TYPE_CHECKING:  # Lightning takes its time, and most tests have no need of it
     from caprmil.io.paths import RemotePath
     from caprmil.runs.run import Run
     from caprmil.training.recipe import Recipe
     from caprmil.viewer import Library
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Check shapes in the tests of models only: the checks take a third of a small training."""
+    jaxtyping.config.update("jaxtyping_disable", "models" not in item.path.parent.name)
 
 
 @pytest.fixture(scope="session")

@@ -192,6 +192,7 @@ def test_a_mistake_in_a_sweep_is_an_error_before_anything_is_written(
 # reproduce
 
 
+@pytest.mark.slow
 def test_a_rehearsal_runs_and_is_not_trained_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -73,6 +73,7 @@ def test_the_memory_of_mean_is_as_counted_by_hand() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.slow
 def test_memory_agrees_with_the_resident_memory_of_the_process() -> None:
     program = """
 from pathlib import Path

@@ -158,6 +158,7 @@ def test_one_device_has_the_batches_of_the_sampler() -> None:
 # The loss of one process
 
 
+@pytest.mark.slow
 def test_two_processes_with_one_bag_equal_one_process_with_two_bags(
     tmp_path: Path, two: ProcessGroup
 ) -> None:
@@ -168,6 +169,7 @@ def test_two_processes_with_one_bag_equal_one_process_with_two_bags(
     assert not two.running
 
 
+@pytest.mark.slow
 def test_bags_have_equal_weight_if_their_number_does_not_divide_evenly(
     tmp_path: Path, two: ProcessGroup
 ) -> None:
@@ -178,6 +180,7 @@ def test_bags_have_equal_weight_if_their_number_does_not_divide_evenly(
     assert same(single, together)
 
 
+@pytest.mark.slow
 def test_a_single_validation_bag_is_counted_once(tmp_path: Path, two: ProcessGroup) -> None:
     _, single = train(tmp_path / "one", n_validation=1)
     _, together = train(tmp_path / "two", two, n_validation=1)
@@ -201,6 +204,7 @@ def test_a_bag_that_only_fills_up_a_device_is_not_scored() -> None:
     assert module.validation_row["val_loss"] == 2.0
 
 
+@pytest.mark.slow
 def test_early_stopping_is_the_same_on_two_devices(tmp_path: Path, two: ProcessGroup) -> None:
     hasty = {"epochs": 30, "warmup_epochs": 20, "warmup_lr": 1e-3, "lr": 0.1, "patience": 2}
     one, single = train(tmp_path / "one", **hasty)
@@ -209,6 +213,7 @@ def test_early_stopping_is_the_same_on_two_devices(tmp_path: Path, two: ProcessG
     torch.testing.assert_close(weights(other), weights(one), rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_two_devices_resume_a_training_of_one(tmp_path: Path, two: ProcessGroup) -> None:
     def stop(row: Row) -> None:
         if row["epoch"] == 1:
@@ -221,6 +226,7 @@ def test_two_devices_resume_a_training_of_one(tmp_path: Path, two: ProcessGroup)
     assert same(whole, resumed)
 
 
+@pytest.mark.slow
 def test_only_the_main_process_writes(tmp_path: Path, two: ProcessGroup) -> None:
     train(tmp_path, two)
     assert sorted(path.name for path in tmp_path.iterdir()) == [

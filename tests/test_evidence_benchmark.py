@@ -12,6 +12,8 @@ from caprmil.features import bags
 from caprmil.models import list_models
 from caprmil.synthetic import SlideCohort
 
+pytestmark = pytest.mark.slow
+
 PLAN = evidence.Plan(
     cohort=SlideCohort(slides=8, width=700, height=700, tumour=0.3, seed=1), folds=2, epochs=2
 )

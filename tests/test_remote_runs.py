@@ -216,6 +216,7 @@ def test_folds_that_could_not_be_uploaded_are_not_trained_again(
     assert fitted == []
 
 
+@pytest.mark.slow
 def test_a_local_folder_of_another_cohort_is_renamed(
     partial_run: RemotePath, recipe: Recipe, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -304,6 +305,7 @@ def call(*arguments: Any) -> None:
     app([str(argument) for argument in arguments], standalone_mode=False)
 
 
+@pytest.mark.slow
 def test_the_commands_accept_urls(
     s3: str, recipe: Recipe, local: Run, tiny_cohort: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -9,6 +9,8 @@ import speed
 import speed_page
 import speed_variants
 
+pytestmark = pytest.mark.slow
+
 ONLY = ["--only", "caprmil", "memory", "disk", "abmil", "profile"]
 
 

@@ -427,6 +427,7 @@ def test_the_address_can_be_opened() -> None:
     assert url("0.0.0.0", 80, "abc") == f"http://{socket.gethostname()}:80/?token=abc"
 
 
+@pytest.mark.slow
 def test_the_command_prints_an_address_and_stops_at_ctrl_c(tiny_run: Run) -> None:
     command = [sys.executable, "-m", "caprmil", "view", str(tiny_run.folder), "--no-open"]
     settings = {**os.environ, "PYTHONUNBUFFERED": "1"}
