@@ -254,6 +254,7 @@ def test_without_two_sites_the_reason_is_noted(
 # Runs
 
 
+@pytest.mark.slow
 def test_a_run_that_does_not_beat_a_baseline_reports_it(tmp_path: Path) -> None:
     table = write(tmp_path, **PLANTED["patch count"])
     recipe = Recipe(

@@ -149,6 +149,7 @@ def test_a_model_without_tokens_has_no_token_figures(study: Path, tmp_path: Path
     assert names(tmp_path) == {"run", "a", "b"}  # no incomplete folder is left
 
 
+@pytest.mark.slow
 def test_a_slide_without_a_scale_is_explained(study: Path, tmp_path: Path) -> None:
     """Coordinates are pixels: only the scale bar needs microns."""
     old = bags.read(study / "features" / "s1.h5")

@@ -19,6 +19,7 @@ def files(folder: Path) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in found}
 
 
+@pytest.mark.slow
 def test_the_demo_makes_slides_scores_and_predictions_and_repeats_nothing(tmp_path: Path) -> None:
     results, answers, reports = demo.demo(tmp_path, plan=SMALL, progress=False)
     assert [result.name for result in results] == ["Mean", "ABMIL", "CAPRMIL + Mean"]

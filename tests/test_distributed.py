@@ -456,7 +456,7 @@ def wait_for(what: Any, seconds: float = 120) -> None:
 def test_all_processes_end_with_the_main_one_and_the_run_resumes(
     tmp_path: Path, tiny_recipe: Recipe, how: signal.Signals, code: int
 ) -> None:
-    recipe = without_dropout(tiny_recipe, epochs=20, patience=1000)
+    recipe = without_dropout(tiny_recipe, epochs=8, patience=1000)
     process = subprocess.Popen(
         [sys.executable, *command(recipe, tmp_path)],
         env=environment(),

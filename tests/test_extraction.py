@@ -552,6 +552,7 @@ def test_a_kill_loses_only_the_slide_that_was_being_encoded(
     ]
 
 
+@pytest.mark.slow
 def test_after_an_interrupt_the_same_command_resumes(
     tmp_path: Path, slides: dict[str, Path]
 ) -> None:

@@ -417,7 +417,10 @@ def test_the_history_is_written_as_csv(tmp_path: Path) -> None:
 # Interruptions
 
 
-@pytest.mark.parametrize("later", [-1, 0, 1, 2])
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize("later", [pytest.param(-1, marks=SLOW), pytest.param(0, marks=SLOW), 1, 2])
 def test_an_interrupted_training_ends_with_the_same_weights(
     tmp_path: Path, whole: Result, later: int
 ) -> None:
@@ -438,7 +441,14 @@ def test_the_last_weights_are_the_same_after_an_interruption(tmp_path: Path, cha
     assert unbroken[1] == resumed[1]
 
 
-@pytest.mark.parametrize(("name", "later"), [("kept.ckpt", 0), ("last.ckpt", 0), ("last.ckpt", 2)])
+@pytest.mark.parametrize(
+    ("name", "later"),
+    [
+        pytest.param("kept.ckpt", 0, marks=SLOW),
+        pytest.param("last.ckpt", 0, marks=SLOW),
+        ("last.ckpt", 2),
+    ],
+)
 def test_an_interruption_while_an_epoch_is_written_does_no_harm(
     tmp_path: Path, whole: Result, monkeypatch: pytest.MonkeyPatch, name: str, later: int
 ) -> None:

@@ -32,6 +32,7 @@ from caprmil.runs.remote import (
 from caprmil.runs.run import Run
 from caprmil.training.cross_validation import cross_validate
 from caprmil.training.recipe import Recipe
+from quick_scoring import quick_scoring
 from remote_faults import fail_uploads_after
 
 SLOW_S3 = pytest.param("s3", marks=pytest.mark.slow)
@@ -72,7 +73,8 @@ def local(recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def train(recipe: Recipe, out: Path) -> Run:
-    return cross_validate(recipe, out, device="cpu", progress=False)
+    with quick_scoring():
+        return cross_validate(recipe, out, device="cpu", progress=False)
 
 
 def counting(fitted: list[int]) -> Any:

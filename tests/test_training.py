@@ -16,10 +16,9 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import caprmil
-from caprmil import config, figures
+from caprmil import config
 from caprmil.cohort.folds import SplitConfig
 from caprmil.errors import CohortError, RecipeError, RunError, UnknownNameError
-from caprmil.evaluation import predictions
 from caprmil.evaluation.predictions import Predictions
 from caprmil.features import bags
 from caprmil.features.batches import Sample
@@ -30,14 +29,13 @@ from caprmil.runs.run import RECIPE, Run
 from caprmil.training import cross_validation as training
 from caprmil.training.cross_validation import cross_validate
 from caprmil.training.recipe import ModelConfig, Recipe, read_recipe
+from quick_scoring import quick_scoring
 
 
 @pytest.fixture(scope="module", autouse=True)
 def hurry(tiny_run: Run) -> Iterator[None]:
     """Save no figures and resample little after the shared run: other tests cover that."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(figures, "save", lambda _, path, **__: path.touch())
-        patch.setattr(predictions, "summary", partial(predictions.summary, draws=5))
+    with quick_scoring():
         yield
 
 

@@ -79,7 +79,7 @@ class PredictionParts(ABC):
         return ""
 
     def repeated_layers(self, explained: ExplainedSlide) -> list[str]:  # noqa: ARG002
-        """Return the keys of layers that say nothing new beside those of the first contrast."""
+        """Return the keys of layers that repeat those of the first contrast."""
         return []
 
     def models(self, explained: ExplainedSlide) -> Iterator[str]:

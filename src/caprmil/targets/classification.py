@@ -307,7 +307,7 @@ def _probability_columns(
     table: "pd.DataFrame", label: str | None
 ) -> tuple[str | None, dict[str, str]] | None:
     """Return the column of labels, if any, and the column of each class's probability."""
-    # Beside probabilities, `class` may as well be the predicted one.
+    # Next to probabilities, a column `class` may be the predicted one.
     words = (word for word in tables.COLUMNS["label"] if word != "class")
     truth = label or tables.find_column(table, words)
     for prefix in PREFIXES:

@@ -244,7 +244,7 @@ class Target:
     def summary(
         self, folds: "Sequence[Answers]", pooled: "Answers | None", seed: int
     ) -> dict[str, Any]:
-        """Return what the summary of scores holds beside the metrics, and its "notes".
+        """Return what the summary of scores holds in addition to the metrics, and its "notes".
 
         `folds` are the answers of each fold; `pooled` all of them, or None where a slide is in
         several folds.
