@@ -6,8 +6,9 @@ patches.csv, patches.parquet: a row for each patch, in the order of the bag. Num
     term-C          what the patch adds to the logit of class C; with `rest` they sum to the logit
     evidence-C      what it adds to the logit of class C minus the mean of the others
     attention, ...  every other layer by its key: token-M, entropy, head-H-token-M, ...
-scores.h5: the same as arrays (coords, evidence, rest, logits, probabilities, attention,
-    assignments, ...), with attributes for classes, model, fold, method, slide and version.
+scores.h5: the same as arrays (coords, evidence, rest, logits, the answer as probabilities or
+    predicted, attention, assignments, ...), with attributes for classes, model, fold, method,
+    slide and version.
 """
 
 import csv
@@ -83,7 +84,7 @@ def write_hdf5(explanation: Explanation, path: str | Path) -> Path:
         "evidence": explanation.evidence,
         "rest": explanation.rest,
         "logits": explanation.logits,
-        "probabilities": explanation.answer,
+        explanation.target.answer_name: explanation.answer,
         "attention": explanation.attention,
         "class_attention": explanation.class_attention,
         "scores": explanation.scores,
