@@ -54,7 +54,7 @@ def test_the_page_has_every_map_and_an_interrupted_run_is_resumed(
     record = tmp_path / "page.jsonl"
     record.write_text(record.read_text().splitlines(keepends=True)[0])
     assert run(page, slides).split("### ")[1:] == first.split("### ")[1:]
-    assert "1 of 2 are in" in capsys.readouterr().out
+    assert "1 of 2 are already in" in capsys.readouterr().out
 
 
 def test_a_map_is_compared_with_the_truth_of_its_slide(slides: Path, tmp_path: Path) -> None:

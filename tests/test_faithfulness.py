@@ -230,6 +230,7 @@ def fake(slide: str, *, patches: int = 50, **areas: float) -> Faithfulness:
         slide=slide,
         model="ABMIL",
         fold="fold-0",
+        target=Classification(classes=("normal", "tumour")),
         followed="tumour",
         method="exact",
         patches=patches,

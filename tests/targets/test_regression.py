@@ -15,12 +15,13 @@ from sklearn.metrics import mean_absolute_error, r2_score
 
 from caprmil.errors import CohortError, RecipeError
 from caprmil.evaluation.predictions import Predictions, summary
+from caprmil.explain.faithfulness import DeletionCurves, panels
 from caprmil.io.findings import Findings
 from caprmil.report.prediction_parts import how_many
 from caprmil.report.strip_chart import Axis
 from caprmil.report.text_format import decimals, fixed, number, signed_fixed
 from caprmil.report.value_parts import ValueParts
-from caprmil.targets import Regression
+from caprmil.targets import Classification, Regression
 from caprmil.targets.metric import bootstrap
 
 METRICS = Regression().metrics
@@ -236,3 +237,12 @@ def test_a_slide_without_a_label_has_no_error(parts: ValueParts) -> None:
 def test_another_slide_is_compared_with_each_test_slide_once(parts: ValueParts) -> None:
     assert len(parts.other_slides("new")) == 19
     assert len(parts.other_slides("s3")) == 18
+
+
+def test_a_deletion_curve_of_a_value_is_not_a_probability() -> None:
+    curves: dict[str, DeletionCurves] = {}
+    value, _ = panels("slide", Regression(), "a higher value", curves)
+    assert (value.ylabel, value.limits) == ("Predicted value", None)
+    classes = Classification(classes=("normal", "tumour"))
+    probability, _ = panels("slide", classes, "tumour", curves)
+    assert (probability.ylabel, probability.limits) == ("Probability of tumour", (0, 1))

@@ -98,7 +98,8 @@ class Faithfulness:
     slide: str
     model: str
     fold: str
-    followed: str  # the class
+    target: Target
+    followed: str  # the contrast, e.g. the class
     method: str  # of the evidence
     patches: int
     curves: Mapping[str, DeletionCurves]  # by the name of the map, random last
@@ -113,15 +114,15 @@ class Faithfulness:
         ranked = sorted(self.curves.items(), key=lambda item: -np.nan_to_num(item[1].area))
         rows = [[name, f"{c.area:.3f}", f"{c.contrast_area:.3f}"] for name, c in ranked]
         note = f"Area between the curves of {self.followed}, least relevant first minus most."
-        return markdown_table(["map", "probability", "logit contrast"], rows, [note])
+        return markdown_table(["map", self.target.answer_name, "logit contrast"], rows, [note])
 
     def panel(self) -> DeletionPanel:
         """Return the curves of probability, for a figure of several slides."""
-        return panels(self.slide, self.followed, self.curves)[0]
+        return panels(self.slide, self.target, self.followed, self.curves)[0]
 
     def draw(self) -> "Figure":
         """Draw the curves of probability and of the contrast."""
-        return deletion_curves(panels(self.slide, self.followed, self.curves))
+        return deletion_curves(panels(self.slide, self.target, self.followed, self.curves))
 
 
 def faithfulness(
@@ -181,6 +182,7 @@ def faithfulness(
         slide=explanation.slide,
         model=explanation.model,
         fold=explanation.fold,
+        target=explanation.target,
         followed=explanation.names[of],
         method=explanation.method,
         patches=n,
@@ -194,10 +196,10 @@ def faithfulness(
 
 
 def panels(
-    title: str, followed: str, curves: Mapping[str, DeletionCurves]
+    title: str, target: Target, followed: str, curves: Mapping[str, DeletionCurves]
 ) -> tuple[DeletionPanel, DeletionPanel]:
-    """Return the panels of a figure: probability, and contrast."""
-    probability = {
+    """Return the panels of a figure: answer, and contrast."""
+    answers = {
         name: DeletionCurve(c.removed, c.most.probability, c.least.probability, c.area)
         for name, c in curves.items()
     }
@@ -206,7 +208,7 @@ def panels(
         for name, c in curves.items()
     }
     return (
-        DeletionPanel(title, f"Probability of {followed}", probability, (0, 1)),
+        DeletionPanel(title, target.answer_axis.format(followed), answers, target.answer_bounds),
         DeletionPanel(title, f"Logit contrast of {followed}", logits),
     )
 

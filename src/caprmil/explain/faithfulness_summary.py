@@ -27,6 +27,7 @@ from caprmil.figures import deletion_curves
 from caprmil.io.progress import Step
 from caprmil.io.tables import markdown_table
 from caprmil.runs.run import Run
+from caprmil.targets import Target
 from caprmil.targets.metric import Interval
 
 if TYPE_CHECKING:
@@ -59,7 +60,8 @@ class FaithfulnessSummary:
     areas: tuple[MapArea, ...]  # the most faithful first
     curves: Mapping[str, DeletionCurves]  # means over slides, at `SHARES`
     tied: tuple[str, ...]  # maps that do not differ significantly from the first above chance
-    followed: str  # the class, or "the answer" where slides have several
+    target: Target
+    followed: str  # the contrast, or "the answer" where slides have several
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -86,7 +88,7 @@ class FaithfulnessSummary:
     def draw(self) -> "Figure":
         """Draw the mean curves of probability and of the logit contrast."""
         title = f"Mean of {self.slides} slide{'' if self.slides == 1 else 's'}"
-        return deletion_curves(panels(title, self.followed, self.curves))
+        return deletion_curves(panels(title, self.target, self.followed, self.curves))
 
     def verdict(self) -> str:
         """Return in one or two sentences which map to use."""
@@ -141,6 +143,7 @@ def summarise_faithfulness(
     classes = {slide.followed for slide in counted}
     return FaithfulnessSummary(
         slides=len(counted),
+        target=counted[0].target,
         followed=classes.pop() if len(classes) == 1 else "the answer",
         patients=owners,
         areas=tuple(areas),

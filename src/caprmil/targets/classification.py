@@ -37,6 +37,8 @@ class Classification(Target):
     kind: ClassVar[str] = "classification"
     has_classes: ClassVar[bool] = True
     calibrates: ClassVar[bool] = True
+    answer_axis: ClassVar[str] = "Probability of {}"
+    answer_bounds: ClassVar[tuple[float, float] | None] = (0, 1)
     answer_name: ClassVar[str] = "probabilities"
     output_name: ClassVar[str] = "logit"
     display: ClassVar[str] = "classes"

@@ -68,6 +68,10 @@ class Target:
     """Whether answers can be calibrated by a temperature."""
     strata_title: ClassVar[str] = "Classes"
     """What the strata of folds are called in errors."""
+    answer_axis: ClassVar[str] = "Predicted value"
+    """The title of an axis with the answer; {} is the name of the contrast."""
+    answer_bounds: ClassVar[tuple[float, float] | None] = None
+    """The smallest and the largest answer, if there are such."""
     answer_name: ClassVar[str]
     """What the numbers of an answer are, in one word: e.g. probabilities."""
     output_name: ClassVar[str] = "output"
