@@ -316,7 +316,8 @@ def test_the_commands_accept_urls(
     found = [tiny_cohort, *(tiny_cohort.parent / "features").iterdir()]
     upload_all(found, tiny_cohort.parent, folder)
     write_text(folder / "recipe.toml", config.dump(with_data(recipe, folder)))
-    call("train", f"{folder}/recipe.toml", "--out", f"{folder}/run", "--device", "cpu")
+    with quick_scoring():
+        call("train", f"{folder}/recipe.toml", "--out", f"{folder}/run", "--device", "cpu")
     assert f"caprmil predict {folder}/run BAGS" in capsys.readouterr().out
     assert Run(f"{folder}/run").scores == local.scores
     upload(found[1], folder / "new" / "a.h5")
