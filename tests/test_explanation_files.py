@@ -24,7 +24,7 @@ from caprmil.explain import (
 from caprmil.explain.patch_tables import patch_columns
 from caprmil.features import bags
 from caprmil.slides import regions
-from caprmil.targets import Classification
+from caprmil.targets import Classification, Regression, Target
 from small_models import small_model
 
 CLASSES = ("normal", 'tumour, "high" grade')
@@ -32,16 +32,20 @@ TARGET = Classification(classes=CLASSES)
 
 
 def make(
-    model: str = "caprmil", n: int = 30, *, placed: bool = True, **settings: object
+    model: str = "caprmil",
+    n: int = 30,
+    *,
+    placed: bool = True,
+    target: Target = TARGET,
+    **settings: object,
 ) -> Explanation:
     rng = np.random.default_rng(0)
     coords = np.stack([np.arange(n) % 6, np.arange(n) // 6], axis=1) * 224 + 11
     features = rng.normal(size=(n, 8)).astype(np.float32)
     sizes = {"patch_level0": 224.0, "step": 224.0} if placed else {}
     bag = bags.from_arrays(features, coords if placed else None, **sizes)
-    return explain(
-        small_model(model, 8, 2, **settings), bag, target=TARGET, slide="s", fold="fold-0"
-    )
+    network = small_model(model, 8, target.n_outputs, **settings)
+    return explain(network, bag, target=target, slide="s", fold="fold-0")
 
 
 def geojson(explanation: Explanation, path: Path, **options: bool | int) -> list[dict]:
@@ -158,6 +162,17 @@ def test_without_tokens_a_patch_has_the_class_that_it_is_evidence_for(tmp_path: 
     found = of_type(geojson(explanation, tmp_path / "patches.geojson"), "detection")
     expected = [f"For {CLASSES[n]}" for n in explanation.evidence.argmax(axis=1)]
     assert [patch["classification"]["name"] for patch in found] == expected
+
+
+def test_without_tokens_a_patch_is_for_a_higher_or_a_lower_value(tmp_path: Path) -> None:
+    explanation = make("abmil", target=Regression())
+    found = geojson(explanation, tmp_path / "patches.geojson")
+    ends = ("For a lower value", "For a higher value")
+    expected = [ends[int(value > 0)] for value in explanation.evidence[:, 0]]
+    assert set(expected) == set(ends)
+    names = [patch["classification"]["name"] for patch in of_type(found, "detection")]
+    assert names == expected
+    assert not any("against" in patch["name"] for patch in of_type(found, "annotation"))
 
 
 def test_heads_are_optional_measurements(tmp_path: Path) -> None:

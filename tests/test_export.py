@@ -18,6 +18,7 @@ from caprmil.export import ExportedModel, model_export, model_files
 from caprmil.features import bags
 from caprmil.models import MODELS, MILModel, Output, create
 from caprmil.runs.run import Run
+from caprmil.targets import Regression
 
 SUFFIXES = {name: kind.suffix for name, kind in export.FORMATS.items()}
 SMALL: dict[str, dict[str, Any]] = {
@@ -50,6 +51,14 @@ def test_torchscript_predicts_bags_of_any_size_as_the_model_does(name: str, tmp_
     written = export.export_model(small(name), tmp_path / "model.ts", to="torchscript")
     assert written.deviation < 1e-6  # at 1, 2, 17, 1,000 and 5,000 patches
     assert written.path.exists()
+
+
+def test_a_large_number_deviates_by_its_scale(tmp_path: Path) -> None:
+    target = Regression().fit([1e6, 2e6, 5e6])  # float32 has a resolution of 0.25 here
+    torch.manual_seed(0)
+    model = create("abmil", 24, 1, **SMALL["abmil"]).eval()
+    path = tmp_path / "model.ts"
+    assert export.export_model(model, path, to="torchscript", targets=[target]).deviation < 1e-5
 
 
 def test_torch_export_predicts_as_the_model_does(tmp_path: Path) -> None:

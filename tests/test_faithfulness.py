@@ -14,7 +14,7 @@ from caprmil.errors import RunError
 from caprmil.explain.faithfulness import (
     RANDOM,
     SHARES,
-    ClassCurve,
+    AnswerCurve,
     DeletionCurves,
     Faithfulness,
     removal_counts,
@@ -81,13 +81,13 @@ def test_curves_agree_with_a_plain_loop(name: str) -> None:
             with torch.no_grad():
                 left = torch.from_numpy(bag.features[stay])[None]
                 (logits,) = model(left, grid=cells[stay][None]).logits
-            assert track.probability[step] == pytest.approx(float(logits.softmax(0)[1]), abs=1e-5)
+            assert track.answer[step] == pytest.approx(float(logits.softmax(0)[1]), abs=1e-5)
             assert track.contrast[step] == pytest.approx(float(logits[1] - logits[0]), abs=1e-4)
 
 
 def test_the_area_is_computed_by_trapezoids() -> None:
-    most = ClassCurve(np.array([1, 0.4, 0.0]), np.array([3.0, 0, -3]))
-    least = ClassCurve(np.array([1, 1, 0.5]), np.array([3.0, 4, 0]))
+    most = AnswerCurve(np.array([1, 0.4, 0.0]), np.array([3.0, 0, -3]))
+    least = AnswerCurve(np.array([1, 1, 0.5]), np.array([3.0, 4, 0]))
     curves = DeletionCurves(removed=np.array([0, 0.2, 0.6]), most=most, least=least)
     assert curves.area == pytest.approx(0.2 * 0.3 + 0.4 * (0.6 + 0.5) / 2)
     assert curves.contrast_area == pytest.approx(0.2 * 2 + 0.4 * 3.5)
@@ -95,9 +95,9 @@ def test_the_area_is_computed_by_trapezoids() -> None:
 
 def test_evidence_finds_the_only_relevant_patch() -> None:
     curves = measure(planted(), needle()).curves
-    assert curves["evidence"].most.probability[1] < 0.2  # with one patch gone
-    assert curves["evidence"].most.probability[0] > 0.9
-    assert np.diff(curves["evidence"].most.probability).max() <= 1e-6  # it falls and stays down
+    assert curves["evidence"].most.answer[1] < 0.2  # with one patch gone
+    assert curves["evidence"].most.answer[0] > 0.9
+    assert np.diff(curves["evidence"].most.answer).max() <= 1e-6  # it falls and stays down
     assert curves["evidence"].area > 0.7
     assert curves[RANDOM].area == 0
 
@@ -127,7 +127,7 @@ def test_random_curves_are_the_mean_over_orders() -> None:
         naive = [
             model(torch.from_numpy(bag.features[rows])[None]).logits.softmax(1) for rows in orders
         ]
-    half = often.most.probability[list(often.removed).index(0.5)]
+    half = often.most.answer[list(often.removed).index(0.5)]
     assert half == pytest.approx(float(torch.cat(naive)[:, 1].mean()), abs=0.03)
 
 
@@ -222,9 +222,9 @@ def fake(slide: str, *, patches: int = 50, **areas: float) -> Faithfulness:
     """A slide whose maps have these areas: removing the least relevant first changes nothing."""
 
     def curves(area: float) -> DeletionCurves:
-        removed, flat = np.array([0.0, 1.0]), ClassCurve(np.ones(2), np.ones(2))
+        removed, flat = np.array([0.0, 1.0]), AnswerCurve(np.ones(2), np.ones(2))
         fall = np.array([1.0, 1 - 2 * area])
-        return DeletionCurves(removed=removed, most=ClassCurve(fall, fall), least=flat)
+        return DeletionCurves(removed=removed, most=AnswerCurve(fall, fall), least=flat)
 
     return Faithfulness(
         slide=slide,

@@ -68,6 +68,13 @@ def test_a_damaged_run_is_an_error(copy: Path, name: str, text: str) -> None:
         Run(copy)
 
 
+@pytest.mark.parametrize("text", ["{", "{}", '{"target": 3}', '{"target": {"kind": "x"}}'])
+def test_a_damaged_fold_is_an_error(copy: Path, text: str) -> None:
+    (copy / "folds" / "fold-0" / "fold.json").write_text(text)
+    with pytest.raises(RunError, match=r"fold\.json is damaged .* Train the run again"):
+        Run(copy).trained("fold-0")
+
+
 def test_a_run_of_another_format_is_refused_with_both_versions(copy: Path) -> None:
     facts = read_json(copy / FACTS) | {"version": "0.1.0"}
     del facts["format"]

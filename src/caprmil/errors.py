@@ -69,6 +69,16 @@ def suggest(name: str, known: Iterable[str]) -> str:
     return (f" Did you mean '{near[0]}'?" if near else "") + f" Known: {', '.join(known)}."
 
 
+def plural(noun: str) -> str:
+    """Return patches for patch, classes for class, slides for slide."""
+    return f"{noun}es" if noun.endswith(("ch", "s")) else f"{noun}s"
+
+
+def count(n: int, noun: str) -> str:
+    """Return 1 patch, 2 patches, 20,000 patches."""
+    return f"{n:,} {noun if n == 1 else plural(noun)}"
+
+
 def shorten(names: Iterable[str], *, separator: str = ", ") -> str:
     """Return the first ten names in one text, followed by the number of the others."""
     names = list(names)

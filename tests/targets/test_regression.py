@@ -144,6 +144,18 @@ def test_folds_are_balanced_by_quarters_of_the_labels() -> None:
     assert set(two.values()) <= set(range(len(names)))
 
 
+@pytest.mark.parametrize("zeros", [3, 5, 8])
+def test_no_stratum_is_empty_where_many_labels_are_equal(zeros: int) -> None:
+    codes, names = Regression().strata({f"s{n}": float(max(0, n - zeros)) for n in range(9)})
+    assert set(codes.values()) == set(range(len(names)))
+    assert codes["s0"] == 0
+
+
+def test_the_scale_of_the_labels_cannot_be_set() -> None:
+    with pytest.raises(RecipeError, match="cannot be set"):
+        Regression(std=2.0).read({"a": "1", "b": "2"}, "age", Findings(), required=True)
+
+
 def test_a_wrong_loss_and_a_prediction_that_is_no_number_are_refused() -> None:
     with pytest.raises(RecipeError, match="must be l1, l2 or huber"):
         Regression(loss="l3")  # type: ignore[arg-type]
@@ -241,7 +253,7 @@ def test_another_slide_is_compared_with_each_test_slide_once(parts: ValueParts) 
 
 def test_a_deletion_curve_of_a_value_is_not_a_probability() -> None:
     curves: dict[str, DeletionCurves] = {}
-    value, _ = panels("slide", Regression(), "a higher value", curves)
+    (value,) = panels("slide", Regression(), "a higher value", curves)
     assert (value.ylabel, value.limits) == ("Predicted value", None)
     classes = Classification(classes=("normal", "tumour"))
     probability, _ = panels("slide", classes, "tumour", curves)

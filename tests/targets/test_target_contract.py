@@ -6,6 +6,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 from small_cohorts import CELLS, write_cohort
@@ -14,6 +15,7 @@ from typer.testing import CliRunner
 from caprmil import explain, export, report
 from caprmil.cli import app
 from caprmil.cohort.folds import SplitConfig
+from caprmil.errors import RunError
 from caprmil.evaluation.comparison import compare
 from caprmil.export import model_export
 from caprmil.features import bags
@@ -150,6 +152,26 @@ def test_the_evidence_adds_up_to_the_contrast_of_the_outputs(run: Run) -> None:
         assert terms + rest[number] == pytest.approx(total[number], abs=1e-4)
     answer = run.predictions.answers[run.predictions.slides.index("slide_003")]
     np.testing.assert_allclose(explained.answer.mean, answer, atol=1e-5)
+
+
+def test_only_a_target_with_classes_speaks_of_classes_and_probabilities(
+    run: Run, tmp_path: Path
+) -> None:
+    output = caprmil("explain", run.folder, "slide_003", "--out", tmp_path / "explained")
+    output += caprmil("faithfulness", run.folder, "--most", 2, "--out", tmp_path / "measured")
+    files = [*tmp_path.glob("explained/*.json"), *tmp_path.glob("measured/*.[cj]s*")]
+    output += "".join(path.read_text() for path in files)
+    with h5py.File(tmp_path / "explained" / "scores.h5") as scores:
+        output += " ".join([*scores, *scores.attrs])
+    assert len(files) == 3
+    assert bool(re.search(r"\bclass(es)?\b|probabilit", output)) == run.target.has_classes
+    assert ("contrasts" in output) != run.target.has_classes
+
+
+def test_slides_are_chosen_by_class_only_with_classes(run: Run) -> None:
+    if not run.target.has_classes:
+        with pytest.raises(RunError, match="Omit --class"):
+            caprmil("faithfulness", run.folder, "--class", run.target.names[0])
 
 
 def test_the_run_and_its_slides_are_reported(run: Run, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from caprmil.cli.shared import app, name_runs, show_table
+from caprmil.cli.shared import RunFolder, app, name_runs, show_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -105,7 +105,7 @@ def _show(
 
 @app.command()
 def calibrate(
-    run: Annotated[Path, typer.Argument(help="A run that `caprmil train` made.")],
+    run: RunFolder,
 ) -> None:
     """Measure the calibration of a run.
 

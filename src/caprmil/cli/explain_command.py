@@ -6,7 +6,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from caprmil.cli.shared import Device, SlideScale, Trust, Weights, app, show_table
+from caprmil.cli.shared import (
+    Device,
+    Force,
+    Pixels,
+    RunFolder,
+    SlideScale,
+    Trust,
+    Weights,
+    app,
+    show_table,
+)
+from caprmil.errors import count
 from caprmil.io.paths import as_path
 
 if TYPE_CHECKING:
@@ -23,16 +34,14 @@ METHODS: "dict[str, Method]" = {
 
 @app.command()
 def explain(
-    run: Annotated[Path, typer.Argument(help="A run that `caprmil train` made.")],
+    run: RunFolder,
     what: Annotated[
         str, typer.Argument(metavar="SLIDE_OR_BAG", help="A slide of the run by name, or a file.")
     ],
     out: Annotated[
         Path | None, typer.Option(help="A new folder; default: RUN/explain/SLIDE.")
     ] = None,
-    slide: Annotated[
-        Path | None, typer.Option(help="The slide file, or its folder, for the pixels.")
-    ] = None,
+    slide: Pixels = None,
     fold: Annotated[str, typer.Option(help="Explain the model of one fold.")] = "",
     head: Annotated[
         int | None,
@@ -51,7 +60,7 @@ def explain(
     slide_mpp: SlideScale = None,
     weights: Weights = None,
     trust_remote_code: Trust = False,
-    force: Annotated[bool, typer.Option(help="Accept another encoder or scale.")] = False,
+    force: Force = False,
     device: Device = "auto",
 ) -> None:
     """Write the maps and top patches of a slide.
@@ -138,17 +147,16 @@ def _find_or_encode(
 
 
 def _report(case: "ExplainedSlide") -> None:
-    """Print the prediction, the sum of each logit, and the usage of the tokens."""
-    from caprmil.explain.explanation_figures import METHOD_DESCRIPTIONS
+    """Print the prediction, the sum of each output, and the usage of the tokens."""
+    from caprmil.explain.explanation_figures import describe_method
 
     explained, answer = case.explanation, case.answer
     truth = "" if case.label is None else f" (label: {case.label})"
-    models = len(answer.by_fold)
     seen = "" if answer.unseen else " that saw it in training"
     typer.echo(
-        f"{case.name}: {explained.target.show(answer.mean)}{truth}, by {models} "
-        f"model{'' if models == 1 else 's'}{seen}. Explained: {explained.model} of "
-        f"{explained.fold}, {len(explained):,} patches."
+        f"{case.name}: {explained.target.show(answer.mean)}{truth}, by "
+        f"{count(len(answer.by_fold), 'model')}{seen}. Explained: {explained.model} of "
+        f"{explained.fold}, {count(len(explained), 'patch')}."
     )
     sums = explained.evidence.astype("float64").sum(axis=0)
     rows = [
@@ -157,12 +165,13 @@ def _report(case: "ExplainedSlide") -> None:
             explained.names, explained.answer, sums, explained.rest, explained.logits, strict=True
         )
     ]
-    header = ["output", explained.target.answer_name, "sum of evidence", "+ rest", "= logit"]
+    output = explained.target.output_name
+    header = ["for", explained.target.answer_name, "sum of evidence", "+ rest", f"= {output}"]
     show_table(header, rows)
-    more = f"The sum differs from the logit by {explained.gap:.1e}."
+    more = f"The sum differs from the {output} by {explained.gap:.1e}."
     if explained.method == "perturbation":
-        more = "These terms do not sum to the logit; the rest is the difference."
-    typer.echo(f"Evidence is {METHOD_DESCRIPTIONS[explained.method]}. {more}")
+        more = f"These terms do not sum to the {output}; the rest is the difference."
+    typer.echo(f"Evidence is {describe_method(explained)}. {more}")
     if explained.assignments is not None:
         _report_tokens(explained)
 

@@ -5,12 +5,12 @@ from typing import Annotated
 
 import typer
 
-from caprmil.cli.shared import app, show_table
+from caprmil.cli.shared import RunFolder, app, show_table
 
 
 @app.command()
 def export(
-    run: Annotated[Path, typer.Argument(help="A run that `caprmil train` made.")],
+    run: RunFolder,
     to: Annotated[str, typer.Option(help="onnx, pt2 (torch.export) or torchscript.")],
     out: Annotated[
         Path | None, typer.Option(help="A folder, or a file for one model; default: RUN/export.")
@@ -51,7 +51,7 @@ def export(
         [str(each.path), f"{each.path.stat().st_size / 1e6:.1f}", f"{each.deviation:.1e}"]
         for each in written
     ]
-    show_table(["written", "MB", "largest deviation of a probability"], rows)
+    show_table(["written", "MB", f"largest deviation of a {trained.target.number_name}"], rows)
     sizes = ", ".join(f"{size:,}" for size in exports.SIZES)
     typer.echo(f"Compared with torch on bags of {sizes} patches.")
     typer.echo(f"To run it, with features of (patches, {trained.facts.in_dim}) in float32:")

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from caprmil.cli.shared import Device, app, show_table, slides_text
+from caprmil.cli.shared import Device, Force, RunFolder, app, show_table
+from caprmil.errors import count, plural
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,7 +18,7 @@ SHOWN = 12  # slides with a panel in slides.png
 
 @app.command()
 def faithfulness(
-    run: Annotated[Path, typer.Argument(help="A run that `caprmil train` made.")],
+    run: RunFolder,
     slides: Annotated[
         list[str] | None,
         typer.Argument(
@@ -31,9 +32,7 @@ def faithfulness(
     only: Annotated[
         str | None, typer.Option("--class", help="Only slides that are predicted as this class.")
     ] = None,
-    force: Annotated[
-        bool, typer.Option("--force", help="Accept another encoder or scale.")
-    ] = False,
+    force: Force = False,
     device: Device = "auto",
 ) -> None:
     """Measure which map the predictions follow.
@@ -54,6 +53,8 @@ def faithfulness(
 
     trained, folder = Run(run), out or run / "faithfulness"
     check_new(folder)
+    if only is not None and not trained.target.has_classes:
+        raise RunError(f"{run} predicts a {trained.target.kind}, without classes. Omit --class.")
     if only is not None and only not in trained.target.names:
         raise UnknownNameError(f"class in {run}", only, trained.target.names)
     unseen = trained.unseen_slides()
@@ -65,21 +66,21 @@ def faithfulness(
     ]
     found: list[Faithfulness] = []
     with bar("Removing patches") as step:
-        count = min(most, len(references))
+        wanted = min(most, len(references))
         measured = explain.measure_faithfulness(
             trained,
             references,
             only=None if only is None else trained.target.names.index(only),
             force=force,
             device=pick_device(device),
-            progress=lambda done, total: step(len(found) + done / total, count, "slides"),
+            progress=lambda done, total: step(len(found) + done / total, wanted, "slides"),
         )
         for each in measured:
             found.append(each)
-            if len(found) == count:
+            if len(found) == wanted:
                 break
     if not found:
-        raise RunError(f"None of {slides_text(len(names))} is predicted as {only}.")
+        raise RunError(f"None of {count(len(names), 'slide')} is predicted as {only}.")
     summary = explain.summarise_faithfulness(found, trained.patients)
     typer.echo(_conditions(found, only=only, of=len(names)))
     show_table(summary.header, summary.rows())
@@ -87,7 +88,7 @@ def faithfulness(
     known = [each.slide for each in found if each.slide in trained.paths]
     seen = [name for name in known if name not in unseen]
     if seen:
-        typer.echo(f"Note: all models saw {slides_text(len(seen))} of these in training.")
+        typer.echo(f"Note: all models saw {count(len(seen), 'slide')} of these in training.")
     write_text(folder / "faithfulness.csv", _table(found))
     slide_by_slide = {"slides_by_name": {each.slide: each.as_dict() for each in found}}
     write_text(folder / "faithfulness.json", as_json({**summary.as_dict(), **slide_by_slide}))
@@ -105,9 +106,11 @@ def _shuffled(names: "Sequence[str]") -> list[str]:
 
 def _conditions(found: "Sequence[Faithfulness]", *, only: str | None, of: int) -> str:
     methods = " or ".join(sorted({each.method for each in found}))
-    class_text = f" predicted as {only}" if only else ", each for its predicted class"
+    target = found[0].target
+    followed = "its predicted class" if target.has_classes else found[0].followed
+    of_text = f" predicted as {only}" if only else f", each for {followed}"
     return (
-        f"{found[0].model}, evidence: {methods}. {slides_text(len(found))}{class_text}; drawn from "
+        f"{found[0].model}, evidence: {methods}. {count(len(found), 'slide')}{of_text}; drawn from "
         f"{of}. Area between the curves, least relevant first minus most relevant first:"
     )
 
@@ -118,9 +121,11 @@ def _table(found: "Sequence[Faithfulness]") -> str:
 
     text = StringIO()
     table = csv.writer(text, lineterminator="\n")
-    table.writerow(["slide", "fold", "class", "patches", "map", "area", "area_in_logits"])
+    target = found[0].target
+    areas_of = ["area", f"area_in_{plural(target.output_name)}"][: 2 if target.saturates else 1]
+    table.writerow(["slide", "fold", target.contrast_name, "patches", "map", *areas_of])
     for each in found:
         for name, curves in each.curves.items():
-            areas = [f"{curves.area:.6f}", f"{curves.contrast_area:.6f}"]
+            areas = [f"{curves.area:.6f}", f"{curves.contrast_area:.6f}"][: len(areas_of)]
             table.writerow([each.slide, each.fold, each.followed, each.patches, name, *areas])
     return text.getvalue()

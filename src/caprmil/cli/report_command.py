@@ -5,7 +5,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from caprmil.cli.shared import Device, SlideScale, Trust, Weights, app, print_failed, slides_text
+from caprmil.cli.shared import (
+    Device,
+    Force,
+    Pixels,
+    RunFolder,
+    SlideScale,
+    Trust,
+    Weights,
+    app,
+    print_failed,
+)
+from caprmil.errors import count
 
 if TYPE_CHECKING:
     from caprmil.runs.run import Run
@@ -14,7 +25,7 @@ if TYPE_CHECKING:
 
 @app.command()
 def report(
-    run: Annotated[Path, typer.Argument(help="A run that `caprmil train` made.")],
+    run: RunFolder,
     inputs: Annotated[
         list[str] | None,
         typer.Argument(
@@ -26,9 +37,7 @@ def report(
         Path | None,
         typer.Option(help="A new file (.html) or folder; default: RUN/report, which is replaced."),
     ] = None,
-    slide: Annotated[
-        Path | None, typer.Option(help="The slide file, or its folder, for the pixels.")
-    ] = None,
+    slide: Pixels = None,
     fold: Annotated[str, typer.Option(help="Explain the model of one fold; default: all.")] = "",
     slides: Annotated[
         int,
@@ -40,7 +49,7 @@ def report(
     slide_mpp: SlideScale = None,
     weights: Weights = None,
     trust_remote_code: Trust = False,
-    force: Annotated[bool, typer.Option(help="Accept another encoder or scale.")] = False,
+    force: Force = False,
     device: Device = "auto",
 ) -> None:
     """Write an HTML report of a slide or of a run.
@@ -83,7 +92,7 @@ def _of_run(
         )
     for line in missing:
         typer.secho(f"no report of {line}", err=True, fg="yellow")
-    more = f", and {slides_text(len(written))} in {written[0].parent}" if written else ""
+    more = f", and {count(len(written), 'slide')} in {written[0].parent}" if written else ""
     typer.echo(f"Written to {path}{more}.")
     typer.echo(f"Open it in a browser. For one slide: caprmil report {run.folder} SLIDE")
 

@@ -7,9 +7,11 @@ import typer
 
 from caprmil.cli.shared import (
     Device,
+    Force,
     Gpus,
     Ray,
     RayCommand,
+    RunFolder,
     SlideScale,
     Trust,
     Weights,
@@ -18,15 +20,14 @@ from caprmil.cli.shared import (
     find_executor,
     print_failed,
     show_table,
-    slides_text,
 )
+from caprmil.errors import count
 
 Changes = Annotated[
     list[str] | None,
     typer.Option("--set", help="A setting to change, e.g. train.epochs=5. May be repeated."),
 ]
 Features = Annotated[Path | None, typer.Option(help="Folder with the bags.")]
-RunFolder = Annotated[Path, typer.Argument(help="A run that `caprmil train` made.")]
 
 
 @app.command(cls=RayCommand)
@@ -64,7 +65,8 @@ def train(
     if not ray and not ProcessGroup(device, devices, nodes).is_main:
         return  # not the main process
     typer.echo((run.folder / "scores.md").read_text())
-    typer.echo(f"Written to {out}: scores.md, predictions.csv, curves.png, roc.png, folds/.")
+    drawn = ", ".join(sorted(path.name for path in run.folder.glob("*.png")))
+    typer.echo(f"Written to {out}: scores.md, predictions.csv, {drawn}, folds/.")
     typer.echo(f"Predict new bags with: caprmil predict {out} BAGS --out predictions.csv")
 
 
@@ -80,7 +82,7 @@ def predict(
     weights: Weights = None,
     trust_remote_code: Trust = False,
     fold: Annotated[str, typer.Option(help="Use the model of one fold; default: all.")] = "",
-    force: Annotated[bool, typer.Option(help="Accept another encoder or scale.")] = False,
+    force: Force = False,
     device: Device = "auto",
 ) -> None:
     """Predict slides or bags with the models of a run.
@@ -120,12 +122,13 @@ def predict(
         answers.write(out)
     answers_table(answers)
     more = " The table has the first 20." if len(answers) > 20 else ""
-    typer.echo(f"{slides_text(len(answers))} predicted by {trained}.{more}")
+    typer.echo(f"{count(len(answers), 'slide')} predicted by {trained}.{more}")
     if out is not None:
         typer.echo(f"Written to {out}. After adding labels, score it with: caprmil evaluate {out}")
     print_failed(failed)
     if len(answers) < len(found):
-        typer.secho(f"{len(found) - len(answers)} bags could not be read.", err=True, fg="red")
+        unread = count(len(found) - len(answers), "bag")
+        typer.secho(f"{unread} could not be read.", err=True, fg="red")
     if failed or len(answers) < len(found):
         raise typer.Exit(2)
 
@@ -143,7 +146,7 @@ def evaluate(
         Path | None,
         typer.Option(help="Write the predictions on the other table to this CSV."),
     ] = None,
-    force: Annotated[bool, typer.Option(help="Accept another encoder or scale.")] = False,
+    force: Force = False,
     device: Device = "auto",
 ) -> None:
     """Score a run, or any table of predictions.
@@ -217,7 +220,7 @@ def check(
         for finding in findings
     ]
     show_table(["promise", "largest deviation of an answer", "holds"], rows)
-    typer.echo(f"Measured on {len(paths[:most])} bags with the model of {fold}.")
+    typer.echo(f"Measured on {count(len(paths[:most]), 'bag')} with the model of {fold}.")
     if not all(finding.holds for finding in findings):
         raise typer.Exit(1)
 

@@ -78,6 +78,12 @@ app = App(
 
 WIDE = 120  # characters of a table in a pipe or a file
 
+RunFolder = Annotated[Path, typer.Argument(help="A run that `caprmil train` made.")]
+Pixels = Annotated[
+    Path | None,
+    typer.Option("--slide", help="The slide file, or its folder, for the pixels."),
+]
+Force = Annotated[bool, typer.Option(help="Accept another encoder or scale.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 or mps.")]
 SlideScale = Annotated[
     float | None, typer.Option(help="Microns per pixel of the slides, instead of their metadata.")
@@ -163,10 +169,6 @@ def answers_table(answers: "Predictions") -> None:
     shown = zip(answers.slides[:20], answers.answers[:20], strict=True)
     rows = [[slide, *(f"{value:.4f}" for value in values)] for slide, values in shown]
     show_table(["slide", *answers.target.titles], rows)
-
-
-def slides_text(count: int) -> str:
-    return f"{count} slide{'' if count == 1 else 's'}"
 
 
 def print_failed(failed: "Sequence[Record]") -> None:

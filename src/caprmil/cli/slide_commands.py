@@ -17,8 +17,8 @@ from caprmil.cli.shared import (
     find_executor,
     print_failed,
     show_table,
-    slides_text,
 )
+from caprmil.errors import count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -171,11 +171,11 @@ def _extract(
         found = select_shard(found, *part)
     with bar("Encoding" if job.encoder else "Finding tissue") as step:
         records = job.run(found, progress=step, executor=executor)
-    count = {state: sum(r.state == state for r in records) for state in ("done", "no tissue")}
+    counts = {state: sum(r.state == state for r in records) for state in ("done", "no tissue")}
     patches = sum(record.patches for record in records)
     typer.echo(
-        f"{slides_text(count['done'])} done, {patches:,} patches; "
-        f"{count['no tissue']} without tissue."
+        f"{count(counts['done'], 'slide')} done, {count(patches, 'patch')}; "
+        f"{counts['no tissue']} without tissue."
     )
     typer.echo(f"Written to {job.out}. Check qc.csv and the images in qc/.")
     print_failed([record for record in records if record.state == "failed"])
@@ -224,7 +224,8 @@ def convert(
             progress=step,
         )
     typer.echo(
-        f"{len(done.written)} files written to {out} as {to}, {len(done.kept)} existed already."
+        f"{count(len(done.written), 'file')} written to {out} as {to}, {len(done.kept)} existed "
+        "already."
     )
     for name, reason in done.failed.items():
         typer.secho(f"failed: {name}: {reason}", err=True, fg="red")

@@ -5,12 +5,12 @@ from typing import Annotated
 
 import typer
 
-from caprmil.cli.shared import Device, app
+from caprmil.cli.shared import Device, RunFolder, app
 
 
 @app.command()
 def view(
-    run: Annotated[Path, typer.Argument(help="A run that `caprmil train` made.")],
+    run: RunFolder,
     slides: Annotated[
         Path | None,
         typer.Option(help="A slide or a folder of slides; default: the paths that were encoded."),

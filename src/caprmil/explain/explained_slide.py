@@ -43,7 +43,7 @@ class ExplainedSlide:
     """A slide, the answer of a run to it, and the explanation by one model."""
 
     reference: SlideReference
-    label: str | None  # the true class, if the run has it
+    label: str | None  # the true class or value, if the run has it
     answer: Answer
     explanation: Explanation
 
@@ -145,7 +145,7 @@ def explain_slide(
 
 
 def label_of(run: Run, slide: str) -> str | None:
-    """Return the true class of a slide, if it is a test slide of the run."""
+    """Return the label of a slide as text, if it is a test slide of the run."""
     if not run.finished or run.predictions.labels is None or slide not in run.predictions.slides:
         return None
     label = run.predictions.labels[run.predictions.slides.index(slide)]

@@ -78,7 +78,7 @@ class ExplanationFigures:
             **sides,
             title=self._title(explanation.target.show(explanation.answer)),
             remarks=[
-                f"evidence: {METHOD_DESCRIPTIONS[explanation.method]}",
+                f"evidence: {describe_method(explanation)}",
                 explanation.target.contrasts[of].against,
                 "framed: the patches below, left black, right blue" if self.slide else "",
             ],
@@ -131,11 +131,14 @@ class ExplanationFigures:
         return f"{self.name}   {self.explanation.model}, {self.explanation.fold}   {what}"
 
 
-METHOD_DESCRIPTIONS = {
-    "exact": "exact, the sum over patches is the logit",
-    "integrated gradients": "estimated by integrated gradients from the mean patch",
-    "perturbation": "the decrease of the logit without the patch",
-}
+def describe_method(explanation: Explanation) -> str:
+    """Return how the evidence was found, in words."""
+    output = explanation.target.output_name
+    return {
+        "exact": f"exact, the sum over patches is the {output}",
+        "integrated gradients": "estimated by integrated gradients from the mean patch",
+        "perturbation": f"the decrease of the {output} without the patch",
+    }[explanation.method]
 
 
 def slide_canvas(

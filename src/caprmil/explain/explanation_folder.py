@@ -16,9 +16,9 @@ from caprmil.errors import CaprmilError
 from caprmil.explain.explained_slide import ExplainedSlide
 from caprmil.explain.explanation import TOP, Explanation
 from caprmil.explain.explanation_figures import (
-    METHOD_DESCRIPTIONS,
     ExplanationFigures,
     choose_head,
+    describe_method,
 )
 from caprmil.explain.geojson import write_geojson
 from caprmil.explain.patch_boxes import why_no_boxes
@@ -128,7 +128,7 @@ def explanation_record(
             "patches": len(explanation),
             **explanation.target.describe(explanation.answer),
             "method": explanation.method,
-            "method_in_words": METHOD_DESCRIPTIONS[explanation.method],
+            "method_in_words": describe_method(explanation),
             "logits": _by_name(explanation.names, explanation.logits),
             "evidence": _by_name(
                 explanation.names, explanation.evidence.astype(np.float64).sum(axis=0)
@@ -160,5 +160,5 @@ def _tokens(explanation: Explanation, head: int | None) -> dict[str, Any]:
     }
 
 
-def _by_name(classes: tuple[str, ...], values: Any) -> dict[str, float]:
-    return {name: float(value) for name, value in zip(classes, values, strict=True)}
+def _by_name(names: tuple[str, ...], values: Any) -> dict[str, float]:
+    return {name: float(value) for name, value in zip(names, values, strict=True)}

@@ -39,28 +39,31 @@ Numbers = NDArray[np.float64]
 Rows = NDArray[np.int64]
 
 
-class ClassCurve(NamedTuple):
-    """A class as patches are removed: its probability and its contrast, see `contrast`."""
+class AnswerCurve(NamedTuple):
+    """A prediction as patches are removed: one number of the answer, and its contrast of outputs.
 
-    probability: Numbers
+    For a classification these are the probability of a class, and its lead over the others.
+    """
+
+    answer: Numbers
     contrast: Numbers
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class DeletionCurves:
-    """A class as patches are removed in the order of one map, the highest or the lowest first."""
+    """A prediction as patches are removed in the order of one map, the highest or lowest first."""
 
     removed: Numbers  # share of the patches, from 0
-    most: ClassCurve  # the most relevant first
-    least: ClassCurve
+    most: AnswerCurve  # the most relevant first
+    least: AnswerCurve
 
     @property
     def area(self) -> float:
-        """The area between the curves of probability: 0 by chance, higher is more faithful.
+        """The area between the curves of the answer: 0 by chance, higher is more faithful.
 
         NaN for a bag of one patch.
         """
-        return area_between(self.removed, self.most.probability, self.least.probability)
+        return area_between(self.removed, self.most.answer, self.least.answer)
 
     @property
     def contrast_area(self) -> float:
@@ -70,15 +73,17 @@ class DeletionCurves:
     def at(self, shares: Sequence[float]) -> "DeletionCurves":
         """Return the curves at other shares, by linear interpolation. The last value is kept."""
 
-        def interpolate(curve: ClassCurve) -> ClassCurve:
-            return ClassCurve(*(np.interp(shares, self.removed, values) for values in curve))
+        def interpolate(curve: AnswerCurve) -> AnswerCurve:
+            return AnswerCurve(*(np.interp(shares, self.removed, values) for values in curve))
 
         removed = np.array(shares, dtype=np.float64)
         most, least = interpolate(self.most), interpolate(self.least)
         return DeletionCurves(removed=removed, most=most, least=least)
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self, target: Target) -> dict[str, Any]:
+        """Return the curves for JSON, under the target's names."""
         curves = {"most_first": self.most, "least_first": self.least}
+        kinds = (target.number_name, "contrast")
         return {
             "area": self.area,
             "contrast_area": self.contrast_area,
@@ -86,14 +91,14 @@ class DeletionCurves:
             **{
                 f"{name}_{kind}": values.tolist()
                 for name, curve in curves.items()
-                for kind, values in curve._asdict().items()
+                for kind, values in zip(kinds, curve, strict=True)
             },
         }
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Faithfulness:
-    """The deletion curves of every map of one slide, for one model and one class."""
+    """The deletion curves of every map of one slide, for one model and one contrast."""
 
     slide: str
     model: str
@@ -106,7 +111,7 @@ class Faithfulness:
 
     def as_dict(self) -> dict[str, Any]:
         names = ("slide", "model", "fold", "followed", "method", "patches")
-        maps = {name: curves.as_dict() for name, curves in self.curves.items()}
+        maps = {name: curves.as_dict(self.target) for name, curves in self.curves.items()}
         return {**{name: getattr(self, name) for name in names}, "maps": maps}
 
     def as_markdown(self) -> str:
@@ -114,14 +119,16 @@ class Faithfulness:
         ranked = sorted(self.curves.items(), key=lambda item: -np.nan_to_num(item[1].area))
         rows = [[name, f"{c.area:.3f}", f"{c.contrast_area:.3f}"] for name, c in ranked]
         note = f"Area between the curves of {self.followed}, least relevant first minus most."
-        return markdown_table(["map", self.target.answer_name, "logit contrast"], rows, [note])
+        header = ["map", self.target.answer_name, f"{self.target.output_name} contrast"]
+        columns = 3 if self.target.saturates else 2
+        return markdown_table(header[:columns], [row[:columns] for row in rows], [note])
 
     def panel(self) -> DeletionPanel:
-        """Return the curves of probability, for a figure of several slides."""
+        """Return the curves of the answer, for a figure of several slides."""
         return panels(self.slide, self.target, self.followed, self.curves)[0]
 
     def draw(self) -> "Figure":
-        """Draw the curves of probability and of the contrast."""
+        """Draw the curves of the answer, and of the contrast if the answer saturates."""
         return deletion_curves(panels(self.slide, self.target, self.followed, self.curves))
 
 
@@ -138,10 +145,11 @@ def faithfulness(
     device: torch.device | str = "cpu",
     progress: Step | None = None,
 ) -> Faithfulness:
-    """Return how a class changes as patches are removed in the order of each map, and at random.
+    """Return how a prediction changes as patches are removed by each map, and at random.
 
-    `of` is the class, by default the predicted one. `maps` hold one number per patch, higher for
-    more relevant; the default is `relevance_maps`. At least one patch of the bag remains.
+    `of` is the contrast, e.g. the class, by default the predicted one. `maps` hold one number per
+    patch, higher for more relevant; the default is `relevance_maps`. At least one patch of the bag
+    remains.
 
     Patches of equal value are removed in a random order. Where most are equal, as in the attention
     of a mean, the curves are the mean over several orders and their reverses, so that the area of a
@@ -197,20 +205,22 @@ def faithfulness(
 
 def panels(
     title: str, target: Target, followed: str, curves: Mapping[str, DeletionCurves]
-) -> tuple[DeletionPanel, DeletionPanel]:
-    """Return the panels of a figure: answer, and contrast."""
+) -> list[DeletionPanel]:
+    """Return the panels of a figure: the answer, and the contrast if the answer saturates."""
     answers = {
-        name: DeletionCurve(c.removed, c.most.probability, c.least.probability, c.area)
+        name: DeletionCurve(c.removed, c.most.answer, c.least.answer, c.area)
         for name, c in curves.items()
     }
-    logits = {
-        name: DeletionCurve(c.removed, c.most.contrast, c.least.contrast, c.contrast_area)
-        for name, c in curves.items()
-    }
-    return (
-        DeletionPanel(title, target.answer_axis.format(followed), answers, target.answer_bounds),
-        DeletionPanel(title, f"Logit contrast of {followed}", logits),
-    )
+    axis = target.answer_axis.format(followed)
+    found = [DeletionPanel(title, axis, answers, target.answer_bounds)]
+    if target.saturates:
+        contrasts = {
+            name: DeletionCurve(c.removed, c.most.contrast, c.least.contrast, c.contrast_area)
+            for name, c in curves.items()
+        }
+        axis = f"{target.output_name.capitalize()} contrast of {followed}"
+        found.append(DeletionPanel(title, axis, contrasts))
+    return found
 
 
 def relevance_maps(
@@ -221,7 +231,7 @@ def relevance_maps(
     *,
     of: int,
 ) -> dict[str, Values]:
-    """Return every map of the relevance of patches for a class, by name."""
+    """Return every map of the relevance of patches for a contrast, by name."""
     maps: dict[str, Values] = {
         "evidence": explanation.evidence_for(of),
         "attention": explanation.attention,
@@ -276,12 +286,12 @@ def _deletion_curves(
 ) -> DeletionCurves:
     """Return the mean curves over the orders of a map. `predict` takes the remaining rows."""
 
-    def curve(orders: Sequence[Rows]) -> ClassCurve:
+    def curve(orders: Sequence[Rows]) -> AnswerCurve:
         each = [
             [complete, *(predict(np.sort(order[count:])) for count in counts[1:])]
             for order in orders
         ]
-        return ClassCurve(*np.mean(each, axis=0).T)
+        return AnswerCurve(*np.mean(each, axis=0).T)
 
     most = curve(orders)
     least = most if is_symmetric(orders) else curve([order[::-1] for order in orders])

@@ -8,14 +8,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from caprmil.errors import RunError
+from caprmil.errors import RunError, count, plural
 from caprmil.evaluation.paired_tests import draw_patients
 from caprmil.explain.explained_slide import predict_slide
 from caprmil.explain.explanation import explain
 from caprmil.explain.faithfulness import (
     RANDOM,
     SHARES,
-    ClassCurve,
+    AnswerCurve,
     DeletionCurves,
     Faithfulness,
     faithfulness,
@@ -43,7 +43,7 @@ class MapArea(NamedTuple):
     map: str
     mean: float
     interval: Interval
-    logits: float  # the mean area of the logit contrast
+    logits: float  # the mean area of the contrast of outputs
 
     @property
     def above_chance(self) -> bool:
@@ -68,26 +68,35 @@ class FaithfulnessSummary:
             "slides": self.slides,
             "patients": self.patients,
             "followed": self.followed,
-            "areas": [area._asdict() for area in self.areas],
-            "curves": {name: curves.as_dict() for name, curves in self.curves.items()},
+            "areas": [self._area(area) for area in self.areas],
+            "curves": {name: curves.as_dict(self.target) for name, curves in self.curves.items()},
             "verdict": self.verdict(),
         }
 
-    header = ("map", "area", "95 % interval", "area in logits")
+    def _area(self, area: MapArea) -> dict[str, Any]:
+        found = area._asdict()
+        return found if self.target.saturates else {**found, "logits": None}
+
+    @property
+    def header(self) -> list[str]:
+        """The header of the table. Only where answers saturate, the area of outputs says more."""
+        more = [f"area in {plural(self.target.output_name)}"] if self.target.saturates else []
+        return ["map", "area", "95 % interval", *more]
 
     def rows(self) -> list[list[str]]:
         """Return the table as text."""
-        return [
+        rows = [
             [area.map, f"{area.mean:.3f}", _interval_text(area.interval), f"{area.logits:.2f}"]
             for area in self.areas
         ]
+        return [row[: len(self.header)] for row in rows]
 
     def as_markdown(self) -> str:
         return markdown_table(self.header, self.rows(), [self.verdict()])
 
     def draw(self) -> "Figure":
-        """Draw the mean curves of probability and of the logit contrast."""
-        title = f"Mean of {self.slides} slide{'' if self.slides == 1 else 's'}"
+        """Draw the mean curves of the answer, and of the contrast if the answer saturates."""
+        title = f"Mean of {count(self.slides, 'slide')}"
         return deletion_curves(panels(title, self.target, self.followed, self.curves))
 
     def verdict(self) -> str:
@@ -103,7 +112,9 @@ class FaithfulnessSummary:
             text += f"; {_list(equals)} may be as good"
         if others := [a.map for a in self.areas if a.map not in (*better, RANDOM)]:
             text += f". Not significantly better than chance: {_list(others)}"
-        few = f" {self.slides} slides are few: measure more." if self.slides < FEW else ""
+        verb = "is" if self.slides == 1 else "are"
+        few = f" {count(self.slides, 'slide')} {verb} few: measure more."
+        few = few if self.slides < FEW else ""
         return f"{text}.{few}"
 
 
@@ -140,11 +151,11 @@ def summarise_faithfulness(
     areas.sort(key=lambda area: -area.mean)
     maps = [area.map for area in areas if area.map != RANDOM]
     first = next((area.map for area in areas if area.above_chance), maps[0])
-    classes = {slide.followed for slide in counted}
+    followed = {slide.followed for slide in counted}
     return FaithfulnessSummary(
         slides=len(counted),
         target=counted[0].target,
-        followed=classes.pop() if len(classes) == 1 else "the answer",
+        followed=followed.pop() if len(followed) == 1 else "the answer",
         patients=owners,
         areas=tuple(areas),
         curves={name: _mean([slide.curves[name] for slide in counted]) for name in names},
@@ -167,7 +178,7 @@ def measure_faithfulness(
 ) -> Iterator[Faithfulness]:
     """Yield the faithfulness of each slide, for the model that explains it.
 
-    `only` keeps the slides for which that model predicts this class.
+    `only` keeps the slides for which that model predicts this contrast, e.g. this class.
     """
     models = {fold.name: run.model(fold.name).to(device) for fold in run.trained_folds()}
     for reference in slides:
@@ -175,11 +186,12 @@ def measure_faithfulness(
         run.check_bag(reference.name, bag.info, force=force)
         answer = predict_slide(run, reference, bag, models=models, device=device)
         fold = answer.nearest
-        if only is not None and answer.by_fold[fold].argmax() != only:
+        target = run.fold_target(fold)
+        if only is not None and target.contrast_of(answer.by_fold[fold]) != only:
             continue
         model = models[fold]
         explanation = explain(
-            model, bag, target=run.fold_target(fold), slide=reference.name, fold=fold, device=device
+            model, bag, target=target, slide=reference.name, fold=fold, device=device
         )
         yield faithfulness(model, bag, explanation, device=device, progress=progress)
 
@@ -195,8 +207,8 @@ def _mean(curves: Sequence[DeletionCurves]) -> DeletionCurves:
     """Return the mean of curves over slides."""
     shared = [each.at(SHARES) for each in curves]
 
-    def mean(curves: Iterable[ClassCurve]) -> ClassCurve:
-        return ClassCurve(*np.mean([np.stack(curve) for curve in curves], axis=0))
+    def mean(curves: Iterable[AnswerCurve]) -> AnswerCurve:
+        return AnswerCurve(*np.mean([np.stack(curve) for curve in curves], axis=0))
 
     return DeletionCurves(
         removed=shared[0].removed,

@@ -28,8 +28,8 @@ def write_geojson(
     """Write patches for QuPath, in level-0 pixels: all as detections, top patches as annotations.
 
     The class of a detection is the token that the patch is assigned to or, without tokens, the
-    class that it is evidence for. `heads` adds the assignments in each head. `top` is the number of
-    annotations of each gallery.
+    contrast that it is evidence for. `heads` adds the assignments in each head. `top` is the number
+    of annotations of each gallery.
     """
     if boxes is None:
         why = why_no_boxes(explanation.info, explanation.coords)
@@ -69,12 +69,12 @@ def galleries(
 ) -> Iterator[tuple[str, str, Layer, NDArray[np.int64]]]:
     """Yield name, colour, layer and rows of each gallery: for, against, and of each token."""
     layers = {layer.key: layer for layer in explanation.layers()}
-    predicted = explanation.names[explanation.predicted]
+    contrast = explanation.target.contrasts[explanation.predicted]
     evidence = layers[f"evidence-{explanation.predicted}"]
-    for word, colour, sign in (("for", VERMILLION, 1), ("against", BLUE, -1)):
+    for words, colour, sign in ((contrast.positive, VERMILLION, 1), (contrast.negative, BLUE, -1)):
         rows = top_patches(sign * evidence.values, top)
         rows = rows[sign * evidence.values[rows] > 0]
-        yield f"Most {word} {predicted}", colour, evidence, rows
+        yield f"Most {words}", colour, evidence, rows
     if explanation.assignments is None:
         return
     blocks, _, _, tokens = explanation.assignments.shape
@@ -86,11 +86,17 @@ def galleries(
 
 
 def _classes(explanation: Explanation) -> tuple[list[dict[str, Any]], list[int]]:
-    """Return the classes of detections, and the number of each patch's class."""
+    """Return QuPath's classes of detections, and the number of each patch's class."""
     if explanation.assignments is not None:
         weights = explanation.assignments[-1].mean(axis=0)
         names = [f"Token {n + 1}" for n in range(weights.shape[1])]
         numbers = weights.argmax(axis=1)
+    elif len(explanation.names) == 1:  # the sign says what a patch is evidence for
+        (contrast,) = explanation.target.contrasts
+        names = [
+            f"{words[0].upper()}{words[1:]}" for words in (contrast.positive, contrast.negative)
+        ]
+        numbers = (explanation.evidence_for(0) < 0).astype(np.int64)
     else:
         names = [f"For {name}" for name in explanation.names]
         numbers = explanation.evidence.argmax(axis=1)

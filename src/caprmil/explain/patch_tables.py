@@ -3,12 +3,14 @@
 patches.csv, patches.parquet: a row for each patch, in the order of the bag. Numbers count from 0.
     row             in the bag
     x, y            as in the bag, in the unit of explanation.json; absent without coordinates
-    term-C          what the patch adds to the logit of class C; with `rest` they sum to the logit
-    evidence-C      what it adds to the logit of class C minus the mean of the others
+    term-C          what the patch adds to output C, e.g. to the logit of class C; with `rest` they
+                    sum to the output
+    evidence-C      what it adds to contrast C, e.g. to the logit of class C minus the mean of the
+                    others
     attention, ...  every other layer by its key: token-M, entropy, head-H-token-M, ...
 scores.h5: the same as arrays (coords, evidence, rest, logits, the answer as probabilities or
-    predicted, attention, assignments, ...), with attributes for classes, model, fold, method,
-    slide and version.
+    predicted, attention, assignments, ...), with attributes for classes (or contrasts), model,
+    fold, method, slide and version.
 """
 
 import csv
@@ -21,7 +23,7 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from caprmil.errors import CaprmilError
+from caprmil.errors import CaprmilError, plural
 from caprmil.explain.explanation import Explanation
 from caprmil.io.atomic import atomic_write
 
@@ -58,7 +60,7 @@ def _cells(values: NDArray[Any]) -> list[str]:
 
 
 def write_parquet(explanation: Explanation, path: str | Path) -> Path:
-    """Write the table of patches as Parquet, with the classes in its metadata."""
+    """Write the table of patches as Parquet, with what the evidence is for in its metadata."""
     try:
         import pyarrow as pa  # type: ignore[import-untyped]
         import pyarrow.parquet as pq  # type: ignore[import-untyped]
@@ -69,9 +71,10 @@ def write_parquet(explanation: Explanation, path: str | Path) -> Path:
         ) from None
     table = pa.table(patch_columns(explanation))
     texts = {
-        name: str(value) for name, value in _metadata(explanation).items() if name != "classes"
+        name: json.dumps(value) if isinstance(value, list) else str(value)
+        for name, value in _metadata(explanation).items()
     }
-    table = table.replace_schema_metadata({**texts, "classes": json.dumps(explanation.names)})
+    table = table.replace_schema_metadata(texts)
     with atomic_write(path) as partial:
         pq.write_table(table, partial)
     return Path(path)
@@ -105,7 +108,7 @@ def _metadata(explanation: Explanation) -> dict[str, Any]:
     info = explanation.info
     found = {
         "slide": explanation.slide,
-        "classes": list(explanation.names),
+        plural(explanation.target.contrast_name): list(explanation.names),
         "model": explanation.model,
         "fold": explanation.fold,
         "method": explanation.method,

@@ -26,7 +26,7 @@ from caprmil.targets import Classification, Target
 
 SIZES = (1, 2, 17, 1000, 5000)  # patches of the bags that a file is checked with
 TOLERANCE = 1e-4
-"""Of probabilities and assignments, and of attention relative to its maximum in the bag."""
+"""Of answers relative to `Target.scale`, of attention relative to its maximum, of assignments."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ class ExportedModel:
 
     path: Path
     to: str
-    deviation: float  # the largest of an answer
+    deviation: float  # the largest of an answer, relative to `Target.scale`
     metadata: Mapping[str, Any]
 
     @property
@@ -154,7 +154,12 @@ def _check(predict: Predict, module: ExportModule, features: Values | None) -> f
                 f"The exported {module.model_name} does not run on a bag of {size} patches "
                 f"({_first_line(problem)}). {not_kept}"
             ) from problem
-        deviation = _deviations(found, _expected(module, bag))
+        expected = _expected(module, bag)
+        units = {
+            module.outputs[0]: max(target.scale for target in module.targets),
+            "attention": float(expected["attention"].max()),
+        }
+        deviation = _deviations(found, expected, units)
         if deviation[largest := max(deviation, key=deviation.__getitem__)] > TOLERANCE:
             raise ExportError(
                 f"The exported {module.model_name} deviates from the model: {largest} by "
@@ -180,13 +185,15 @@ def _expected(module: ExportModule, bag: Values) -> dict[str, Values]:
     return {name: value.numpy() for name, value in expected.items()}
 
 
-def _deviations(found: Mapping[str, Values], expected: Mapping[str, Values]) -> dict[str, float]:
-    """Return the largest deviation of each output. Logits follow from the probabilities."""
+def _deviations(
+    found: Mapping[str, Values], expected: Mapping[str, Values], units: Mapping[str, float]
+) -> dict[str, float]:
+    """Return the largest deviation of each output, in its unit. Logits follow from the answer."""
     deviations = {}
     for name, values in expected.items():
-        scale = float(values.max()) if name == "attention" else 1.0
         same_shape = found[name].shape == values.shape
-        deviation = float(np.abs(found[name] - values).max()) / scale if same_shape else inf
+        deviation = float(np.abs(found[name] - values).max()) if same_shape else inf
+        deviation /= units.get(name, 1.0)
         deviations[name] = inf if isnan(deviation) else deviation
     return deviations
 

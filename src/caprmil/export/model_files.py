@@ -131,7 +131,7 @@ def find_format(name: str) -> Format:
 
 
 def read_metadata(path: str | Path) -> dict[str, Any]:
-    """Return the metadata of an exported file: classes, encoder, scale, model, version."""
+    """Return the metadata of an exported file: target, encoder, scale, model, version."""
     path = Path(path)
     name = next((name for name, kind in FORMATS.items() if kind.suffix == path.suffix), None)
     if name is None:

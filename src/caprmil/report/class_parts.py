@@ -8,7 +8,7 @@ from markupsafe import Markup
 from numpy.typing import NDArray
 
 from caprmil import figures
-from caprmil.errors import CohortError
+from caprmil.errors import CohortError, count
 from caprmil.evaluation import calibration
 from caprmil.evaluation.predictions import Predictions
 from caprmil.explain import ExplainedSlide, Explanation
@@ -16,7 +16,7 @@ from caprmil.io.json_files import read_json
 from caprmil.report.html_page import EMPTY, render
 from caprmil.report.prediction_parts import Cell, PredictionParts, how_many
 from caprmil.report.strip_chart import strip_chart
-from caprmil.report.text_format import count, percent, signed
+from caprmil.report.text_format import percent, signed
 from caprmil.runs.run import CALIBRATION, Run
 
 MAX_CONTRASTS = 4  # classes whose evidence is shown

@@ -8,9 +8,10 @@ from importlib.metadata import version
 
 from markupsafe import Markup
 
+from caprmil.errors import count, plural
 from caprmil.report.html_page import render
 from caprmil.report.report_inputs import RunInputs, SlideInputs
-from caprmil.report.text_format import count, share, timestamp
+from caprmil.report.text_format import share, timestamp
 from caprmil.runs.run import RECIPE, Run
 from caprmil.slides.qc import Record
 
@@ -74,9 +75,10 @@ def slide_provenance(inputs: SlideInputs) -> Iterator[Fact]:
         "Model",
         f"{explanation.model}, {explanation.fold}, weights of the {run.facts.weights} epoch",
     )
+    outputs = plural(explanation.target.output_name)
     yield (
         "Evidence",
-        f"{explanation.method}; the sum differs from the logits by {explanation.gap:.1e}",
+        f"{explanation.method}; the sum differs from the {outputs} by {explanation.gap:.1e}",
     )
     yield from run_origin(run)
     yield "This bag", f"{count(info.n_patches, 'patch')} of {info.width} features, {info.kind}"

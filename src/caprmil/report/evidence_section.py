@@ -7,12 +7,13 @@ import numpy as np
 from markupsafe import Markup
 from numpy.typing import NDArray
 
+from caprmil.errors import count
 from caprmil.explain import TOP, Explanation, Method, top_patches
 from caprmil.explain.browser import totals
 from caprmil.report.html_page import render
 from caprmil.report.patch_pictures import GalleryPatch
 from caprmil.report.report_inputs import SlideInputs
-from caprmil.report.text_format import count, share, signed
+from caprmil.report.text_format import share, signed
 from caprmil.targets import Contrast
 
 METHODS: dict[Method, str] = {

@@ -17,7 +17,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from jinja2.utils import htmlsafe_json_dumps
 from markupsafe import Markup
 
-from caprmil.report import text_format
+from caprmil.errors import count
+from caprmil.report.text_format import percent, share, signed
 
 EMPTY = Markup("")
 
@@ -32,8 +33,8 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    for name in ("count", "percent", "share", "signed"):
-        made.filters[name] = getattr(text_format, name)
+    for function in (count, percent, share, signed):
+        made.filters[function.__name__] = function
     return made
 
 

@@ -25,12 +25,6 @@ def share(part: float) -> str:
     return f"{100 * part:.{digits}f}{PERCENT}"
 
 
-def count(n: int, noun: str) -> str:
-    """Return 1 patch, 2 patches, 20,000 patches."""
-    plural = f"{noun}es" if noun.endswith(("ch", "s")) else f"{noun}s"
-    return f"{n:,} {noun if n == 1 else plural}"
-
-
 def signed(value: float) -> str:
     """Return a number with its sign, a real minus, and at least three significant digits."""
     if value == 0:

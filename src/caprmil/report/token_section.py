@@ -5,11 +5,12 @@ from typing import NamedTuple
 import numpy as np
 from markupsafe import Markup
 
+from caprmil.errors import count
 from caprmil.explain import TOP, Explanation, top_patches
 from caprmil.report.html_page import EMPTY, render
 from caprmil.report.patch_pictures import GalleryPatch, PatchPictures
 from caprmil.report.report_inputs import SlideInputs
-from caprmil.report.text_format import count, share
+from caprmil.report.text_format import share
 
 TOP_PER_HEAD = 4  # patches of a token in a single head
 

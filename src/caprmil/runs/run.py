@@ -26,7 +26,14 @@ from caprmil import config
 from caprmil.cohort.cohort import CohortConfig, load_cohort
 from caprmil.cohort.folds import Fold
 from caprmil.encoders.card import same_encoder
-from caprmil.errors import BagError, RunError, UnknownNameError, shorten
+from caprmil.errors import (
+    BagError,
+    CaprmilError,
+    RecipeError,
+    RunError,
+    UnknownNameError,
+    shorten,
+)
 from caprmil.evaluation.calibration import soften
 from caprmil.evaluation.predictions import Predictions
 from caprmil.features import bags
@@ -98,7 +105,7 @@ class Run:
         except (ValueError, KeyError, TypeError, AttributeError) as problem:
             raise RunError(
                 f"{self.folder} holds a damaged run, or one of another version: {FACTS} or "
-                f"{SPLITS} cannot be read ({type(problem).__name__}: {problem})."
+                f"{SPLITS} cannot be read ({_reason(problem)}). Train it again, in a new folder."
             ) from problem
 
     def __repr__(self) -> str:
@@ -209,7 +216,13 @@ class Run:
 
     def fold_target(self, fold: str) -> Target:
         """Return the target of a fold's model, with what it needs of the training labels."""
-        return parse_target(read_json(self.fold_folder(fold) / "fold.json")["target"])
+        path = self.fold_folder(fold) / "fold.json"
+        try:
+            return parse_target(read_json(path)["target"])
+        except (ValueError, KeyError, TypeError) as problem:
+            raise RunError(
+                f"{path} is damaged ({_reason(problem)}). Train the run again, in a new folder."
+            ) from problem
 
     def trained(self, fold: str) -> TrainedModel:
         """Load the model of a fold with its target."""
@@ -352,6 +365,8 @@ class Run:
 
 def parse_target(table: Mapping[str, Any]) -> Target:
     """Return the target of a table with its kind and settings."""
+    if not isinstance(table, Mapping) or "kind" not in table:
+        raise RecipeError(f"target must be a table with a kind, not {table!r}")
     settings = {name: value for name, value in table.items() if name != "kind"}
     return config.parse(settings, into=find_target(str(table["kind"])), name="target")
 
@@ -359,6 +374,12 @@ def parse_target(table: Mapping[str, Any]) -> Target:
 def target_table(target: Target) -> dict[str, Any]:
     """Return a target as the table that `parse_target` reads."""
     return {"kind": target.kind, **config.as_table(target)}
+
+
+def _reason(problem: Exception) -> str:
+    """Return a problem in a few words, with its type unless it is an error of ours."""
+    kind = "" if isinstance(problem, CaprmilError) else f"{type(problem).__name__}: "
+    return f"{kind}{problem}".rstrip(".")
 
 
 def _check_format(folder: Path, facts: Mapping[str, Any]) -> None:

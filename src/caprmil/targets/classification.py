@@ -40,6 +40,9 @@ class Classification(Target):
     answer_axis: ClassVar[str] = "Probability of {}"
     answer_bounds: ClassVar[tuple[float, float] | None] = (0, 1)
     answer_name: ClassVar[str] = "probabilities"
+    number_name: ClassVar[str] = "probability"
+    contrast_name: ClassVar[str] = "class"
+    saturates: ClassVar[bool] = True
     output_name: ClassVar[str] = "logit"
     display: ClassVar[str] = "classes"
     headline: ClassVar[str] = "auc"

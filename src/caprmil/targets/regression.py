@@ -59,6 +59,11 @@ class Regression(Target):
     def read(
         self, cells: Mapping[str, str], column: str, found: Findings, *, required: bool
     ) -> tuple["Regression", dict[str, Label]]:
+        if (self.mean, self.std) != (0.0, 1.0):
+            raise RecipeError(
+                "[target] mean and std are those of a fold's training labels, and cannot be set. "
+                "Remove them."
+            )
         labels: dict[str, Label] = {
             name: float(cell)
             for name, cell in cells.items()
@@ -82,7 +87,10 @@ class Regression(Target):
         values = np.array(list(labels.values()))
         edges = np.unique(np.quantile(values, [0.25, 0.5, 0.75])) if len(values) else values
         codes = np.searchsorted(edges, values, side="right")
-        return dict(zip(labels, codes.tolist(), strict=True)), QUARTERS[: len(edges) + 1]
+        # Where many labels are equal, e.g. 0, a quarter has none.
+        used, numbers = np.unique(codes, return_inverse=True)
+        names = tuple(QUARTERS[code] for code in used)
+        return dict(zip(labels, numbers.tolist(), strict=True)), names
 
     def known(self, labels: Labels) -> NDArray[np.bool_]:
         return ~np.isnan(labels)

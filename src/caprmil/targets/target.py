@@ -74,6 +74,12 @@ class Target:
     """The smallest and the largest answer, if there are such."""
     answer_name: ClassVar[str]
     """What the numbers of an answer are, in one word: e.g. probabilities."""
+    number_name: ClassVar[str] = "value"
+    """What one number of an answer is, in one word: e.g. a probability."""
+    contrast_name: ClassVar[str] = "contrast"
+    """What evidence is shown for, in one word: e.g. a class."""
+    saturates: ClassVar[bool] = False
+    """Whether answers saturate. If not, they change as the contrasts of outputs do."""
     output_name: ClassVar[str] = "output"
     """What an output of a model is called: e.g. a logit."""
     display: ClassVar[str]
