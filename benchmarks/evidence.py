@@ -11,7 +11,8 @@ benchmark can be resumed.
 import argparse
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from hashlib import sha256
@@ -89,10 +90,9 @@ def prepare(plan: Plan, folder: Path) -> None:
 def run(plan: Plan, folder: Path, job: Job) -> Result:
     """Train a model, explain the slides with tumour, and compare every map with the truth."""
     start = process_time()
-    logging.getLogger("caprmil").setLevel(logging.ERROR)
-    trained = complete(
-        plan.recipe(job, folder), folder / f"{job.model}-{job.seed}", device="cpu", progress=False
-    )
+    out = folder / f"{job.model}-{job.seed}"
+    with quiet():
+        trained = complete(plan.recipe(job, folder), out, device="cpu", progress=False)
     slides: list[str] = []
     maps: dict[str, dict[str, list[float]]] = {}
     for fold in trained.splits:
@@ -114,6 +114,18 @@ def run(plan: Plan, folder: Path, job: Job) -> Result:
         maps=maps,
         seconds=round(process_time() - start, 2),
     )
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Hide the warnings of caprmil: three folds of twenty slides are few, and that is known."""
+    logger = logging.getLogger("caprmil")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def tumour(path: Path) -> NDArray[np.bool_]:

@@ -353,23 +353,6 @@ def command(recipe: Recipe, tmp_path: Path, *options: str) -> list[str]:
 
 
 @pytest.mark.slow
-def test_the_command_starts_the_workers_and_prints_its_result_once(
-    tmp_path: Path, tiny_recipe: Recipe
-) -> None:
-    ended = subprocess.run(
-        [sys.executable, *command(without_dropout(tiny_recipe), tmp_path)],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.count("Written to") == 1
-    assert "note: 2 devices take one bag each" in ended.stderr
-    assert Run(tmp_path / "run").finished
-
-
-@pytest.mark.slow
 def test_torchrun_can_start_the_processes(tmp_path: Path, tiny_recipe: Recipe) -> None:
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     ended = subprocess.run(
@@ -387,15 +370,15 @@ def test_torchrun_can_start_the_processes(tmp_path: Path, tiny_recipe: Recipe) -
     assert Run(tmp_path / "run").predictions.answers == scores(one)
 
 
-def as_slurm(rank: int, *, nodes: int, devices: int, port: int) -> dict[str, str]:
-    """Return the variables that srun sets and Lightning reads."""
+def as_slurm(rank: int, *, port: int) -> dict[str, str]:
+    """Return the variables that srun sets and Lightning reads, for two tasks on one node."""
     variables = {
-        "NTASKS": nodes * devices,
-        "NTASKS_PER_NODE": devices,
-        "NNODES": nodes,
+        "NTASKS": 2,
+        "NTASKS_PER_NODE": 2,
+        "NNODES": 1,
         "PROCID": rank,
-        "LOCALID": rank % devices,
-        "NODEID": rank // devices,
+        "LOCALID": rank,
+        "NODEID": 0,
         "JOB_NAME": "train",
     }
     return {f"SLURM_{name}": str(value) for name, value in variables.items()} | {
@@ -405,18 +388,16 @@ def as_slurm(rank: int, *, nodes: int, devices: int, port: int) -> dict[str, str
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("nodes", [1, 2])
-def test_processes_of_slurm_connect_to_each_other(
-    tmp_path: Path, tiny_recipe: Recipe, nodes: int
+def test_processes_of_slurm_on_one_node_connect_to_each_other(
+    tmp_path: Path, tiny_recipe: Recipe
 ) -> None:
     port = devices.find_free_network_port()
     line = command(without_dropout(tiny_recipe, batch_size=2), tmp_path)
-    line[line.index("--devices") + 1] = str(2 // nodes)
     options: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     started = [
         subprocess.Popen(
-            [sys.executable, *line, "--nodes", str(nodes)],
-            env=environment(**as_slurm(rank, nodes=nodes, devices=2 // nodes, port=port)),
+            [sys.executable, *line],
+            env=environment(**as_slurm(rank, port=port)),
             **options,
         )
         for rank in range(2)
@@ -450,30 +431,26 @@ def wait_for(what: Any, seconds: float = 120) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("how", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)]
-)
 def test_all_processes_end_with_the_main_one_and_the_run_resumes(
-    tmp_path: Path, tiny_recipe: Recipe, how: signal.Signals, code: int
+    tmp_path: Path, tiny_recipe: Recipe
 ) -> None:
-    recipe = without_dropout(tiny_recipe, epochs=8, patience=1000)
-    process = subprocess.Popen(
-        [sys.executable, *command(recipe, tmp_path)],
-        env=environment(),
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    wait_for(lambda: list((tmp_path / "run").glob("folds/.*.part/last.ckpt")))
-    (worker,) = children(process.pid)
-    process.send_signal(how)
-    _, output = process.communicate(timeout=60)
-    assert process.returncode == code, output
-    assert "Traceback" not in output
-    wait_for(lambda: not alive(worker), seconds=20)
-    again = subprocess.run(
-        [sys.executable, *command(recipe, tmp_path)], env=environment(), timeout=300
-    )
-    assert again.returncode == 0
+    line = [sys.executable, *command(without_dropout(tiny_recipe), tmp_path)]
+    options: dict[str, Any] = {"env": environment(), "stderr": subprocess.PIPE, "text": True}
+    signals = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -9}
+    for number, (how, code) in enumerate(signals.items()):
+        process = subprocess.Popen(line, **options)
+        wait_for((tmp_path / "run" / "folds" / f".fold-{number}.part" / "last.ckpt").exists)
+        (worker,) = children(process.pid)
+        process.send_signal(how)
+        _, output = process.communicate(timeout=60)
+        assert process.returncode == code, output
+        assert "Traceback" not in output
+        wait_for(lambda worker=worker: not alive(worker), seconds=20)  # type: ignore[misc]
+    ended = subprocess.run(line, **options, stdout=subprocess.PIPE, timeout=300)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.count("Written to") == 1
+    assert "note: 2 devices take one bag each" in ended.stderr
+    assert Run(tmp_path / "run").finished
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -25,7 +25,6 @@ from caprmil.executors import (
     read_statuses,
 )
 from caprmil.executors.job_status import heartbeat, status_path
-from caprmil.experiments.status import read_status
 from executor_workers import (
     QUIET,
     CannotStart,
@@ -36,14 +35,7 @@ from executor_workers import (
     ReturnsLock,
     Sleeping,
     count_starts,
-    equal_bags,
-    make_extraction,
-    run_contents,
 )
-
-if TYPE_CHECKING:  # Lightning is slow to import
-    from caprmil.runs.run import Run
-    from caprmil.training.recipe import Recipe
 
 
 def make_tasks(folder: Path, **payloads: str) -> list[Task]:
@@ -189,24 +181,6 @@ def executor() -> Iterator[RayExecutor]:
         finally:
             found.ray.shutdown()
             torch.set_num_threads(threads)
-
-
-@pytest.mark.slow
-def test_slides_and_folds_on_ray_are_bit_identical(
-    executor: RayExecutor, pixels: Path, tiny_recipe: "Recipe", tiny_run: "Run", tmp_path: Path
-) -> None:
-    from caprmil.slides.slide import find_slides
-    from caprmil.training.cross_validation import cross_validate
-
-    slides = find_slides([pixels])
-    make_extraction(tmp_path / "plain").run(slides)
-    records = make_extraction(tmp_path / "ray").run(slides, executor=executor)
-    assert [record.state for record in records] == ["done"] * len(slides)
-    assert equal_bags(tmp_path / "plain", tmp_path / "ray", slides)
-    options: dict[str, Any] = {"device": "cpu", "progress": False, "executor": executor}
-    run = cross_validate(tiny_recipe, tmp_path / "run", **options)
-    assert run_contents(run.folder) == run_contents(tiny_run.folder)
-    assert read_status(run.folder).count() == {"done": 4}
 
 
 @pytest.mark.slow

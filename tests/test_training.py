@@ -393,15 +393,15 @@ def test_a_cohort_that_has_changed_is_refused(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_a_killed_process_loses_no_finished_work(
-    tiny_recipe: Recipe, tiny_run: Run, tmp_path: Path, how: signal.Signals
+    tiny_recipe: Recipe, tiny_run: Run, tmp_path: Path
 ) -> None:
     (tmp_path / "recipe.toml").write_text(config.dump(tiny_recipe))
     program = "import sys; from caprmil import *; r, out = sys.argv[1:]; "
     program += "cross_validate(read_recipe(r), out, device='cpu', progress=False)"
     command = [sys.executable, "-c", program, str(tmp_path / "recipe.toml"), str(tmp_path / "run")]
-    for seen in (".fold-0.part/last.ckpt", ".fold-1.part/last.ckpt"):
+    for number, how in enumerate([signal.SIGKILL, signal.SIGINT, signal.SIGTERM]):
+        seen = f".fold-{number}.part/last.ckpt"
         process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
         while not (tmp_path / "run" / "folds" / seen).exists():
             assert process.poll() is None
