@@ -327,7 +327,7 @@ def test_other_labels_and_other_patients_are_refused_by_name() -> None:
     tables = answers()
     labels = np.asarray(tables["B"].labels).copy()
     labels[3] = 1 - labels[3]
-    with pytest.raises(CohortError, match="other labels for 1 slides: s3"):
+    with pytest.raises(CohortError, match="other labels for 1 slide: s3"):
         compare({**tables, "B": replace(tables["B"], labels=labels)})
     strangers = tuple(f"q{k}" for k in range(120))
     with pytest.raises(CohortError, match="other patients for 120 slides"):

@@ -415,7 +415,7 @@ def test_a_missing_scale_can_be_given_in_the_table(job: Extraction, tmp_path: Pa
 def test_a_table_with_unknown_slides_is_an_error(tmp_path: Path) -> None:
     table = tmp_path / "labels.csv"
     table.write_text("slide,mpp\na,0.5\nb,x\n")
-    with pytest.raises(CohortError, match=r"1 slides are listed in .* but were not found: b"):
+    with pytest.raises(CohortError, match=r"Slides in .* that were not found \(1\): b"):
         select_listed({"a": Path("a.svs")}, table)
     with pytest.raises(CohortError, match="mpp is 'x', not a number"):
         select_listed({"a": Path("a.svs"), "b": Path("b.svs")}, table)

@@ -14,11 +14,12 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.text import Text
 from sklearn.metrics import roc_auc_score, roc_curve
 
 from caprmil import figures
 from caprmil.errors import CaprmilError, CohortError
-from caprmil.targets import find_metric
+from caprmil.targets import Regression, find_metric
 
 AUC, ACE = find_metric("auc"), find_metric("ace")
 Slides = tuple[np.ndarray, np.ndarray]
@@ -367,7 +368,7 @@ def test_a_failed_save_leaves_nothing_behind(tmp_path: Path) -> None:
 def test_figures_load_without_matplotlib_and_draw_without_pyplot() -> None:
     program = (
         "import sys; from caprmil import figures; assert 'matplotlib' not in sys.modules;"
-        "from caprmil.targets import find_metric;"
+        "from caprmil.targets import Regression, find_metric;"
         "figures.model_bars({'a': {'auc': [0.5]}}, metrics=[find_metric('auc')]);"
         "assert 'matplotlib.pyplot' not in sys.modules"
     )
@@ -520,6 +521,15 @@ def test_the_title_of_a_gallery_says_that_no_patch_has_the_sign() -> None:
         values = sign * np.linspace(1, 2, 24)
         figure = figures.evidence_maps(values, np.full(24, 1 / 24), on_slide(), **options)
         assert any(title.startswith(start) for title in titles(figure))
+
+
+def test_evidence_of_a_value_is_for_a_higher_or_a_lower_one() -> None:
+    (contrast,) = Regression().contrasts
+    options = {"contrast": contrast.name, "negative": contrast.negative, "ends": contrast.ends}
+    figure = figures.evidence_maps(np.linspace(-1, 2, 24), np.ones(24), on_slide(), **options)
+    texts = " ".join(text.get_text() for text in figure.findobj(Text))
+    assert all(words in texts for words in ("higher or lower", "for a lower value"))
+    assert "against" not in texts
 
 
 def test_zero_evidence_is_drawn(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -161,6 +162,14 @@ def test_a_wrong_loss_and_a_prediction_that_is_no_number_are_refused() -> None:
         Regression(loss="l3")  # type: ignore[arg-type]
     with pytest.raises(CohortError, match="s2: nan is not a predicted number"):
         Regression().check_answers(np.array([[1.0], [np.nan]]), ["s1", "s2"])
+
+
+def test_a_wrong_label_in_a_table_of_predictions_is_named_once(tmp_path: Path) -> None:
+    table = tmp_path / "found.csv"
+    table.write_text("slide,label,predicted\na,high,1\n")
+    with pytest.raises(CohortError, match="line 2: label 'high' is not a number") as problem:
+        Predictions.read(table)
+    assert str(problem.value).count("found.csv") == 1
 
 
 # Numbers in reports

@@ -86,6 +86,9 @@ def test_a_removed_region_changes_the_value(open_tab: Open, run: Run) -> None:
     assert "The true value is 26.0" in before
     assert "difference from the mean of the training labels" in tab.text("description")
     assert tab.text("gallery").startswith("Most for a higher value")
+    for side in tab.page.locator("#gallery .thumbnails").all():
+        values = map(float, side.locator("button > :last-child").all_text_contents())
+        assert len({value > 0 for value in values}) == 1
     tab.press("l")
     tab.draw((0, 0), (440, 0), (440, 440), (0, 440))
     tab.page.click("#remove")

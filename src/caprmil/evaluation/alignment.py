@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from caprmil.errors import CohortError, shorten
+from caprmil.errors import CohortError, count, shorten
 from caprmil.evaluation.predictions import Predictions
 from caprmil.targets import Target
 
@@ -95,8 +95,8 @@ def _check_truth(first: str, one: Predictions, name: str, other: Predictions) ->
     here, there = _truth(one), _truth(other)
     if differ := [slide for slide in here if there.get(slide, here[slide]) != here[slide]]:
         raise CohortError(
-            f"{first} and {name} have other labels for {len(differ)} slides: {shorten(differ)}. "
-            "Compare tables that were made from the same labels."
+            f"{first} and {name} have other labels for {count(len(differ), 'slide')}: "
+            f"{shorten(differ)}. Compare tables that were made from the same labels."
         )
 
 
@@ -107,7 +107,7 @@ def _owners(tables: Mapping[str, Predictions]) -> tuple[dict[str, str], list[str
         named = dict(zip(table.slides, table.patients or (), strict=False))
         if differ := [slide for slide in named if owner.get(slide, named[slide]) != named[slide]]:
             raise CohortError(
-                f"{name} has other patients for {len(differ)} slides: {shorten(differ)}. "
+                f"{name} has other patients for {count(len(differ), 'slide')}: {shorten(differ)}. "
                 "Compare tables that name the patients alike."
             )
         owner |= named

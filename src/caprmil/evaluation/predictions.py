@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from caprmil.errors import CohortError, suggest
+from caprmil.errors import CohortError, count, suggest
 from caprmil.io import tables
 from caprmil.io.atomic import atomic_write
 from caprmil.io.tables import TableLike, find_column, table_name
@@ -101,12 +101,13 @@ class Predictions:
         def is_own(column: str) -> bool:
             return column in OWN_COLUMNS or found.owns(column)
 
+        labels = _read_labels(table, truth, found, allow_blank=allow_unlabelled)
         try:
             return cls(
                 slides=tables.names(table, slide),
                 target=found,
                 answers=answers,
-                labels=_read_labels(table, truth, found, allow_blank=allow_unlabelled),
+                labels=labels,
                 patients=_names_if_any(table, patient),
                 folds=_names_if_any(table, fold),
                 extra={f"original_{n}" if is_own(n) else n: cells for n, cells in rest.items()},
@@ -291,8 +292,8 @@ class Summary:
     def as_markdown(self) -> str:
         """Return the table, with what was scored above it and notes below."""
         rows = self.as_rows()
-        counts = {"slides": self.slides, "patients": self.patients, "folds": len(self.folds)}
-        sizes = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+        numbers = {"slide": self.slides, "patient": self.patients, "fold": len(self.folds)}
+        sizes = ", ".join(count(n, what) for what, n in numbers.items() if n)
         cells = [list(row.values()) for row in rows]
         return f"{sizes}.\n\n{tables.markdown_table(list(rows[0]), cells, self.notes)}"
 

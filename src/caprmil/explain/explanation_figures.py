@@ -62,10 +62,10 @@ class ExplanationFigures:
         return figures.head_maps(self._assigned(), self.canvas, title=title, remarks=[remark])
 
     def evidence(self, of: int | None = None) -> "Figure":
-        """Draw the evidence for a class, by default the predicted one, and attention."""
+        """Draw the evidence for a contrast, by default the predicted one, and attention."""
         explanation = self.explanation
         of = explanation.predicted if of is None else of
-        values = explanation.evidence_for(of)
+        values, contrast = explanation.evidence_for(of), explanation.target.contrasts[of]
         sides: dict[str, Gallery | None] = {"top_for": None, "top_against": None}
         if self.slide:
             for side, sign in (("top_for", 1), ("top_against", -1)):
@@ -74,12 +74,14 @@ class ExplanationFigures:
             values,
             explanation.attention,
             self.canvas,
-            contrast=explanation.names[of],
+            contrast=contrast.name,
+            negative=contrast.negative,
+            ends=contrast.ends,
             **sides,
             title=self._title(explanation.target.show(explanation.answer)),
             remarks=[
                 f"evidence: {describe_method(explanation)}",
-                explanation.target.contrasts[of].against,
+                contrast.against,
                 "framed: the patches below, left black, right blue" if self.slide else "",
             ],
         )

@@ -1,4 +1,4 @@
-"""Evidence maps: evidence for and against a class, attention, and the top patches."""
+"""Evidence maps: evidence for and against, attention, and the top patches."""
 
 from collections.abc import Sequence
 from math import ceil
@@ -34,6 +34,8 @@ def evidence_maps(
     canvas: Canvas,
     *,
     contrast: str,
+    negative: str = "",
+    ends: tuple[str, str] = ("against", "for"),
     top_for: Gallery | None = None,
     top_against: Gallery | None = None,
     title: str = "",
@@ -41,10 +43,13 @@ def evidence_maps(
 ) -> "Figure":
     """Draw the evidence of each patch for `contrast`, its attention, and the slide if there is one.
 
-    `contrast` names what the evidence is for, e.g. a class. Where attention is constant, as with a
-    mean, evidence above the slide's mean is drawn instead. Below are the patches with the most
-    evidence for and against or, without pixels, all patches in the order of their evidence.
+    `contrast` names what the evidence is for, e.g. a class; `negative` says what negative evidence
+    is, by default against it; `ends` are the words at the ends of the scale. Where attention is
+    constant, as with a mean, evidence above the slide's mean is drawn instead. Below are the
+    patches with the most evidence for and against or, without pixels, all patches in the order of
+    their evidence.
     """
+    words = (f"for {contrast}", negative or f"against {contrast}")
     panels = 2 + (canvas.image is not None)
     wide = canvas.aspect < 0.45  # wide maps are drawn below each other
     columns, lines = (1, panels) if wide else (panels, 1)
@@ -60,7 +65,8 @@ def evidence_maps(
     row = [figure.add_subplot(above[panel]) for panel in range(panels)]
     if canvas.image is not None:
         draw_slide(row[0], canvas, title="Slide")
-    _draw_evidence(row[-2], canvas, evidence, contrast)
+    name, unit = f"Evidence for {contrast}", f"{ends[1]} or {ends[0]}"
+    _draw_evidence(row[-2], canvas, evidence, name, unit)
     if rows:
         for part, colour in ((top_for, BLACK), (top_against, BLUE)):
             if part is not None:
@@ -68,41 +74,40 @@ def evidence_maps(
     if np.ptp(attention) > 1e-6 * attention.max():
         _draw_attention(row[-1], canvas, attention)
     else:  # constant attention shows nothing
-        _draw_evidence(row[-1], canvas, evidence - evidence.mean(), contrast, " above the mean")
+        _draw_evidence(row[-1], canvas, evidence - evidence.mean(), f"{name} above the mean", unit)
     scale_bar(row[0], canvas)
     if rows:
         under = grid[1].subgridspec(1, 2)
         for column, part in enumerate((top_for, top_against)):
             axes = figure.add_subplot(under[column])
-            name = _gallery_title(evidence, contrast, supporting=column == 0)
-            axes.set_title(name, fontsize=9.5, loc="left")
+            heading = _gallery_title(evidence, words, supporting=column == 0)
+            axes.set_title(heading, fontsize=9.5, loc="left")
             shown = part or Gallery(rows=(), patches=())
             draw_gallery(axes, shown, columns=COLUMNS, rows=rows)
     else:
-        _draw_sorted(figure.add_subplot(grid[1]), evidence, contrast)
+        _draw_sorted(figure.add_subplot(grid[1]), evidence, words)
     figure.suptitle(title, fontsize=11)
     caption(figure, *remarks)
     return figure
 
 
-def _gallery_title(evidence: NDArray[Any], contrast: str, *, supporting: bool) -> str:
+def _gallery_title(evidence: NDArray[Any], words: tuple[str, str], *, supporting: bool) -> str:
     """Return the title of a gallery. If no patch has the sign, the weakest are shown."""
+    own, other = words if supporting else words[::-1]
     if (evidence > 0 if supporting else evidence < 0).any():
-        return f"Most {'for' if supporting else 'against'} {contrast}"
-    if supporting:
-        return f"Least against {contrast}: none is for it"
-    return f"Least for {contrast}: none is against it"
+        return f"Most {own}"
+    return f"Least {other}: none is {own}"
 
 
 def _draw_evidence(
-    axes: "Axes", canvas: Canvas, evidence: NDArray[Any], contrast: str, kind: str = ""
+    axes: "Axes", canvas: Canvas, evidence: NDArray[Any], name: str, unit: str
 ) -> None:
     reach = colour_limit(evidence)
-    name, beyond = f"Evidence for {contrast}{kind}", bool((np.abs(evidence) > reach).any())
+    beyond = bool((np.abs(evidence) > reach).any())
     span = (-reach, reach)
     shown = draw_map(axes, canvas, evidence, colours=diverging(), limits=span, title=name)
     ends = "both" if beyond else "neither"
-    colour_bar([axes], shown, "for or against", extend=ends)
+    colour_bar([axes], shown, unit, extend=ends)
 
 
 def _draw_attention(axes: "Axes", canvas: Canvas, attention: NDArray[Any]) -> None:
@@ -114,12 +119,12 @@ def _draw_attention(axes: "Axes", canvas: Canvas, attention: NDArray[Any]) -> No
     colour_bar([axes], shown, "times uniform attention", extend=beyond)
 
 
-def _draw_sorted(axes: "Axes", evidence: NDArray[Any], contrast: str) -> None:
+def _draw_sorted(axes: "Axes", evidence: NDArray[Any], words: tuple[str, str]) -> None:
     """Draw all patches in the order of their evidence, with the sums for and against."""
     ordered = np.sort(evidence.astype(np.float64))[::-1]
     ranks = np.arange(len(ordered))
-    tidy(axes, title="All patches in order", xlabel="patches", ylabel=f"evidence for {contrast}")
-    for sign, colour, word in ((1, VERMILLION, "for"), (-1, BLUE, "against")):
+    tidy(axes, title="All patches in order", xlabel="patches", ylabel=f"evidence {words[0]}")
+    for word, sign, colour in zip(words, (1, -1), (VERMILLION, BLUE), strict=True):
         side = np.where(ordered * sign > 0, ordered, 0)
         name = f"{(side != 0).sum():,} {word}, sum {side.sum():+.3g}"
         axes.fill_between(ranks, side, step="mid", color=colour, lw=0, label=name)

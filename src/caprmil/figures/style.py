@@ -102,7 +102,7 @@ def log_scale(axes: "Axes", which: str, subs: Sequence[float] = (1.0, 2.0, 5.0))
 
 def caption(figure: "Figure", *remarks: str) -> None:
     """Write remarks below a figure, broken into lines of its width."""
-    width, lines = int(19 * figure.get_figwidth()), [""]  # 19 characters per inch
+    width, lines = int(17 * figure.get_figwidth()), [""]  # 17 characters per inch
     for remark in filter(None, remarks):
         longer = f"{lines[-1]}    {remark}".strip()
         lines = [*lines[:-1], longer] if len(longer) <= width else [*lines, remark]

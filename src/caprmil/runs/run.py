@@ -32,6 +32,7 @@ from caprmil.errors import (
     RecipeError,
     RunError,
     UnknownNameError,
+    count,
     shorten,
 )
 from caprmil.evaluation.calibration import soften
@@ -110,7 +111,8 @@ class Run:
 
     def __repr__(self) -> str:
         state = "" if self.finished else ", unfinished"
-        return f"Run({str(self.folder)!r}: {self.facts.model}, {len(self.splits)} folds{state})"
+        folds = count(len(self.splits), "fold")
+        return f"Run({str(self.folder)!r}: {self.facts.model}, {folds}{state})"
 
     @property
     def finished(self) -> bool:

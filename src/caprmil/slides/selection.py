@@ -20,7 +20,7 @@ def select_listed(
     names = [slide_name(cell) for cell in tables.names(content, column)]
     if missing := [name for name in names if name not in slides]:
         raise CohortError(
-            f"{len(missing)} slides are listed in {table} but were not found: {shorten(missing)}. "
+            f"Slides in {table} that were not found ({len(missing)}): {shorten(missing)}. "
             "Remove their rows, or pass the folder with their files."
         )
     scale = tables.find_column(content, tables.COLUMNS["mpp"])

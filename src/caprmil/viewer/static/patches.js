@@ -62,12 +62,12 @@ function colour(layer, row) {
   return `rgba(${red | 0}, ${green | 0}, ${blue | 0}, ${alpha})`;
 }
 
-/** Show the patches with the highest values of a map and, if it has two signs, the lowest. */
+/** Show the patches with the highest values of a map and, if it has two signs, the lowest, each with the sign of its heading. */
 export function showGallery(bag, layer, pictures, select) {
   const [high, low] = headings(bag.facts, layer);
-  const top = layer.top.filter((row, n) => n === 0 || layer.kind === "diverging" || layer.values[row] > 0);
-  const parts = [el("h2", { text: high }), thumbnails(layer, pictures, top, select)];
-  if (layer.bottom && low) parts.push(el("h2", { text: low }), thumbnails(layer, pictures, layer.bottom, select));
+  const sameSign = (rows) => rows.filter((row) => row === rows[0] || layer.values[row] * layer.values[rows[0]] > 0);
+  const parts = [el("h2", { text: high }), thumbnails(layer, pictures, sameSign(layer.top), select)];
+  if (layer.bottom && low) parts.push(el("h2", { text: low }), thumbnails(layer, pictures, sameSign(layer.bottom), select));
   $("gallery").replaceChildren(...parts);
 }
 
