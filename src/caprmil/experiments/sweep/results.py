@@ -8,6 +8,7 @@ from math import isnan, nan
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from caprmil import figures
+from caprmil.errors import count
 from caprmil.experiments import cost, paper
 from caprmil.experiments.sweep.axes import Point
 from caprmil.experiments.sweep.plan import Plan
@@ -180,7 +181,7 @@ class SweepResults:
     def as_markdown(self) -> str:
         """Return the table, with the axes above it and notes below."""
         axes = ", ".join(f"{key} = {text}" for key, text in self.plan.axes.items())
-        title = f"{self.plan.search.capitalize()} over {axes}; {len(self.points)} points."
+        title = f"{self.plan.search.capitalize()} over {axes}; {count(len(self.points), 'point')}."
         if not (rows := self.rows()):
             return "\n\n".join([title, *self.notes()]) + "\n"
         cells = [list(row.values()) for row in rows]
