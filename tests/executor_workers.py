@@ -17,7 +17,11 @@ if TYPE_CHECKING:
 
     from caprmil.features.extract import Extraction
 
-QUIET = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
+QUIET = {
+    "RAY_AUTH_MODE": "disabled",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_worker_niceness": "0",  # else the workers wait for every other test
+}
 
 
 def count_starts(folder: Path, name: str) -> int:

@@ -15,6 +15,7 @@ from caprmil.runs.run import Run
 from caprmil.synthetic import Section
 from caprmil.training.distributed import find_free_network_port
 from caprmil.training.recipe import Recipe
+from executor_workers import QUIET
 
 PAGE = Path(__file__).parents[1] / "docs" / "slurm.md"
 SCRIPTS = dict(
@@ -54,6 +55,7 @@ def run(
     environment = os.environ | {
         "PATH": f"{home / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}",
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        "RAY_worker_niceness": QUIET["RAY_worker_niceness"],
         **{name: str(value) for name, value in variables.items()},
     }
     options: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 500}
