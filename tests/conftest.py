@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,6 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # the test processes share the cores
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in a background job of a shell
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import jaxtyping
 
