@@ -28,7 +28,7 @@ from small_models import small_model
 
 SIDE = 700  # pixels of a slide
 TABLES = {"explanation.json", "patches.csv", "scores.h5"}
-FIGURES = {"evidence.png", "evidence.pdf"}
+FIGURES = {"relevance.png", "relevance.pdf"}
 TOKEN_FIGURES = {"tokens.png", "tokens.pdf", "heads.png", "context.png"}
 
 
@@ -88,7 +88,10 @@ def test_a_slide_of_the_run_is_explained_with_its_pixels(study: Path, tmp_path: 
     assert "label: tumour" in output
     assert "= logit" in output
     assert "token 3" in output
-    assert "Evidence is exact" in output
+    assert (
+        "Evidence is what each patch contributes to the logit, after context; an exact sum"
+        in output
+    )
     assert "caprmil report" in output
     record = json.loads((made / "explanation.json").read_text())
     for name, logit in record["explained"]["logits"].items():

@@ -123,13 +123,14 @@ def test_integrated_gradients_are_the_sum_of_gradients_along_the_path() -> None:
     model, features = small(), tensor(bag_of(6))
     start = features.mean(dim=1, keepdim=True)
     expected = torch.zeros(6, 3)
-    for step in range(4):
-        here = (start + (step + 0.5) / 4 * (features - start)).requires_grad_()
+    places, weights = np.polynomial.legendre.leggauss(4)
+    for place, weight in zip((places + 1) / 2, weights / 2, strict=True):
+        here = (start + float(place) * (features - start)).requires_grad_()
         for number in range(3):
             model(here).logits[0, number].backward()
             assert here.grad is not None
             gradient, here.grad = here.grad, None
-            expected[:, number] += (gradient * (features - start)).sum(dim=-1)[0] / 4
+            expected[:, number] += float(weight) * (gradient * (features - start)).sum(dim=-1)[0]
     torch.testing.assert_close(integrated_gradients(model, features, steps=4).terms, expected)
 
 
@@ -217,8 +218,9 @@ def test_top_patches_are_the_highest_and_ties_keep_their_order() -> None:
 def test_layers_have_unique_keys_and_one_number_per_patch(name: str) -> None:
     layers = list(explain(small(name), bag_of(11), target=TARGET).layers())
     keys = [layer.key for layer in layers]
-    assert keys[:3] == ["evidence-0", "evidence-1", "evidence-2"]
-    assert keys[3:7] == ["above-0", "above-1", "above-2", "attention"]
+    assert keys[:3] == [f"sampled-influence-{number}" for number in range(3)]
+    assert keys[3:6] == ["evidence-0", "evidence-1", "evidence-2"]
+    assert keys[6:10] == ["above-0", "above-1", "above-2", "attention"]
     assert len(set(keys)) == len(keys)
     assert {layer.values.shape for layer in layers} == {(11,)}
 

@@ -161,16 +161,20 @@ def test_small_bags_have_short_curves(name: str, n: int) -> None:
 @pytest.mark.parametrize(
     ("name", "maps"),
     [
-        ("mean", ["evidence", "attention", "gradients", RANDOM]),
+        ("mean", ["evidence", "attention", "influence", "integrated gradients"]),
         (
             "dsmil",
-            ["evidence", "attention", "class attention", "patch scores", "gradients", RANDOM],
+            [
+                *("evidence", "attention", "class attention", "patch scores"),
+                *("influence", "integrated gradients"),
+            ],
         ),
-        ("transmil", ["evidence", "attention", "gradients", RANDOM]),
+        ("transmil", ["evidence", "attention", "influence"]),  # its evidence is an estimate
     ],
 )
 def test_every_map_of_a_model_is_measured(name: str, maps: list[str]) -> None:
     found = measure(make(name), make_bag(12))
+    maps = ["sampled influence", *maps, "gradients", RANDOM]
     assert list(found.curves) == maps
     assert found.method == ("integrated gradients" if name == "transmil" else "exact")
     assert all(f"| {name} |" in found.as_markdown() for name in maps)
@@ -349,7 +353,7 @@ def test_the_command_recommends_a_map(
     assert (written["slides"], len(folds)) == (4, 4)
     lines = (out / "faithfulness.csv").read_text().splitlines()
     assert lines[0] == "slide,fold,class,patches,map,area,area_in_logits"
-    assert len(lines) == 1 + 4 * 4
+    assert len(lines) == 1 + 4 * 7
     with pytest.raises(ValueError, match="already exists"):
         caprmil("faithfulness", tiny_run.folder, "--out", out)
 

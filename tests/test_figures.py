@@ -480,7 +480,7 @@ def test_slides_of_any_shape_are_drawn(columns: int, rows: int, tmp_path: Path) 
         (
             figures.token_maps(shares, canvas, title="x"),
             figures.head_maps(shares, canvas),
-            figures.evidence_maps(values, np.full(n, 1 / n), canvas, contrast="tumour"),
+            figures.relevance_maps(values, np.full(n, 1 / n), canvas, contrast="tumour"),
             figures.context_planes(plane, plane, shares[0].argmax(axis=1), canvas),
         )
     ):
@@ -497,7 +497,7 @@ def test_each_head_has_a_row_with_the_usage_of_its_tokens(tmp_path: Path) -> Non
 def test_the_colour_scale_of_evidence_is_symmetric(tmp_path: Path) -> None:
     values, attention = np.linspace(-1, 3, 24), np.linspace(0.5, 1.5, 24) / 24
     sides = {"top_for": pictures_of([23, 22]), "top_against": pictures_of([0, 1])}
-    figure = figures.evidence_maps(values, attention, on_slide(), contrast="tumour", **sides)
+    figure = figures.relevance_maps(values, attention, on_slide(), contrast="tumour", **sides)
     assert titles(figure)[:3] == ["Slide", "Evidence for tumour", "Attention"]
     scales = [axes.get_ylim() for axes in figure.axes if axes.get_label() == "<colorbar>"]
     assert -scales[0][0] == scales[0][1] > 2.5
@@ -508,7 +508,7 @@ def test_the_colour_scale_of_evidence_is_symmetric(tmp_path: Path) -> None:
 
 def test_constant_attention_is_replaced_by_evidence_above_the_mean() -> None:
     values = np.linspace(1, 3, 24)
-    figure = figures.evidence_maps(values, np.full(24, 1 / 24), on_slide(), contrast="tumour")
+    figure = figures.relevance_maps(values, np.full(24, 1 / 24), on_slide(), contrast="tumour")
     assert titles(figure)[2] == "Evidence for tumour above the mean"
     scales = [axes.get_ylim() for axes in figure.axes if axes.get_label() == "<colorbar>"]
     assert scales[1][1] <= 1 < scales[0][1]
@@ -519,14 +519,14 @@ def test_the_title_of_a_gallery_says_that_no_patch_has_the_sign() -> None:
     options = {"contrast": "tumour", **sides}
     for sign, start in ((1, "Least for tumour"), (-1, "Least against tumour")):
         values = sign * np.linspace(1, 2, 24)
-        figure = figures.evidence_maps(values, np.full(24, 1 / 24), on_slide(), **options)
+        figure = figures.relevance_maps(values, np.full(24, 1 / 24), on_slide(), **options)
         assert any(title.startswith(start) for title in titles(figure))
 
 
 def test_evidence_of_a_value_is_for_a_higher_or_a_lower_one() -> None:
     (contrast,) = Regression().contrasts
     options = {"contrast": contrast.name, "negative": contrast.negative, "ends": contrast.ends}
-    figure = figures.evidence_maps(np.linspace(-1, 2, 24), np.ones(24), on_slide(), **options)
+    figure = figures.relevance_maps(np.linspace(-1, 2, 24), np.ones(24), on_slide(), **options)
     texts = " ".join(text.get_text() for text in figure.findobj(Text))
     assert all(words in texts for words in ("higher or lower", "for a lower value"))
     assert "against" not in texts
@@ -534,7 +534,7 @@ def test_evidence_of_a_value_is_for_a_higher_or_a_lower_one() -> None:
 
 def test_zero_evidence_is_drawn(tmp_path: Path) -> None:
     canvas = figures.Canvas.on_grid(np.array([[0, 0], [1, 0]]))
-    figure = figures.evidence_maps(np.zeros(2), np.array([0.5, 0.5]), canvas, contrast="x")
+    figure = figures.relevance_maps(np.zeros(2), np.array([0.5, 0.5]), canvas, contrast="x")
     assert picture(figure, tmp_path)
 
 

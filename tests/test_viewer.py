@@ -117,7 +117,7 @@ def test_an_unfinished_run_can_be_shown(tiny_run: Run, tmp_path: Path) -> None:
 def test_the_numbers_are_those_of_the_explanation(app: AccessMiddleware) -> None:
     facts = call(app, f"/api/slides/{FIRST}").json
     data = call(app, f"/api/slides/{FIRST}/numbers").body
-    n, (layer, *_) = facts["patches"], facts["layers"]
+    n, layer = facts["patches"], next(x for x in facts["layers"] if x["key"] == "evidence-0")
     evidence = np.frombuffer(data, "<f4", n, layer["start"]).astype(float)
     logits, rest = np.array(facts["model"]["logits"]), np.array(facts["model"]["rest"])
     assert facts["model"]["exact"]

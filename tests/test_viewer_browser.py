@@ -48,7 +48,7 @@ def test_the_page_shows_the_slide_and_its_map(open_tab: Open) -> None:
     tab = open_tab().go()
     assert tab.text("run-name") == "run"
     assert "right" in tab.text("prediction") or "wrong" in tab.text("prediction")
-    assert "Exact" in tab.text("description")
+    assert "a random map has 0" in tab.text("description")
     assert tab.page.is_visible("#scale")
     with_map = tab.pixels("1-desktop")
     tab.press("o")

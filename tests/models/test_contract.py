@@ -319,3 +319,59 @@ def test_a_criterion_reaches_all_models_inside() -> None:
     model = create("caprmil", 24, 3, pool={"name": "clam"})
     model.set_criterion(lambda logits, _: 0 * logits.sum() + 5)
     assert model.loss(model(torch.randn(1, 9, 24)), torch.tensor([2]))["bag"] == 0.7 * 5
+
+
+# How often a patch counts
+
+
+@pytest.fixture
+def counted(model: MILModel) -> tuple[MILModel, Tensor, Tensor]:
+    """A model in float64, a bag, and its grid."""
+    columns = torch.arange(12)
+    return (
+        model.double(),
+        torch.randn(1, 12, 24).double(),
+        torch.stack([columns % 4, columns // 4], 1),
+    )
+
+
+def test_if_every_patch_counts_once_the_output_is_the_usual_one(
+    counted: tuple[MILModel, Tensor, Tensor],
+) -> None:
+    model, bag, grid = counted
+    weighted = model.forward_weighted(bag, torch.ones(12), grid)
+    torch.testing.assert_close(weighted.logits, model(bag, grid=grid[None]).logits)
+
+
+def test_the_derivative_by_the_counts_is_that_of_a_small_change(
+    counted: tuple[MILModel, Tensor, Tensor],
+) -> None:
+    model, bag, grid = counted
+
+    def logit(counts: Tensor) -> Tensor:
+        return model.forward_weighted(bag, counts, grid).logits[0, 1]
+
+    counts = torch.ones(12, dtype=torch.float64, requires_grad=True)
+    (derivative,) = torch.autograd.grad(logit(counts), counts)
+    for patch in (0, 7):
+        step = 1e-5 * F.one_hot(torch.tensor(patch), 12).double()
+        with torch.no_grad():
+            change = (logit(1 + step) - logit(1 - step)) / 2e-5
+        torch.testing.assert_close(derivative[patch], change, rtol=1e-4, atol=1e-7)
+
+
+def test_a_patch_that_counts_twice_is_like_two_equal_patches(
+    counted: tuple[MILModel, Tensor, Tensor], request: pytest.FixtureRequest
+) -> None:
+    model, bag, grid = counted
+    parts = [each for each in model.modules() if isinstance(each, MILModel)]
+    if any(part.order_matters or getattr(part, "draws", 0) for part in parts):
+        pytest.skip("one more patch shifts the others, or their random numbers")
+    if any(type(part).__name__ == "DTFDMIL" for part in parts):
+        pytest.skip("one more patch changes the pseudo-bags")
+    counts = 1.0 + F.one_hot(torch.tensor(3), 12)
+    twice = torch.cat([bag, bag[:, 3:4]], dim=1)
+    cells = torch.cat([grid, grid[3:4]])
+    torch.testing.assert_close(
+        model.forward_weighted(bag, counts, grid).logits, model(twice, grid=cells[None]).logits
+    )

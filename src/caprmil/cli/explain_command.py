@@ -50,9 +50,19 @@ def explain(
         ),
     ] = None,
     top: Annotated[int, typer.Option(help="Patches per gallery.", min=1, max=64)] = 8,
+    maps: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--map",
+            help="A map to draw, the first one first: sampled-influence, influence, "
+            "integrated-gradients, evidence, ...; default: the most faithful one of the run.",
+        ),
+    ] = None,
     method: Annotated[
         str,
-        typer.Option(help="exact, gradients or perturbation; default: exact, or else gradients."),
+        typer.Option(
+            help="Evidence: exact, gradients or perturbation; default: exact, or else gradients."
+        ),
     ] = "",
     parquet: Annotated[
         bool, typer.Option("--parquet", help="Write the table of patches as Parquet too.")
@@ -65,20 +75,25 @@ def explain(
 ) -> None:
     """Write the maps and top patches of a slide.
 
-    Maps of evidence, attention and tokens, as figures, tables and GeoJSON for QuPath.
+    Maps of influence, evidence, attention and tokens, as figures, tables and GeoJSON for QuPath.
 
     \b
     Example:
       caprmil explain runs/first slide_001
     """
     from caprmil.errors import UnknownNameError
-    from caprmil.explain import explain_slide
+    from caprmil.explain import KINDS, explain_slide
     from caprmil.explain.explanation_folder import new_folder, write_explanation
     from caprmil.io.progress import bar
     from caprmil.runs.run import Run
 
     if method and method not in METHODS:
         raise UnknownNameError("method", method, METHODS)
+    kinds = {kind.key: name for name, kind in KINDS.items() if name != "gradients"}
+    for each in maps or ():
+        if each not in kinds:
+            raise UnknownNameError("map", each, kinds)
+    chosen = [kinds[each] for each in maps or ()]
     trained = Run(run)
     folder = out or run / "explain" / _name(what)
     with new_folder(folder) as temporary:
@@ -93,6 +108,8 @@ def explain(
                 reference,
                 fold=fold or None,
                 method=METHODS.get(method),
+                first=chosen[0] if chosen else None,
+                maps=chosen[1:],
                 **options,
                 progress=step,
             )
@@ -148,6 +165,7 @@ def _find_or_encode(
 
 def _report(case: "ExplainedSlide") -> None:
     """Print the prediction, the sum of each output, and the usage of the tokens."""
+    from caprmil.explain import KINDS
     from caprmil.explain.explanation_figures import describe_method
 
     explained, answer = case.explanation, case.answer
@@ -158,6 +176,9 @@ def _report(case: "ExplainedSlide") -> None:
         f"{count(len(answer.by_fold), 'model')}{seen}. Explained: {explained.model} of "
         f"{explained.fold}, {count(len(explained), 'patch')}."
     )
+    kind = KINDS[explained.first]
+    meaning = kind.meaning_of(explained.target.contrasts[explained.predicted])
+    typer.echo(f"First map: {kind.name}, {meaning}. {case.faithfulness_text()}")
     sums = explained.evidence.astype("float64").sum(axis=0)
     rows = [
         [name, f"{p:.4f}", f"{total:+.4f}", f"{rest:+.4f}", f"{logit:+.4f}"]

@@ -54,6 +54,9 @@ def train(
     Example:
       caprmil train labels.csv --features features --out runs/first
     """
+    from caprmil.explain import map_ranking
+    from caprmil.io.progress import bar
+    from caprmil.models.device import pick_device
     from caprmil.training import cross_validation as training
     from caprmil.training.distributed import ProcessGroup
     from caprmil.training.recipe import read_recipe
@@ -65,8 +68,12 @@ def train(
     if not ray and not ProcessGroup(device, devices, nodes).is_main:
         return  # not the main process
     typer.echo((run.folder / "scores.md").read_text())
+    with bar("Measuring maps") as step:
+        ranking = map_ranking(run, device=pick_device(device), progress=step)
+    if ranking is not None:
+        typer.echo(f"Maps, measured on validation slides: {ranking.verdict}")
     drawn = ", ".join(sorted(path.name for path in run.folder.glob("*.png")))
-    typer.echo(f"Written to {out}: scores.md, predictions.csv, {drawn}, folds/.")
+    typer.echo(f"Written to {out}: scores.md, predictions.csv, maps.json, {drawn}, folds/.")
     typer.echo(f"Predict new bags with: caprmil predict {out} BAGS --out predictions.csv")
 
 

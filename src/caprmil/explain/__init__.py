@@ -1,7 +1,7 @@
 """Explain: the evidence, attention and tokens behind a prediction, and how faithful maps are."""
 
 from caprmil.explain.attribution import METHODS, Method, attribute, gradient_times_input
-from caprmil.explain.explained_slide import Answer, ExplainedSlide, explain_slide, predict_slide
+from caprmil.explain.explained_slide import ExplainedSlide, explain_slide
 from caprmil.explain.explanation import (
     TOP,
     Explanation,
@@ -23,6 +23,8 @@ from caprmil.explain.faithfulness_summary import (
     summarise_faithfulness,
 )
 from caprmil.explain.geojson import write_geojson
+from caprmil.explain.map_kinds import KINDS, MapKind
+from caprmil.explain.map_ranking import MapRanking, map_ranking
 from caprmil.explain.patch_boxes import (
     PatchBoxes,
     open_slide,
@@ -31,9 +33,12 @@ from caprmil.explain.patch_boxes import (
     why_no_boxes,
 )
 from caprmil.explain.patch_tables import write_csv, write_hdf5, write_parquet
+from caprmil.explain.removal import RemovalEffect, removal_effect
+from caprmil.explain.slide_answer import Answer, predict_slide
 from caprmil.explain.slide_reference import SlideReference, locate_slide
 
 __all__ = [
+    "KINDS",
     "METHODS",
     "TOP",
     "Answer",
@@ -44,9 +49,12 @@ __all__ = [
     "Faithfulness",
     "FaithfulnessSummary",
     "Layer",
+    "MapKind",
+    "MapRanking",
     "Method",
     "PatchBoxes",
     "PrincipalPlane",
+    "RemovalEffect",
     "SlideReference",
     "attribute",
     "explain",
@@ -54,12 +62,14 @@ __all__ = [
     "faithfulness",
     "gradient_times_input",
     "locate_slide",
+    "map_ranking",
     "measure_faithfulness",
     "open_slide",
     "patch_boxes",
     "predict_slide",
     "read_patch",
     "relevance_maps",
+    "removal_effect",
     "summarise_faithfulness",
     "top_patches",
     "why_no_boxes",

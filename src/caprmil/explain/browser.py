@@ -12,9 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from caprmil.explain.explained_slide import Answer, ExplainedSlide
+from caprmil.explain.explained_slide import ExplainedSlide
 from caprmil.explain.explanation import TOP, Explanation, Layer, top_patches
+from caprmil.explain.map_kinds import KINDS
 from caprmil.explain.patch_boxes import PatchBoxes, why_no_boxes
+from caprmil.explain.slide_answer import Answer
 from caprmil.slides.slide import Slide
 from caprmil.targets import Contrast, Target
 
@@ -58,6 +60,16 @@ def pack(explained: ExplainedSlide, slide: Slide | None = None, *, top: int = TO
         "placed": placed is not None,
         "unplaced": None if placed else _why_no_positions(explanation),
         "layers": layers,
+        "first_layer": explanation.first_layer,
+        "maps": [
+            {
+                "key": kind.key,
+                "name": kind.name,
+                "meanings": [kind.meaning_of(c) for c in explanation.target.contrasts],
+                "faithfulness": _faithfulness(explained, kind.name),
+            }
+            for kind in (KINDS[name] for name in explanation.map_names)
+        ],
         "tokens": _tokens(explanation),
         "model": _model(explanation),
         "answer": _answer(explained.answer),
@@ -123,6 +135,15 @@ def _tokens(explanation: Explanation) -> dict[str, Any] | None:
         "usage": explanation.usage.round(5).tolist(),
         "entropy": explanation.uncertainty.mean(axis=2).round(5).tolist(),
     }
+
+
+def _faithfulness(explained: ExplainedSlide, name: str) -> str:
+    """Return how faithful a map is, in sentences."""
+    if name == explained.explanation.first:
+        return explained.faithfulness_text()
+    if explained.ranking is None:
+        return "The faithfulness of this map was not measured."
+    return explained.ranking.in_words(name)
 
 
 def _contrast(contrast: Contrast) -> dict[str, Any]:

@@ -1,41 +1,23 @@
 """An explained slide: the answer of a run to a slide, and the explanation by one of its models."""
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
-
 from caprmil.explain.attribution import Method
 from caprmil.explain.explanation import Explanation, can_stream, explain
+from caprmil.explain.map_ranking import MapRanking, map_ranking
 from caprmil.explain.patch_boxes import PatchBoxes, open_slide, patch_boxes
+from caprmil.explain.removal import RemovalEffect, removal_effect
+from caprmil.explain.slide_answer import Answer, predict_slide
 from caprmil.explain.slide_reference import SlideReference
-from caprmil.features import bags, batches
+from caprmil.features import bags
 from caprmil.features.bags import Bag, Stream
-from caprmil.features.batches import Sample
 from caprmil.io.progress import Step
-from caprmil.models import MILModel
 from caprmil.models.device import pick_device
-from caprmil.runs.inference import TrainedModel, is_large, predict_batch, predict_stream
+from caprmil.runs.inference import is_large
 from caprmil.runs.run import Run
 from caprmil.slides.slide import Slide
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Answer:
-    """The answer of a run for a slide: the mean over its models, as in `predict`."""
-
-    mean: NDArray[np.float64]  # (A,), e.g. the probability of each class
-    calibrated: NDArray[np.float64] | None  # the same with the temperature of each fold, if known
-    by_fold: Mapping[str, NDArray[np.float64]]
-    unseen: bool  # whether these models have not seen the slide in training
-
-    @property
-    def nearest(self) -> str:
-        """The fold whose model is nearest to the mean. Its model is the one to explain."""
-        return min(self.by_fold, key=lambda fold: abs(self.by_fold[fold] - self.mean).max())
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -46,6 +28,17 @@ class ExplainedSlide:
     label: str | None  # the true class or value, if the run has it
     answer: Answer
     explanation: Explanation
+    ranking: MapRanking | None = None  # the faithfulness of the maps of the run
+    effect: RemovalEffect | None = None  # of the first map on this slide
+
+    def faithfulness_text(self) -> str:
+        """Return how faithful the first map is, on this slide and on this run, in sentences."""
+        parts = [] if self.effect is None else [self.effect.in_words()]
+        if self.ranking is not None:
+            parts.append(self.ranking.in_words(self.explanation.first))
+        else:
+            parts.append("Its faithfulness on this run is unknown: there are no validation slides.")
+        return " ".join(parts)
 
     @property
     def name(self) -> str:
@@ -67,55 +60,28 @@ class ExplainedSlide:
         return patch_boxes(self.explanation.info, self.explanation.coords, self.mpp(slide))
 
 
-def predict_slide(
-    run: Run,
-    reference: SlideReference,
-    bag: Bag | Stream,
-    *,
-    fold: str | None = None,
-    models: Mapping[str, MILModel] | None = None,
-    device: torch.device | str = "cpu",
-) -> Answer:
-    """Predict a slide with the models that have not seen it, or with all of them if all have.
-
-    `models` are those that are loaded already, by fold.
-    """
-    unseen = run.unseen_folds(reference.name, fold)
-    names = [each.name for each in unseen or run.trained_folds(fold)]
-    device, loaded = torch.device(device), models or {}
-    chosen = {
-        name: TrainedModel((loaded.get(name) or run.model(name)).to(device), run.fold_target(name))
-        for name in names
-    }
-    if isinstance(bag, Stream):
-        by_fold = {name: predict_stream(each, bag, device)[0] for name, each in chosen.items()}
-    else:
-        batch = batches.collate([(Sample(reference.name, bag), bag)])
-        by_fold = {name: predict_batch(each, batch, device)[0] for name, each in chosen.items()}
-    return Answer(
-        mean=np.mean(list(by_fold.values()), axis=0),
-        calibrated=run.calibrate(by_fold),
-        by_fold=by_fold,
-        unseen=bool(unseen),
-    )
-
-
 def explain_slide(
     run: Run,
     reference: SlideReference,
     *,
     fold: str | None = None,
     method: Method | None = None,
+    first: str | None = None,
+    maps: Sequence[str] = (),
     force: bool = False,
     device: str = "auto",
     progress: Step | None = None,
 ) -> ExplainedSlide:
     """Predict a slide with a run, and explain the prediction.
 
-    With several models, the explanation is that of the model nearest to their mean. `force` accepts
-    a bag of another encoder or scale.
+    With several models, the explanation is that of the model nearest to their mean. The first map
+    is the most faithful one of the run, see `map_ranking`, or the given one. `force` accepts a bag
+    of another encoder or scale.
     """
     used = pick_device(device)
+    ranking = map_ranking(run, device=used)
+    if first is None and ranking is not None:
+        first = ranking.first
     info = bags.inspect(reference.bag)
     run.check_bag(reference.name, info, force=force)
     exact = method in (None, "exact")
@@ -126,21 +92,27 @@ def explain_slide(
         else:
             bag = bags.read(reference.bag)
         answer = predict_slide(run, reference, bag, fold=fold, device=used)
+        model = run.model(answer.nearest).to(used)
         explanation = explain(
-            run.model(answer.nearest),
+            model,
             bag,
             target=run.fold_target(answer.nearest),
             slide=reference.name,
             fold=answer.nearest,
             method=method,
+            first=first,
+            maps=maps,
             device=used,
             progress=progress,
         )
+        effect = removal_effect(model, bag, explanation, device=used)
     return ExplainedSlide(
         reference=reference,
         label=label_of(run, reference.name),
         answer=answer,
         explanation=explanation,
+        ranking=ranking,
+        effect=effect,
     )
 
 

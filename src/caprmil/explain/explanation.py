@@ -1,7 +1,7 @@
 """Explanation: evidence, attention and tokens of every patch, in the order of the bag."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import ceil, sqrt
 from typing import Any, Literal
@@ -12,8 +12,19 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-from caprmil.errors import RunError
-from caprmil.explain.attribution import Method, attribute
+from caprmil.errors import RunError, UnknownNameError
+from caprmil.explain.attribution import Method, attribute, draw_samples
+from caprmil.explain.map_kinds import (
+    ATTENTION,
+    CLASS_ATTENTION,
+    COMPUTED,
+    EVIDENCE,
+    GRADIENTS,
+    KINDS,
+    SAMPLED,
+    SCORES,
+    available,
+)
 from caprmil.features.bags import Bag, BagInfo, Stream
 from caprmil.io.progress import Step
 from caprmil.models import MILModel
@@ -66,6 +77,8 @@ class Explanation:
     assignments: Numbers | None  # (T, H, N, M), to the tokens of each block and head
     before: PrincipalPlane | None  # patches before and after context, for a model with context
     after: PrincipalPlane | None
+    maps: Mapping[str, Numbers] = field(default_factory=dict)  # (N, C), see `map_kinds.COMPUTED`
+    first: str = EVIDENCE.name  # the map to show first
 
     def __len__(self) -> int:
         return len(self.evidence)
@@ -94,6 +107,41 @@ class Explanation:
         """Return what each patch adds to a contrast: e.g. to a class against the others."""
         return np.asarray(self.target.contrasts[of].of(torch.from_numpy(self.evidence)).numpy())
 
+    def values(self, name: str, of: int) -> Numbers:
+        """Return a map of a contrast by its name: one number per patch, higher for it."""
+        if name == ATTENTION.name:
+            return self.attention
+        found: Numbers | None = None
+        if name == CLASS_ATTENTION.name and self.class_attention is not None:
+            found = self.class_attention[of]
+        elif name == SCORES.name and self.scores is not None:
+            found = self.scores[:, of]
+        elif name == EVIDENCE.name:
+            found = self.evidence_for(of)
+        elif name in self.maps:
+            found = np.asarray(self.target.contrasts[of].of(torch.from_numpy(self.maps[name])))
+        if found is None:
+            raise UnknownNameError("map", name, self.map_names)
+        return found
+
+    @property
+    def map_names(self) -> tuple[str, ...]:
+        """The names of all maps of relevance, the first one first."""
+        names = [*self.maps, EVIDENCE.name, ATTENTION.name]
+        if self.class_attention is not None:
+            names.append(CLASS_ATTENTION.name)
+        if self.scores is not None:
+            names.append(SCORES.name)
+        return tuple(sorted(names, key=lambda name: name != self.first))
+
+    @property
+    def first_layer(self) -> str:
+        """The key of the layer to show first: the first map, for the predicted contrast."""
+        if self.first == ATTENTION.name:
+            return ATTENTION.key
+        prefixes = {CLASS_ATTENTION.name: "attention", SCORES.name: "score"}
+        return f"{prefixes.get(self.first, KINDS[self.first].key)}-{self.predicted}"
+
     @property
     def usage(self) -> Numbers:
         """The share of all patches that is assigned to each token (T, H, M)."""
@@ -120,7 +168,15 @@ class Explanation:
         return self.assignments
 
     def layers(self) -> Iterator[Layer]:
-        """Yield every map, the most important first."""
+        """Yield every map. Influence comes first; `first_layer` is the one to show first."""
+        for kind in (KINDS[name] for name in self.maps):
+            for number, contrast in enumerate(self.target.contrasts):
+                yield Layer(
+                    key=f"{kind.key}-{number}",
+                    title=kind.title_of(contrast),
+                    kind="diverging",
+                    values=self.values(kind.name, number),
+                )
         for number, name in enumerate(self.names):
             values = self.evidence_for(number)
             yield Layer(
@@ -196,15 +252,22 @@ def explain(
     slide: str = "",
     fold: str = "",
     method: Method | None = None,
+    first: str | None = None,
+    maps: Sequence[str] = (),
     device: torch.device | str = "cpu",
     progress: Step | None = None,
 ) -> Explanation:
     """Explain the output of a model for a bag. For `method` see `attribute`.
 
-    A bag that is read in chunks has exact evidence only, and no principal planes. Assignments are
-    kept up to the number of patches for which a prediction keeps them.
+    `first` is the map to show first, by default sampled influence or, for a model without it,
+    integrated gradients; `maps` are further ones, see `map_kinds.COMPUTED`. A bag that is read in
+    chunks has exact evidence only, no principal planes, and no integrated gradients. Assignments
+    are kept up to the number of patches for which a prediction keeps them.
     """
     model, cells = model.eval().to(device), bag.grid()
+    first = first or available(model)[0]
+    wanted = [name for name in dict.fromkeys((first, *maps)) if name in COMPUTED]
+    computed: dict[str, Tensor] = {}
     before, after = None, None
     used: Method = "exact"
     if isinstance(bag, Stream):
@@ -214,10 +277,17 @@ def explain(
             )
         chunks, keep = chunks_of(bag, torch.device(device)), may_keep(bag.info)
         evidence, output = model.stream_evidence(chunks, keep=keep), model.stream(chunks, keep=keep)
+        for name in wanted:
+            if name == GRADIENTS.name or model.summed_parts() is None:
+                first = EVIDENCE.name if first == name else first
+                continue
+            samples = draw_samples(bag.info.n_patches) if name == SAMPLED.name else None
+            computed[name] = model.stream_influence(chunks, samples=samples)
     else:
         features = torch.from_numpy(bag.features)[None].to(device)
         grid = None if cells is None else torch.from_numpy(cells).to(device)
         evidence, used = attribute(model, features, grid, method=method, progress=progress)
+        computed = {name: COMPUTED[name](model, features, grid) for name in wanted}
         with torch.no_grad():
             output = model(features, grid=None if grid is None else grid[None])
             before, after = _context(model, features)
@@ -244,6 +314,8 @@ def explain(
         assignments=np.stack(assigned) if assigned else None,
         before=before,
         after=after,
+        maps={name: _numbers(terms) for name, terms in computed.items()},
+        first=first,
     )
 
 

@@ -10,6 +10,7 @@ from caprmil import figures
 from caprmil.errors import UnknownNameError
 from caprmil.explain.explained_slide import ExplainedSlide
 from caprmil.explain.explanation import TOP, Explanation, Numbers, top_patches
+from caprmil.explain.map_kinds import EVIDENCE, KINDS
 from caprmil.explain.patch_boxes import PatchBoxes, read_patch
 from caprmil.figures import Canvas, Gallery, Plane
 from caprmil.slides.slide import Slide
@@ -28,13 +29,14 @@ class ExplanationFigures:
         self, explained: ExplainedSlide, slide: Slide | None = None, *, top: int = TOP
     ) -> None:
         self.name, self.explanation, self.top = explained.name, explained.explanation, top
+        self.faithfulness = explained.faithfulness_text()
         self.boxes = explained.patch_boxes(slide)
         self.slide = slide if self.boxes is not None else None
         self.canvas = slide_canvas(explained, self.slide, self.boxes)
 
     def all(self, head: int | None = None) -> Mapping[str, "Figure"]:
         """Return all figures by name. A model without tokens has one. For `head` see `tokens`."""
-        found = {"evidence": self.evidence()}
+        found = {"relevance": self.relevance()}
         if self.explanation.assignments is not None:
             found |= {"tokens": self.tokens(head), "heads": self.heads()}
         if self.explanation.before is not None:
@@ -61,27 +63,37 @@ class ExplanationFigures:
         title = self._title(f"{self._block()}all heads")
         return figures.head_maps(self._assigned(), self.canvas, title=title, remarks=[remark])
 
-    def evidence(self, of: int | None = None) -> "Figure":
-        """Draw the evidence for a contrast, by default the predicted one, and attention."""
+    def relevance(self, of: int | None = None) -> "Figure":
+        """Draw the first map of a contrast, by default the predicted one, and a second one.
+
+        The second is the evidence or, if that is the first, attention. An unsigned first map, such
+        as attention, is drawn next to the evidence.
+        """
         explanation = self.explanation
         of = explanation.predicted if of is None else of
-        values, contrast = explanation.evidence_for(of), explanation.target.contrasts[of]
+        contrast = explanation.target.contrasts[of]
+        kind = KINDS[explanation.first] if KINDS[explanation.first].signed else EVIDENCE
+        values = explanation.values(kind.name, of)
         sides: dict[str, Gallery | None] = {"top_for": None, "top_against": None}
         if self.slide:
             for side, sign in (("top_for", 1), ("top_against", -1)):
                 sides[side] = self.gallery(sign * values, values, sign="+")
-        return figures.evidence_maps(
+        return figures.relevance_maps(
             values,
             explanation.attention,
             self.canvas,
             contrast=contrast.name,
+            title_of_map=kind.title_of(contrast),
+            evidence=None if kind is EVIDENCE else explanation.evidence_for(of),
             negative=contrast.negative,
             ends=contrast.ends,
             **sides,
             title=self._title(explanation.target.show(explanation.answer)),
             remarks=[
+                "" if kind is EVIDENCE else f"{kind.name}: {kind.meaning_of(contrast)}",
                 f"evidence: {describe_method(explanation)}",
                 contrast.against,
+                self.faithfulness,
                 "framed: the patches below, left black, right blue" if self.slide else "",
             ],
         )
@@ -137,7 +149,7 @@ def describe_method(explanation: Explanation) -> str:
     """Return how the evidence was found, in words."""
     output = explanation.target.output_name
     return {
-        "exact": f"exact, the sum over patches is the {output}",
+        "exact": f"what each patch contributes to the {output}, after context; an exact sum",
         "integrated gradients": "estimated by integrated gradients from the mean patch",
         "perturbation": f"the decrease of the {output} without the patch",
     }[explanation.method]

@@ -21,6 +21,7 @@ from caprmil.explain.explanation_figures import (
     describe_method,
 )
 from caprmil.explain.geojson import write_geojson
+from caprmil.explain.map_kinds import KINDS
 from caprmil.explain.patch_boxes import why_no_boxes
 from caprmil.explain.patch_tables import write_csv, write_hdf5, write_parquet
 from caprmil.io.atomic import check_new, write_text
@@ -30,7 +31,7 @@ from caprmil.io.progress import Step
 from caprmil.runs.run import Run
 
 SCREEN, PRINT = 200, 300  # dots per inch of PNG, and of images in PDF
-VECTOR = ("tokens", "evidence")  # figures that are written as PDF too
+VECTOR = ("tokens", "relevance")  # figures that are written as PDF too
 
 
 @contextmanager
@@ -135,6 +136,15 @@ def explanation_record(
             ),
             "rest": _by_name(explanation.names, explanation.rest),
             "gap": explanation.gap,
+        },
+        "map": {
+            "first": explanation.first,
+            "meaning": KINDS[explanation.first].meaning_of(
+                explanation.target.contrasts[explanation.predicted]
+            ),
+            "faithfulness": explained.faithfulness_text(),
+            "removal": None if explained.effect is None else explained.effect.as_dict(),
+            "ranking": None if explained.ranking is None else explained.ranking.as_dict(),
         },
         "tokens": None if explanation.assignments is None else _tokens(explanation, head),
         "provenance": {

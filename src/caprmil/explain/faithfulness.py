@@ -18,6 +18,7 @@ from torch import Tensor
 
 from caprmil.explain.attribution import gradient_times_input
 from caprmil.explain.explanation import Explanation
+from caprmil.explain.map_kinds import COMPUTED, GRADIENTS, INPUT_GRADIENTS, available
 from caprmil.features.bags import Bag
 from caprmil.figures import DeletionCurve, DeletionPanel, deletion_curves
 from caprmil.io.progress import Step
@@ -232,18 +233,14 @@ def relevance_maps(
     of: int,
 ) -> dict[str, Values]:
     """Return every map of the relevance of patches for a contrast, by name."""
-    maps: dict[str, Values] = {
-        "evidence": explanation.evidence_for(of),
-        "attention": explanation.attention,
-    }
-    if explanation.class_attention is not None:
-        maps["class attention"] = explanation.class_attention[of]
-    if explanation.scores is not None:
-        maps["patch scores"] = explanation.scores[:, of]
     contrast = explanation.target.contrasts[of]
+    maps = {name: explanation.values(name, of) for name in explanation.map_names}
+    for name in available(model):
+        if name not in maps and not (name == GRADIENTS.name and not explanation.exact):
+            terms = COMPUTED[name](model, features, grid)
+            maps[name] = contrast.of(terms).float().cpu().numpy()
     gradients = gradient_times_input(model, features, grid, contrast=contrast)
-    maps["gradients"] = gradients.float().cpu().numpy()
-    return maps
+    return {**maps, INPUT_GRADIENTS.name: gradients.float().cpu().numpy()}
 
 
 def removal_counts(n: int, shares: Sequence[float] = SHARES) -> Rows:

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from caprmil.errors import RunError, count, plural
 from caprmil.evaluation.paired_tests import draw_patients
-from caprmil.explain.explained_slide import predict_slide
 from caprmil.explain.explanation import explain
 from caprmil.explain.faithfulness import (
     RANDOM,
@@ -21,6 +20,7 @@ from caprmil.explain.faithfulness import (
     faithfulness,
     panels,
 )
+from caprmil.explain.slide_answer import predict_slide
 from caprmil.explain.slide_reference import SlideReference
 from caprmil.features import bags
 from caprmil.figures import deletion_curves

@@ -70,11 +70,11 @@ def galleries(
     """Yield name, colour, layer and rows of each gallery: for, against, and of each token."""
     layers = {layer.key: layer for layer in explanation.layers()}
     contrast = explanation.target.contrasts[explanation.predicted]
-    evidence = layers[f"evidence-{explanation.predicted}"]
+    first = layers[explanation.first_layer]
     for words, colour, sign in ((contrast.positive, VERMILLION, 1), (contrast.negative, BLUE, -1)):
-        rows = top_patches(sign * evidence.values, top)
-        rows = rows[sign * evidence.values[rows] > 0]
-        yield f"Most {words}", colour, evidence, rows
+        rows = top_patches(sign * first.values, top)
+        rows = rows[sign * first.values[rows] > 0]
+        yield f"Most {words}", colour, first, rows
     if explanation.assignments is None:
         return
     blocks, _, _, tokens = explanation.assignments.shape

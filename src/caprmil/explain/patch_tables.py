@@ -7,6 +7,9 @@ patches.csv, patches.parquet: a row for each patch, in the order of the bag. Num
                     sum to the output
     evidence-C      what it adds to contrast C, e.g. to the logit of class C minus the mean of the
                     others
+    sampled-influence-C, influence-C, integrated-gradients-C
+                    how much contrast C depends on the patch: the map that is shown first, and
+                    others if they were asked for
     attention, ...  every other layer by its key: token-M, entropy, head-H-token-M, ...
 scores.h5: the same as arrays (coords, evidence, rest, logits, the answer as probabilities or
     predicted, attention, assignments, ...), with attributes for classes (or contrasts), model,
@@ -88,6 +91,7 @@ def write_hdf5(explanation: Explanation, path: str | Path) -> Path:
         "rest": explanation.rest,
         "logits": explanation.logits,
         explanation.target.answer_name: explanation.answer,
+        **{name.replace(" ", "_"): values for name, values in explanation.maps.items()},
         "attention": explanation.attention,
         "class_attention": explanation.class_attention,
         "scores": explanation.scores,
@@ -112,6 +116,7 @@ def _metadata(explanation: Explanation) -> dict[str, Any]:
         "model": explanation.model,
         "fold": explanation.fold,
         "method": explanation.method,
+        "first_map": explanation.first,
         "caprmil": version("caprmil"),
         "unit": info.unit,
         "patch_level0": info.patch_level0,

@@ -7,7 +7,7 @@ read as well, see `formats`.
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -80,6 +80,16 @@ class Bag:
         CLAM lays a separate grid on each contour, so two patches can share a cell.
         """
         return grid_cells(self.coords, self.info)
+
+    def select(self, rows: NDArray[np.bool_] | NDArray[np.integer[Any]]) -> "Bag":
+        """Return a bag with some of its patches, at least one."""
+        features = self.features[rows]
+        if not len(features):
+            raise BagError("No patch would be left of the slide. Keep at least one.")
+        coords = None if self.coords is None else self.coords[rows]
+        return Bag(
+            features=features, coords=coords, info=replace(self.info, n_patches=len(features))
+        )
 
 
 def grid_cells(coords: NDArray[Any] | None, info: "BagInfo") -> NDArray[np.int64] | None:

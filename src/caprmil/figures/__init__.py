@@ -6,8 +6,8 @@ from caprmil.figures.bubbles import Bubble, bubbles
 from caprmil.figures.canvas import Canvas, Gallery
 from caprmil.figures.context_planes import Plane, context_planes
 from caprmil.figures.deletion_curves import DeletionCurve, DeletionPanel, deletion_curves
-from caprmil.figures.evidence_maps import evidence_maps
 from caprmil.figures.learning_curves import learning_curves
+from caprmil.figures.relevance_maps import relevance_maps
 from caprmil.figures.reliability import Bin, Reliability, reliability
 from caprmil.figures.roc import roc_curves
 from caprmil.figures.scatter import predicted_against_true, residuals
@@ -31,11 +31,11 @@ __all__ = [
     "bubbles",
     "context_planes",
     "deletion_curves",
-    "evidence_maps",
     "head_maps",
     "learning_curves",
     "model_bars",
     "predicted_against_true",
+    "relevance_maps",
     "reliability",
     "residuals",
     "roc_curves",

@@ -17,6 +17,7 @@ from caprmil.models.base import (
     Output,
     Patches,
 )
+from caprmil.models.influence import SummedParts
 from caprmil.models.packing import Sizes
 from caprmil.models.pooling import AttentionPool, pool_chunks, pool_evidence, pool_packed
 
@@ -28,6 +29,7 @@ class ABMIL(MILModel):
     output, as is common. One attention branch.
     """
 
+    weighs_patches = True
     evaluates_in_chunks = True
 
     def __init__(
@@ -64,6 +66,9 @@ class ABMIL(MILModel):
     def stream_bag(self, chunks: Chunks, *, keep: bool) -> Output:
         embedding, attention = pool_chunks(self.pool, map(self.patches, chunks()))
         return Output(logits=self.classify(embedding), embedding=embedding, attention=attention)
+
+    def summed_parts(self) -> SummedParts:
+        return SummedParts(self.patches, (), self.pool, self.classify)
 
     def stream_evidence_bag(self, chunks: Chunks, *, keep: bool) -> Evidence:
         return pool_evidence(self.pool, map(self.patches, chunks()), self.classify)

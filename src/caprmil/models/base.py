@@ -7,7 +7,7 @@ M tokens, C outputs. The aliases below are checked at run time, under pytest onl
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -18,9 +18,15 @@ from caprmil.errors import BagError, RecipeError
 from caprmil.models.layers import weighted_cross_entropy
 from caprmil.models.packing import Sizes, mask_from_sizes, pad_packed, split_bags
 
+if TYPE_CHECKING:
+    from caprmil.models.influence import SummedParts
+
 Features: TypeAlias = Float[Tensor, "B N E"]
 Patches: TypeAlias = Float[Tensor, "B N D"]
-Mask: TypeAlias = Bool[Tensor, "B N"]  # true for a patch, false for padding
+Mask: TypeAlias = Bool[Tensor, "B N"] | Float[Tensor, "B N"]
+"""True for a patch, false for padding. As numbers, how often each counts: `forward_weighted`."""
+Counts: TypeAlias = Float[Tensor, " N"]
+Samples: TypeAlias = Int[Tensor, "R S"]  # rows of a bag: R samples of S patches
 Grid: TypeAlias = Int[Tensor, "B N 2"]  # column and row of each patch
 Cells: TypeAlias = Int[Tensor, "N 2"]  # the grid of one bag
 Weights: TypeAlias = Float[Tensor, "B N"]
@@ -90,6 +96,7 @@ class MILModel(nn.Module):
 
     needs_classes: ClassVar[bool] = False  # true if the method is defined for classes only
     order_matters: ClassVar[bool] = False  # true if patches are read as a sequence
+    weighs_patches: ClassVar[bool] = False  # true if `forward_weighted` is available
     evaluates_in_chunks: bool = False  # true if that is faster than the whole bag at once
     criterion: Criterion
 
@@ -152,8 +159,25 @@ class MILModel(nn.Module):
     def save_memory(self, how: Memory) -> None:
         """Choose what training keeps of a bag for the backward pass. Most models ignore it."""
 
+    def forward_weighted(
+        self, features: Float[Tensor, "1 N E"], counts: Counts, grid: Cells | None = None
+    ) -> Output:
+        """Return the output for one bag in which each patch counts as often as `counts` says.
+
+        Counts are positive numbers and enter every sum over patches: with all of them 1 it is the
+        output of `forward`, and a patch that counts twice is like two equal patches. The derivative
+        with respect to them is the influence of each patch.
+        """
+        if not self.weighs_patches:
+            raise NotImplementedError(f"{type(self).__name__} cannot weigh patches.")
+        features, _ = self.validate(features, None)
+        weights = counts.to(features.dtype)[None]
+        return self.forward_bags(features, weights, None if grid is None else grid[None])
+
     def forward_bags(self, features: Features, mask: Mask, grid: Grid | None) -> Output:
         """Return the output for padded bags. A model defines this method or `forward_bag`."""
+        if mask.is_floating_point():
+            return self.forward_bag(features, None if grid is None else grid[0], mask[0])
         outputs = []
         for number, real in enumerate(mask):
             bag, cells = features[number : number + 1], None if grid is None else grid[number, real]
@@ -185,11 +209,14 @@ class MILModel(nn.Module):
         outputs = [self(bag, grid=own) for bag, own in bags]
         return merge_outputs(outputs, mask_from_sizes(sizes, features.device))
 
-    def forward_bag(self, features: Features, grid: Cells | None) -> Output:
+    def forward_bag(
+        self, features: Features, grid: Cells | None, counts: Counts | None = None
+    ) -> Output:
         """Return the output for one bag without padding, as a batch of one.
 
         For models that read patches as a sequence or draw at random: padding then cannot shift a
         neighbour or use up a random number. Tensors in `aux` are concatenated along their rows.
+        `counts` are those of `forward_weighted`.
         """
         raise NotImplementedError
 
@@ -260,6 +287,43 @@ class MILModel(nn.Module):
     def stream_evidence_bag(self, chunks: Chunks, *, keep: bool) -> Evidence:
         """Return the result of `stream_evidence`."""
         raise NotImplementedError(f"{type(self).__name__} has no evidence in chunks.")
+
+    def influence(
+        self,
+        features: Float[Tensor, "1 N E"],
+        grid: Cells | None = None,
+        *,
+        samples: Samples | None = None,
+    ) -> Float[Tensor, "N C"]:
+        """Return the derivative of each logit by how often each patch of one bag counts.
+
+        To first order this is the change of the logits if the patch is removed. With `samples`,
+        rows of the bag, it is the mean derivative of adding a patch to a sample that it is not in.
+        """
+        from caprmil.models.influence import by_counts, by_sums
+
+        if self.training:
+            raise ValueError("Influence is for evaluation: call model.eval() first.")
+        features, _ = self.validate(features, None)
+        parts = self.summed_parts()
+        if parts is None:
+            return by_counts(self, features, grid, samples)
+        return by_sums(parts, lambda: torch.split(features, CHUNK, dim=1), samples)
+
+    def stream_influence(
+        self, chunks: Chunks, *, samples: Samples | None = None
+    ) -> Float[Tensor, "N C"]:
+        """Return the influence of one bag in chunks, in memory that does not grow with it."""
+        from caprmil.models.influence import by_sums
+
+        parts = self.summed_parts()
+        if parts is None:
+            raise NotImplementedError(f"{type(self).__name__} has no influence in chunks.")
+        return by_sums(parts, self._validate_chunks(chunks), samples)
+
+    def summed_parts(self) -> "SummedParts | None":
+        """Return the parts of a model whose logits depend on sums over patches only, else None."""
+        return None
 
     def before_and_after_context(
         self, features: Float[Tensor, "1 N E"]

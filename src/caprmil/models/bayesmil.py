@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from caprmil.errors import BagError, RecipeError, UnknownNameError
 from caprmil.models.base import (
     Cells,
+    Counts,
     Evidence,
     Features,
     Labels,
@@ -117,6 +118,7 @@ class BayesMIL(MILModel):
     """
 
     needs_classes: ClassVar[bool] = True
+    weighs_patches = True
 
     @property
     def export_problem(self) -> str | None:
@@ -174,7 +176,9 @@ class BayesMIL(MILModel):
         self.classify = VariationalLinear(dim, n_outputs, log_alpha=-3.0)
         self.dropout = nn.Dropout(dropout)
 
-    def forward_bag(self, features: Features, grid: Cells | None) -> Output:
+    def forward_bag(
+        self, features: Features, grid: Cells | None, counts: Counts | None = None
+    ) -> Output:
         if not self.spatial:
             grid = None
         elif grid is None:
@@ -186,11 +190,12 @@ class BayesMIL(MILModel):
         if self.training:
             return self.forward_patches(patches, grid, Noise(1, patches, None))
         if not self.draws:
-            return self.forward_patches(patches, grid, None)
+            return self.forward_patches(patches, grid, None, counts)
         # Noise is assigned in the order of the features, not in that of the file.
         order = noise_order(features[0], grid)
         noise = Noise(self.draws, patches, seeded(self.seed, patches.device))
-        output = self.forward_patches(patches[order], None if grid is None else grid[order], noise)
+        cells, own = (None if part is None else part[order] for part in (grid, counts))
+        output = self.forward_patches(patches[order], cells, noise, own)
         rank = order.argsort()
         uncertainty = output.uncertainty
         if uncertainty is not None:
@@ -198,15 +203,22 @@ class BayesMIL(MILModel):
         return replace(output, attention=output.attention[:, rank], uncertainty=uncertainty)
 
     def forward_patches(
-        self, patches: Float[Tensor, "N D"], grid: Cells | None, noise: Noise | None
+        self,
+        patches: Float[Tensor, "N D"],
+        grid: Cells | None,
+        noise: Noise | None,
+        counts: Counts | None = None,
     ) -> Output:
         """Return the mean output over the draws of the noise."""
         mean, log_variance = self.score(patches, noise)
-        scores = mean if grid is None else smooth(mean, grid)
+        scores = mean if grid is None else smooth(mean, grid, counts)
         if noise is not None:
             scores = scores + (log_variance / 2).exp() * noise(len(patches))
         # Sigmoids divided by their sum. In logarithms, this never divides zero by zero.
-        weights = F.logsigmoid(scores).softmax(dim=-1)
+        log_weights = F.logsigmoid(scores)
+        if counts is not None:
+            log_weights = log_weights + counts.log()
+        weights = log_weights.softmax(dim=-1)
         embeddings = weighted_sum(weights.mT, patches).to(patches.dtype)
         logits = self.classify(embeddings.unsqueeze(1), noise).squeeze(1)
         mean_logits = logits.mean(dim=0)[None]
@@ -289,14 +301,16 @@ def cell_keys(grid: Cells) -> tuple[Int[Tensor, " N"], int]:
     return rows * stride + columns, stride
 
 
-def smooth(values: Drawn, grid: Cells) -> Drawn:
+def smooth(values: Drawn, grid: Cells, counts: Counts | None = None) -> Drawn:
     """Return values after a Gaussian filter of 3 x 3 cells; empty cells count as 0.
 
     Neighbours are found in the sorted list of cells, without an image of the slide.
     """
     keys, stride = cell_keys(grid)
-    cells, cell_of, counts = torch.unique(keys, return_inverse=True, return_counts=True)
-    cell_means = values.new_zeros(len(values), len(cells)).index_add(1, cell_of, values) / counts
+    cells, cell_of, sizes = torch.unique(keys, return_inverse=True, return_counts=True)
+    if counts is not None:
+        values, sizes = values * counts, counts.new_zeros(len(cells)).index_add(0, cell_of, counts)
+    cell_means = values.new_zeros(len(values), len(cells)).index_add(1, cell_of, values) / sizes
     steps = range(-1, 2)
     gaussian = {(x, y): math.exp(-(x * x + y * y) / (2 * SIGMA**2)) for x in steps for y in steps}
     smoothed = torch.zeros_like(cell_means)

@@ -35,6 +35,7 @@ from caprmil.models.base import (
     Patches,
 )
 from caprmil.models.folding import EPSILON, context_packed
+from caprmil.models.influence import SummedParts
 from caprmil.models.layers import GELU, Dropout, summing_dtype, weighted_sum
 from caprmil.models.mean_mlp import means_after_mlp
 from caprmil.models.packing import Sizes, mask_from_sizes, pad_assignments, pad_packed
@@ -101,18 +102,18 @@ class ContextAttention(nn.Module):
         # Soft clustering. Padding is assigned to no token.
         logits = self.cluster(x) / self.temperature()[:, None, None]
         assignments = logits.softmax(dim=-1, dtype=summing_dtype(logits))
-        assignments = assignments * mask[:, None, :, None]
+        counted = assignments * mask[:, None, :, None]
 
         # Aggregation: a token is the weighted mean of its patches.
-        tokens = weighted_sum(assignments, f)
-        tokens = tokens / (assignments.sum(dim=2).unsqueeze(-1) + EPSILON)
+        tokens = weighted_sum(counted, f)
+        tokens = tokens / (counted.sum(dim=2).unsqueeze(-1) + EPSILON)
 
         # Self-attention over tokens: M x M, independent of the bag size.
         tokens = self.attend_tokens(tokens.to(f.dtype))
 
         # Context broadcasting with the same assignments.
         context = einsum(assignments.to(f.dtype), tokens, "b h n m, b h m k -> b h n k")
-        return self.project_out(rearrange(context, "b h n k -> b n (h k)")), assignments
+        return self.project_out(rearrange(context, "b h n k -> b n (h k)")), counted
 
     def attend_tokens(self, tokens: Tokens) -> Tokens:
         """Return the tokens of each head after self-attention."""
@@ -253,6 +254,12 @@ class CAPRMIL(MILModel):
     def order_matters(self) -> bool:  # type: ignore[override]
         return isinstance(self.pool, MILModel) and self.pool.order_matters
 
+    @property
+    def weighs_patches(self) -> bool:  # type: ignore[override]
+        return isinstance(self.pool, Pool) or (
+            isinstance(self.pool, MILModel) and self.pool.weighs_patches
+        )
+
     def forward_bags(self, features: Features, mask: Mask, grid: Grid | None) -> Output:
         """Return the output by the equations of the paper."""
         patches, assignments = self.context(features, mask)
@@ -267,7 +274,9 @@ class CAPRMIL(MILModel):
     ) -> Output:
         """Return the output from patches in context (3.1.4)."""
         if isinstance(self.pool, MILModel):
-            output = self.pool(patches, mask=mask, grid=grid)
+            weighted = mask.is_floating_point()
+            forward = self.pool.forward_bags if weighted else self.pool
+            output = forward(patches, mask=mask, grid=grid)
             return replace(output, assignments=assignments + output.assignments)
         embedding, attention = self.pool(patches, mask)
         return self.output(embedding, attention, assignments)
@@ -406,6 +415,12 @@ class CAPRMIL(MILModel):
         if self.streams_evidence or not isinstance(self.pool, MILModel):
             return super().evidence_bag(features, grid)
         return self.pool.evidence_bag(self.in_context(features), grid)
+
+    def summed_parts(self) -> SummedParts | None:
+        if not isinstance(self.pool, Pool):
+            return None
+        classify = cast(nn.Linear, self.classify)
+        return SummedParts(self.context.project, self.context.blocks, self.pool, classify)
 
     def stream_evidence_bag(self, chunks: Chunks, *, keep: bool) -> Evidence:
         stream = ContextStream(self.context, chunks, keep=keep)

@@ -99,6 +99,7 @@ class CLAM(MILModel):
     """
 
     needs_classes: ClassVar[bool] = True
+    weighs_patches = True
     evaluates_in_chunks = True
 
     def __init__(

@@ -12,7 +12,7 @@ from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from caprmil.models.base import Cells, Features, Labels, MILModel, Output, Patches
+from caprmil.models.base import Cells, Counts, Features, Labels, MILModel, Output, Patches
 from caprmil.models.layers import Dropout, summing_dtype, weighted_sum
 from caprmil.models.nystrom import NystromLayer, Rows, RowWeights, sort_by_grid
 
@@ -39,7 +39,7 @@ class CrossAttention(nn.Module):
         nn.init.zeros_(self.out.bias)
         self.dropout = Dropout(dropout)
 
-    def weights(self, rows: Rows, patches: Patches) -> RowWeights:
+    def weights(self, rows: Rows, patches: Patches, counts: Counts | None = None) -> RowWeights:
         """Return the attention of the rows to the patches, per head."""
         query = rearrange(self.query(rows), "b r (h k) -> b h r k", h=self.heads)
         query = query * query.shape[-1] ** -0.5
@@ -47,11 +47,15 @@ class CrossAttention(nn.Module):
         bias = rearrange(self.key.bias, "(h k) -> h k 1", h=self.heads)
         folded = rearrange(query @ weight, "b h r d -> b (h r) d")
         scores = rearrange(folded @ patches.mT, "b (h r) n -> b h r n", h=self.heads) + query @ bias
+        if counts is not None:
+            scores = scores + counts.log()
         return scores.softmax(dim=-1, dtype=summing_dtype(scores))
 
-    def forward(self, rows: Rows, patches: Patches) -> tuple[Rows, RowWeights]:
+    def forward(
+        self, rows: Rows, patches: Patches, counts: Counts | None = None
+    ) -> tuple[Rows, RowWeights]:
         """Return the update of each row, and its attention to the patches."""
-        weights = self.weights(rows, patches)
+        weights = self.weights(rows, patches, counts)
         dropped = self.dropout(weights)
         sums = weighted_sum(rearrange(dropped, "b h r n -> b n (h r)"), patches)
         sums = rearrange(sums, "b (h r) d -> b h r d", h=self.heads).to(patches.dtype)
@@ -69,6 +73,7 @@ class Encoded(NamedTuple):
     vectors: Vectors  # l
     queries: Rows  # t: the class token, then each global vector
     restore: Int[Tensor, " N"] | slice  # index that restores the order of the file
+    counts: Counts | None  # how often each patch counts
 
 
 class DGRMIL(MILModel):
@@ -87,6 +92,7 @@ class DGRMIL(MILModel):
     needs_classes: ClassVar[bool] = True
 
     order_matters: ClassVar[bool] = True
+    weighs_patches = True
     export_problem = (
         "lays out a bag by its size, with or without padding, and an exported model for bags of "
         "any size cannot branch"
@@ -139,9 +145,11 @@ class DGRMIL(MILModel):
         self.classify = nn.Linear(dim, n_outputs)
         self.register_buffer("centres", torch.randn(2, dim))
 
-    def forward_bag(self, features: Features, grid: Cells | None) -> Output:
-        bag = self.encode(features, grid)
-        token, weights = self.cross_attention(bag.queries[:, :1], bag.in_context)
+    def forward_bag(
+        self, features: Features, grid: Cells | None, counts: Counts | None = None
+    ) -> Output:
+        bag = self.encode(features, grid, counts)
+        token, weights = self.cross_attention(bag.queries[:, :1], bag.in_context, bag.counts)
         embedding = self.head(token[:, 0])
         centre = bag.patches.detach().mean(dim=1, dtype=summing_dtype(bag.patches))
         return Output(
@@ -159,14 +167,20 @@ class DGRMIL(MILModel):
         weights = self.cross_attention.weights(bag.queries[:, 1:], bag.in_context)
         return weights.mean(dim=1)[:, :, bag.restore]
 
-    def encode(self, features: Float[Tensor, "1 N E"], grid: Cells | None) -> Encoded:
+    def encode(
+        self, features: Float[Tensor, "1 N E"], grid: Cells | None, counts: Counts | None = None
+    ) -> Encoded:
         """Return the patches of a bag and the global vectors after self-attention."""
         kept = self.draw_patches(features.shape[1]) if self.training else None
         patches, restore = sort_by_grid(self.project(features, kept), grid)
         vectors = self.project(self.global_vectors)
         token = self.class_token.to(vectors.dtype)
         queries = self.global_layer(torch.cat([token, vectors], dim=1))
-        return Encoded(patches, self.patch_layer(patches), vectors, queries, restore)
+        if counts is not None:
+            counts = sort_by_grid(counts[None, :, None], grid)[0][0, :, 0]
+        attend, norm = self.patch_layer
+        in_context = norm(attend(patches, counts))
+        return Encoded(patches, in_context, vectors, queries, restore, counts)
 
     def project(self, rows: Features, kept: Float[Tensor, "2 N 1"] | None = None) -> Patches:
         """Return rows at the width of the model, after two layers with a factor per patch."""

@@ -45,6 +45,7 @@ class DSMIL(MILModel):
     """
 
     needs_classes: ClassVar[bool] = True
+    weighs_patches = True
 
     def __init__(
         self,
@@ -85,7 +86,7 @@ class DSMIL(MILModel):
     def forward_bags(self, features: Features, mask: Mask, grid: Grid | None) -> Output:
         patch_logits = self.instance_classifier(features)
         # The choice of the critical patches has no gradient; their queries have one.
-        best, critical = patch_logits.masked_fill(~mask.unsqueeze(-1), -torch.inf).max(dim=1)
+        best, critical = patch_logits.masked_fill(mask.unsqueeze(-1) == 0, -torch.inf).max(dim=1)
         queries = self.query(features)
         chosen = queries.gather(1, critical.unsqueeze(-1).expand(-1, -1, queries.shape[-1]))
         attention = masked_softmax(similarity(chosen, queries), mask.unsqueeze(1))  # U in the paper

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from caprmil.models.base import (
     Cells,
+    Counts,
     Evidence,
     Features,
     Labels,
@@ -50,6 +51,7 @@ class DTFDMIL(MILModel):
     """
 
     needs_classes: ClassVar[bool] = True
+    weighs_patches = True
     export_problem = "splits a bag at random, and another program would split it differently"
 
     def __init__(
@@ -84,19 +86,23 @@ class DTFDMIL(MILModel):
         self.first = Tier(dim, n_outputs, hidden=hidden)
         self.second = Tier(dim, n_outputs, hidden=hidden)
 
-    def forward_bag(self, features: Features, grid: Cells | None) -> Output:
+    def forward_bag(
+        self, features: Features, grid: Cells | None, counts: Counts | None = None
+    ) -> Output:
         patches = F.relu(self.project(features))
 
         # Tier one: attention within each pseudo-bag.
         members = self.split(features[0])
-        scores = self.first.pool.score(patches).expand(len(members), -1)
-        attention = masked_softmax(scores, members)
+        scores = self.first.pool.score(patches)
+        if counts is not None:
+            scores = scores + counts.log()
+        attention = masked_softmax(scores.expand(len(members), -1), members)
         pooled = weighted_sum(attention.mT, patches[0]).to(patches.dtype)
         group_logits = self.first.classify(pooled).float()
         patch_logits = self.first.classify(patches)
 
         # Distillation.
-        rows, weights = pooled, attention
+        rows, weights, row_counts = pooled, attention, None
         if self.distil != "afs":
             unbiased = patch_logits[0] - self.first.classify.bias
             activations = (attention.sum(dim=0).unsqueeze(-1) * unbiased).softmax(dim=-1)
@@ -104,12 +110,14 @@ class DTFDMIL(MILModel):
             wanted = -1 if self.n_outputs == 2 else predicted
             chosen = self.choose(activations[:, wanted], members)
             rows, weights = patches[0, chosen], F.one_hot(chosen, len(unbiased)).to(attention)
+            row_counts = None if counts is None else counts[None, chosen]
 
         # Tier two: attention over the distilled features. It does not train what lies below it.
         if self.training:
             rows = rows.detach()
         rows = rows.unsqueeze(0)
-        mask = torch.ones(rows.shape[:2], dtype=torch.bool, device=rows.device)
+        everything = torch.ones(rows.shape[:2], dtype=torch.bool, device=rows.device)
+        mask = everything if row_counts is None else row_counts
         embedding, row_attention = self.second.pool(rows, mask)
         return Output(
             logits=self.second.classify(embedding),

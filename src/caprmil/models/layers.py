@@ -23,11 +23,16 @@ def weighted_cross_entropy(
 
 
 def masked_softmax(
-    scores: Float[Tensor, "*batch N"], mask: Bool[Tensor, "*#batch N"]
+    scores: Float[Tensor, "*batch N"], mask: Bool[Tensor, "*#batch N"] | Float[Tensor, "*#batch N"]
 ) -> Float[Tensor, "*batch N"]:
-    """Return weights that sum to one over the unmasked patches, in float32 or better."""
-    scores = scores.to(summing_dtype(scores)).masked_fill(~mask, -torch.inf)
-    return scores.softmax(dim=-1)
+    """Return weights that sum to one over the unmasked patches, in float32 or better.
+
+    A mask of numbers says how often each patch counts.
+    """
+    scores = scores.to(summing_dtype(scores))
+    if mask.is_floating_point():
+        return (scores + mask.log()).softmax(dim=-1)
+    return scores.masked_fill(~mask, -torch.inf).softmax(dim=-1)
 
 
 def weighted_sum(

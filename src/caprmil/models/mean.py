@@ -14,6 +14,7 @@ from caprmil.models.base import (
     Output,
     Patches,
 )
+from caprmil.models.influence import SummedParts
 from caprmil.models.packing import Sizes
 from caprmil.models.pooling import MeanPool, pool_chunks, pool_evidence, pool_packed
 
@@ -26,6 +27,7 @@ class MeanMIL(MILModel):
     with a depth of 0.
     """
 
+    weighs_patches = True
     evaluates_in_chunks = True
 
     def __init__(self, in_dim: int, n_outputs: int, *, dim: int = 128) -> None:
@@ -50,6 +52,9 @@ class MeanMIL(MILModel):
     def stream_bag(self, chunks: Chunks, *, keep: bool) -> Output:
         embedding, attention = pool_chunks(self.pool, map(self.patches, chunks()))
         return Output(logits=self.classify(embedding), embedding=embedding, attention=attention)
+
+    def summed_parts(self) -> SummedParts:
+        return SummedParts(self.patches, (), self.pool, self.classify)
 
     def stream_evidence_bag(self, chunks: Chunks, *, keep: bool) -> Evidence:
         return pool_evidence(self.pool, map(self.patches, chunks()), self.classify)

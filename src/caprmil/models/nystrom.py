@@ -20,6 +20,7 @@ Rows = Float[Tensor, "B R D"]
 RowWeights = Float[Tensor, "B H R N"]
 Square = Float[Tensor, "B H L L"]
 Counts = Float[Tensor, " L"]
+RowCounts = Float[Tensor, " N"]  # how often each row of the sequence counts
 
 
 class Factors(NamedTuple):
@@ -27,7 +28,7 @@ class Factors(NamedTuple):
 
     sequence: Patches  # with one leading zero row for all padding
     key: Float[Tensor, "B H P K"]  # of each row of the sequence
-    key_counts: Float[Tensor, " P"]  # number of equal keys that each represents
+    key_counts: Float[Tensor, " P"] | None  # number of equal keys that each represents
     query: Float[Tensor, "B H R K"]  # of the wanted rows
     landmark_query: Float[Tensor, "B H L K"]
     landmark_key: Float[Tensor, "B H L K"]
@@ -75,33 +76,35 @@ class NystromAttention(nn.Module):
         self.out = nn.Linear(dim, dim)
         self.dropout = Dropout(dropout)
 
-    def forward(self, sequence: Patches) -> Patches:
+    def forward(self, sequence: Patches, counts: RowCounts | None = None) -> Patches:
         """Return the update of each row: A1 (Z (A3 v)) and the convolved values, mapped."""
-        factors = self.factor(sequence, slice(None))
+        factors = self.factor(sequence, slice(None), counts)
         value = self.split(self.value, factors.sequence)
         with torch.autocast(value.device.type, enabled=False):
             landmark_values = F.scaled_dot_product_attention(
                 factors.landmark_query,
                 factors.key,
                 value,
-                attn_mask=factors.key_counts.log().expand(1, 1, 1, -1) if factors.lead else None,
+                attn_mask=None if factors.key_counts is None else log_counts(factors.key_counts),
             )
             update = F.scaled_dot_product_attention(
                 factors.query,
                 factors.landmark_key,
                 factors.inverse @ landmark_values,
-                attn_mask=factors.counts.log().expand(1, 1, 1, -1),
+                attn_mask=log_counts(factors.counts),
             )
             update = update + self.convolve(value)[:, :, factors.lead :]
         return self.merge_heads(update)
 
-    def attend_rows(self, sequence: Patches, rows: slice) -> tuple[Rows, RowWeights]:
+    def attend_rows(
+        self, sequence: Patches, rows: slice, counts: RowCounts | None = None
+    ) -> tuple[Rows, RowWeights]:
         """Return the updates of a few rows, and their attention to all rows.
 
         The weights are rows of A1 Z A3, without a gradient. They may be negative, and their sum is
         only close to one. Values are mapped after the sum, since there are fewer sums than rows.
         """
-        factors = self.factor(sequence, rows)
+        factors = self.factor(sequence, rows, counts)
         weights = self.weights(factors)
         first, last = factors.first, factors.first + weights.shape[2]
         begin = max(first - self.reach, 0)
@@ -114,15 +117,19 @@ class NystromAttention(nn.Module):
             update = update + self.convolve(near)[:, :, first - begin : last - begin]
         return self.merge_heads(update), weights.detach()[..., factors.lead :]
 
-    def factor(self, sequence: Patches, rows: slice) -> Factors:
+    def factor(self, sequence: Patches, rows: slice, row_counts: RowCounts | None) -> Factors:
         """Return the factors for the attention of some rows of a sequence to all rows."""
         length = -(-sequence.shape[1] // self.landmarks)
         padding = length * self.landmarks - sequence.shape[1]
-        means, counts = self.landmark_means(F.pad(sequence, (0, 0, padding, 0)), length, padding)
+        means, counts = self.landmark_means(
+            F.pad(sequence, (0, 0, padding, 0)), length, padding, row_counts
+        )
         lead = int(padding > 0 and not self.mask_padding)
         padded = F.pad(sequence, (0, 0, lead, 0))
-        key_counts = counts.new_ones(padded.shape[1])
-        key_counts[:lead] = padding
+        key_counts = None
+        if lead or row_counts is not None:
+            own = counts.new_ones(sequence.shape[1]) if row_counts is None else row_counts
+            key_counts = torch.cat([own.new_full((lead,), padding), own])
         # The maps have no bias, so that the mean of the queries is the query of the mean.
         landmark_query, landmark_key = self.split(self.query, means), self.split(self.key, means)
         with torch.autocast(sequence.device.type, enabled=False):
@@ -142,9 +149,16 @@ class NystromAttention(nn.Module):
         )
 
     def landmark_means(
-        self, padded: Float[Tensor, "B P D"], length: int, padding: int
+        self,
+        padded: Float[Tensor, "B P D"],
+        length: int,
+        padding: int,
+        row_counts: RowCounts | None = None,
     ) -> tuple[Float[Tensor, "B L D"], Counts]:
         """Return the landmarks, and the number of equal ones that each represents."""
+        if row_counts is not None:
+            row_counts = F.pad(row_counts, (padding, 0), value=0.0 if self.mask_padding else 1.0)
+            padded = padded * row_counts.unsqueeze(-1)
         segments = rearrange(padded, "b (l r) d -> b l r d", r=length)
         sums = segments.sum(dim=2, dtype=summing_dtype(padded))
         empty, partly = divmod(padding, length)  # segments of padding, rows of padding in the next
@@ -154,6 +168,9 @@ class NystromAttention(nn.Module):
             sizes[0] = length - partly
         else:
             counts[0] = max(empty, 1)
+        if row_counts is not None:
+            counted = rearrange(row_counts, "(l r) -> l r", r=length).sum(dim=-1)[-len(sizes) :]
+            sizes, counts = counted, counts * counted / sizes
         return (sums / sizes.unsqueeze(-1)).to(padded.dtype), counts
 
     def split(self, map_rows: nn.Linear, rows: Rows) -> Float[Tensor, "B H R K"]:
@@ -161,10 +178,10 @@ class NystromAttention(nn.Module):
         mapped = rearrange(map_rows(rows), "b r (h k) -> b h r k", h=self.heads)
         return mapped.to(summing_dtype(mapped))
 
-    def softmax(self, query: Tensor, key: Tensor, counts: Counts) -> Tensor:
+    def softmax(self, query: Tensor, key: Tensor, counts: Tensor | None) -> Tensor:
         """Return the softmax weights of queries on keys, each key counted several times."""
         scores = (query * query.shape[-1] ** -0.5) @ key.mT
-        return (scores + counts.log()).softmax(dim=-1)
+        return (scores if counts is None else scores + counts.log()).softmax(dim=-1)
 
     def weights(self, factors: Factors) -> RowWeights:
         """Return rows of A1 Z A3, with the weights on padding."""
@@ -197,13 +214,20 @@ class NystromLayer(nn.Module):
         self.norm = nn.LayerNorm(dim)
         self.attend = NystromAttention(dim, **settings)
 
-    def forward(self, sequence: Patches) -> Patches:
-        return sequence + self.attend(self.norm(sequence))
+    def forward(self, sequence: Patches, counts: RowCounts | None = None) -> Patches:
+        return sequence + self.attend(self.norm(sequence), counts)
 
-    def attend_rows(self, sequence: Patches, rows: slice) -> tuple[Rows, RowWeights]:
+    def attend_rows(
+        self, sequence: Patches, rows: slice, counts: RowCounts | None = None
+    ) -> tuple[Rows, RowWeights]:
         """Return the output for some rows only, and their attention to all rows."""
-        update, weights = self.attend.attend_rows(self.norm(sequence), rows)
+        update, weights = self.attend.attend_rows(self.norm(sequence), rows, counts)
         return sequence[:, rows] + update, weights
+
+
+def log_counts(counts: Tensor) -> Float[Tensor, "1 1 1 _"]:
+    """Return counts as an attention mask."""
+    return counts.log().expand(1, 1, 1, -1)
 
 
 def pseudo_inverse(among: Square, counts: Counts, iterations: int) -> Square:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from caprmil.errors import RunError, UnknownNameError
 from caprmil.models.base import (
     Cells,
+    Counts,
     Evidence,
     Features,
     Labels,
@@ -108,6 +109,7 @@ class SGPMIL(MILModel):
     """
 
     needs_classes: ClassVar[bool] = True
+    weighs_patches = True
     export_problem = (
         "draws at random for each patch, and factors a covariance in a varying number of attempts"
     )
@@ -154,9 +156,13 @@ class SGPMIL(MILModel):
     def on_epoch_start(self, epoch: int, n_bags: int) -> None:
         self.n_bags = n_bags
 
-    def forward_bag(self, features: Features, grid: Cells | None) -> Output:
+    def forward_bag(
+        self, features: Features, grid: Cells | None, counts: Counts | None = None
+    ) -> Output:
         patches = self.project(features[0])
         log_weights = self.log_weights(patches, self.draw(features[0]))
+        if counts is not None:
+            log_weights = log_weights + counts.log()
         attention = self.attention(log_weights)
         embeddings = weighted_sum(self.weights(log_weights).mT, patches)
         with torch.autocast(patches.device.type, enabled=False):  # float16 may overflow

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from caprmil.models.base import (
     Cells,
+    Counts,
     Embedding,
     Features,
     MILModel,
@@ -59,6 +60,7 @@ class TransMIL(MILModel):
     """
 
     order_matters: ClassVar[bool] = True
+    weighs_patches = True
     export_problem = (
         "lays out a bag by its size, with or without padding, and an exported model for bags of "
         "any size cannot branch"
@@ -90,8 +92,10 @@ class TransMIL(MILModel):
         self.norm = nn.LayerNorm(dim)
         self.classify = nn.Linear(dim, n_outputs)
 
-    def forward_bag(self, features: Features, grid: Cells | None) -> Output:
-        embedding, weights = self.forward_token(features, grid)
+    def forward_bag(
+        self, features: Features, grid: Cells | None, counts: Counts | None = None
+    ) -> Output:
+        embedding, weights = self.forward_token(features, grid, counts)
         return Output(
             logits=self.classify(embedding), embedding=embedding, attention=positive_part(weights)
         )
@@ -103,7 +107,7 @@ class TransMIL(MILModel):
         return self.forward_token(self.validate(features, None)[0], grid)[1]
 
     def forward_token(
-        self, features: Float[Tensor, "1 N E"], grid: Cells | None
+        self, features: Float[Tensor, "1 N E"], grid: Cells | None, counts: Counts | None = None
     ) -> tuple[Embedding, Weights]:
         """Return the class token of a bag, and its attention to the patches, averaged over heads.
 
@@ -114,9 +118,12 @@ class TransMIL(MILModel):
         side = isqrt(n - 1) + 1
         square = torch.cat([patches, patches[:, : side**2 - n]], dim=1)
         token = self.class_token.expand(len(square), 1, -1).to(square.dtype)
-        sequence = self.first_layer(torch.cat([token, square], dim=1))
+        if counts is not None:  # of each row of the sequence
+            own = sort_by_grid(counts[None, :, None], grid)[0][0, :, 0]
+            counts = torch.cat([own.new_ones(1), own, own[: side**2 - n]])
+        sequence = self.first_layer(torch.cat([token, square], dim=1), counts)
         sequence = torch.cat([sequence[:, :1], self.position_encoding(sequence[:, 1:])], dim=1)
-        token, weights = self.second_layer.attend_rows(sequence, slice(0, 1))
+        token, weights = self.second_layer.attend_rows(sequence, slice(0, 1), counts)
         weights = weights.mean(dim=(1, 2))[:, 1:]
         repeated = weights[:, n:]
         weights = weights[:, :n] + F.pad(repeated, (0, n - repeated.shape[1]))

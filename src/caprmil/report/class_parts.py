@@ -11,7 +11,7 @@ from caprmil import figures
 from caprmil.errors import CohortError, count
 from caprmil.evaluation import calibration
 from caprmil.evaluation.predictions import Predictions
-from caprmil.explain import ExplainedSlide, Explanation
+from caprmil.explain import KINDS, ExplainedSlide, Explanation
 from caprmil.io.json_files import read_json
 from caprmil.report.html_page import EMPTY, render
 from caprmil.report.prediction_parts import Cell, PredictionParts, how_many
@@ -156,9 +156,10 @@ class ClassParts(PredictionParts):
         return remark + more
 
     def repeated_layers(self, explained: ExplainedSlide) -> list[str]:
-        """Of two classes, the evidence for one is that for the other with its sign reversed."""
+        """Of two classes, a map of one is that of the other with its sign reversed."""
         two = len(explained.explanation.names) == 2
-        return [f"evidence-{1 - likeliest(explained)}"] if two else []
+        kinds = ["evidence", *(KINDS[name].key for name in explained.explanation.maps)]
+        return [f"{key}-{1 - likeliest(explained)}" for key in kinds] if two else []
 
     # A run report
 

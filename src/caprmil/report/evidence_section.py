@@ -18,8 +18,9 @@ from caprmil.targets import Contrast
 
 METHODS: dict[Method, str] = {
     "exact": (
-        "The {output} of this model is a sum over patches. The numbers below are its terms: "
-        "exact, not an estimate."
+        "The {output} of this model is a sum over patches. The numbers below are its terms: what "
+        "each patch contributes, after it has received the context of all others. They add up "
+        "exactly. This is not what the prediction depends on: see above."
     ),
     "integrated gradients": (
         "The {output} of this model is not a sum over patches. The numbers below are estimates by "

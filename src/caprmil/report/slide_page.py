@@ -6,7 +6,7 @@ To add a section, write a function of `SlideInputs` that returns HTML, and add i
 from markupsafe import Markup
 
 from caprmil.errors import SlideError
-from caprmil.explain import ExplainedSlide
+from caprmil.explain import KINDS, ExplainedSlide
 from caprmil.explain import browser as pages
 from caprmil.explain.browser import BrowserData, pack
 from caprmil.io.progress import Step
@@ -15,6 +15,7 @@ from caprmil.report.evidence_section import evidence_section
 from caprmil.report.html_page import asset, page, render
 from caprmil.report.parts_registry import parts_of
 from caprmil.report.patch_pictures import PatchPictures
+from caprmil.report.relevance_section import relevance_section
 from caprmil.report.report_inputs import SlideInputs, SlideSection
 from caprmil.report.token_section import token_section
 from caprmil.runs.run import Run
@@ -36,9 +37,19 @@ def map_section(inputs: SlideInputs) -> Markup:
         remarks.append(facts["unplaced"])
     elif not facts["pixels"]:
         remarks.append("Each square is a patch, at its position on the slide.")
-    remarks.append("The colour scales of evidence and attention end at the 99th percentile.")
+    remarks.append(
+        "The colour scales of influence, evidence and attention end at the 99th percentile."
+    )
+    explanation, ranking = inputs.explained.explanation, inputs.explained.ranking
+    kind, contrast = (
+        KINDS[explanation.first],
+        explanation.target.contrasts[explanation.predicted],
+    )
     return render(
         "map.html",
+        first=f"{kind.title_of(contrast)}: {kind.meaning_of(contrast)}.",
+        faithfulness=inputs.explained.faithfulness_text(),
+        beats_chance=ranking is None or ranking.beats_chance,
         thumbnail=inputs.pictures.thumbnail() if facts["pixels"] else None,
         has_pixels=facts["pixels"],
         remark=" ".join(filter(None, remarks)),
@@ -48,6 +59,7 @@ def map_section(inputs: SlideInputs) -> Markup:
 SECTIONS: tuple[SlideSection, ...] = (
     prediction_section,
     map_section,
+    relevance_section,
     evidence_section,
     token_section,
     slide_details,
@@ -98,7 +110,6 @@ def _page(
         facts={
             **numbers.facts,
             "pictures": inputs.pictures.rows,
-            "first_layer": f"evidence-{inputs.parts.contrasts(explained)[0]}",
             "repeated_layers": inputs.parts.repeated_layers(explained),
         },
         data=numbers.data,

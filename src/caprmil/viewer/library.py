@@ -5,7 +5,7 @@ Everything is computed when it is first needed and kept in a cache. Nothing is w
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from caprmil.cohort.cohort import find_bags
-from caprmil.errors import BagError, RunError, SlideError
+from caprmil.errors import RunError, SlideError
 from caprmil.explain import (
     PatchBoxes,
     SlideReference,
@@ -161,7 +161,7 @@ class Library:
 
     def predict_without(self, key: str, removed: NDArray[np.bool_]) -> dict[str, Any]:
         """Return what the run and the explained model predict if some patches are removed."""
-        explained, bag = self.explained(key), select(self._bag(key), ~removed)
+        explained, bag = self.explained(key), self._bag(key).select(~removed)
         cells = bag.grid()
         grid = None if cells is None else torch.from_numpy(cells)[None].to(self.device)
         features = torch.from_numpy(bag.features)[None].to(self.device).float()
@@ -263,15 +263,6 @@ class Library:
 def identify(name: str) -> str:
     """Return the id of a slide, so that no request holds a path."""
     return hashlib.sha256(name.encode("utf-8", "surrogateescape")).hexdigest()[:12]
-
-
-def select(bag: Bag, rows: NDArray[np.bool_]) -> Bag:
-    """Return a bag with some of its patches, at least one."""
-    if not rows.any():
-        raise BagError("No patch would be left of the slide. Keep at least one.")
-    coords = None if bag.coords is None else bag.coords[rows]
-    info = replace(bag.info, n_patches=int(rows.sum()))
-    return Bag(features=bag.features[rows], coords=coords, info=info)
 
 
 def _version(slide: Slide) -> str:

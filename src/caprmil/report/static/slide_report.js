@@ -37,6 +37,7 @@
   // Layers
 
   const GROUPS = [
+    ["Influence", (key) => /^(sampled-influence|influence|integrated-gradients)-/.test(key)],
     ["Evidence", (key) => key.startsWith("evidence")],
     ["Attention and scores", (key) => /^(attention|score|spread)/.test(key)],
     ["Tokens, all heads", (key) => /(^|-)(token-\d+|entropy)$/.test(key) && !key.includes("head-")],
@@ -52,7 +53,7 @@
     }
     layerSelect.append(element("option", "No layer", { value: "" }));
     layerSelect.value = facts.first_layer;
-    aboveMean.checked = Paint.hasOneSign(bag.layers.get(layerSelect.value));
+    aboveMean.checked = isEvidence(bag.layers.get(layerSelect.value)) && Paint.hasOneSign(bag.layers.get(layerSelect.value));
   }
 
   /** Return the end of a layer's colour scale. For shares it is the highest share, or all colours would be alike. */
@@ -61,16 +62,20 @@
     return layer.values.reduce((highest, value) => Math.max(highest, value), 1) / 255;
   }
 
+  function isEvidence(layer) {
+    return Boolean(layer?.key.startsWith("evidence-"));
+  }
+
   /** Return the layer to draw: the one selected or, for evidence, how far it is above the slide's mean. */
   function drawnLayer(layer) {
-    if (!layer || layer.kind !== "diverging" || !aboveMean.checked) return layer;
+    if (!isEvidence(layer) || !aboveMean.checked) return layer;
     return bag.layers.get(layer.key.replace("evidence", "above"));
   }
 
   function drawLayer() {
     const selected = bag.layers.get(layerSelect.value);
     const layer = drawnLayer(selected);
-    aboveMean.parentElement.hidden = !selected || selected.kind !== "diverging";
+    aboveMean.parentElement.hidden = !isEvidence(selected);
     const context = canvas.getContext("2d");
     canvas.hidden = !layer;
     byId("colour-bar").parentElement.hidden = !layer;
@@ -92,7 +97,7 @@
 
   /** Return what both ends of a map of evidence mean. */
   function endsOf(layer) {
-    return facts.contrasts[Number(layer.key.split("-")[1])].ends.join(" · ");
+    return facts.contrasts[Number(layer.key.match(/\d+$/)[0])].ends.join(" · ");
   }
 
   /** Place an element at a position on the slide, given in level-0 pixels. */

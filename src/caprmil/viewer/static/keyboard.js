@@ -8,6 +8,7 @@ const STEP = 120; // pixels that an arrow moves the slide
 const HELP = [
   ["j, ↓, →", "next slide"],
   ["k, ↑, ←", "previous slide"],
+  ["i", "influence; again: the next map of it"],
   ["e", "evidence; again: the next map of it"],
   ["a", "attention"],
   ["t", "next token"],
@@ -48,6 +49,7 @@ function plainKeys(actions) {
     k: previous, ArrowUp: previous, ArrowLeft: previous,
     "[": () => cycleLayers(actions, -1),
     "]": () => cycleLayers(actions, 1),
+    i: () => cycleGroup(actions, "influence"),
     e: () => cycleGroup(actions, "evidence"),
     a: () => cycleGroup(actions, "attention"),
     t: () => nextToken(actions),
@@ -85,7 +87,8 @@ function cycleGroup(actions, group) {
   if (!bag) return;
   const keys = [...bag.layers.keys()].filter((key) => parse(key).group === group);
   const index = keys.indexOf(actions.layer());
-  actions.chooseLayer(index < 0 ? firstLayer(bag, group) : keys[(index + 1) % keys.length]);
+  const next = index < 0 ? firstLayer(bag, group) : keys[(index + 1) % keys.length];
+  if (next) actions.chooseLayer(next);
 }
 
 function nextToken(actions) {

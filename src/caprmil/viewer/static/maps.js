@@ -17,6 +17,12 @@ export function showMaps(bag, layer, choose) {
   $("description").textContent = describe(facts, layer);
 }
 
+/** Return the layer to show first: that of the most faithful map. */
+export function initialLayer(bag) {
+  const key = bag.facts.first_layer;
+  return parse(key).group === "evidence" || !bag.layers.has(key) ? firstLayer(bag, "evidence") : key;
+}
+
 /** Return the layer of a group to show first. For evidence it is that of the prediction, relative to the
  * mean if the evidence of all patches has the same sign. */
 export function firstLayer(bag, group) {
@@ -24,6 +30,7 @@ export function firstLayer(bag, group) {
   const key = `${group}-${number}`;
   if (group === "evidence" && Paint.hasOneSign(bag.layers.get(key))) return `above-${number}`;
   if (bag.layers.has(key) && group !== "attention") return key;
+  if (group === "influence" && parse(bag.facts.first_layer).group === group) return bag.facts.first_layer;
   return [...bag.layers.keys()].find((key) => parse(key).group === group);
 }
 
@@ -32,7 +39,8 @@ function option(text, chosen, click, more = {}) {
 }
 
 function contrasts(bag, layer, now, choose) {
-  const isAlike = (key) => parse(key).group === now.group && parse(key).above === now.above;
+  const stem = (key) => (now.group === "influence" ? key.replace(/-\d+$/, "") : "");
+  const isAlike = (key) => parse(key).group === now.group && parse(key).above === now.above && stem(key) === stem(layer.key);
   const layers = [...bag.layers.values()].filter(({ key }) => isAlike(key));
   if (layers.length < 2) return null;
   const text = ({ key }) => {

@@ -1,6 +1,6 @@
 // Patches: those with the highest values of a map, and one with all its numbers and the most similar ones.
 import { $, el } from "./dom.js";
-import { evidenceText, headings, parse, tokenKey } from "./layer_text.js";
+import { markedText, headings, parse, tokenKey } from "./layer_text.js";
 
 const NEIGHBOURS = 8;
 
@@ -101,19 +101,21 @@ function position(bag, row) {
   return `At ${x.toLocaleString("en")}, ${y.toLocaleString("en")} px${um}.`;
 }
 
-/** Return the rank of a patch by its evidence for the prediction. */
+/** Return the rank of a patch on the first map or, if that has no sign, by its evidence. */
 function rank(bag, row) {
   const contrast = bag.facts.first_contrast;
-  const layer = bag.layers.get(`evidence-${contrast}`);
+  const first = bag.layers.get(bag.facts.first_layer);
+  const layer = first?.kind === "diverging" ? first : bag.layers.get(`evidence-${contrast}`);
   const value = Paint.value(layer, row);
   let above = 0;
   for (let n = 0; n < bag.n; n++) above += layer.values[n] > value;
-  return el("p", { text: `${evidenceText(bag.facts, contrast, value)}, rank ${above + 1} of ${bag.n.toLocaleString("en")}.` });
+  return el("p", { text: `${markedText(bag.facts, contrast, value)}, rank ${above + 1} of ${bag.n.toLocaleString("en")}.` });
 }
 
 function numbers(bag, row, current, choose) {
   const layers = [...bag.layers.values()].filter(({ key }) => parse(key).group !== "tokens" || key.endsWith("entropy"));
-  const order = ({ key }) => (parse(key).group === "evidence" ? parse(key).contrast - bag.layers.size : 0);
+  const places = { influence: -2 * bag.layers.size, evidence: -bag.layers.size };
+  const order = ({ key }) => (places[parse(key).group] ?? 0) + (places[parse(key).group] ? parse(key).contrast : 0);
   layers.sort((a, b) => order(a) - order(b)); // for each contrast, evidence and then that relative to the mean
   return el(
     "table",

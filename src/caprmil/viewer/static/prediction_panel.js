@@ -29,8 +29,7 @@ function modelsText({ models, unseen }) {
 }
 
 function methodText({ model, patches }) {
-  const names = { exact: "exact evidence", perturbation: "evidence by removing patches" };
-  return `${model.name}, ${model.fold}; ${names[model.method] ?? `evidence by ${model.method}`} of ${count(patches, "patch")}.`;
+  return `${model.name}, ${model.fold}; ${count(patches, "patch")}.`;
 }
 
 function change(facts, { after, waiting, problem }) {

@@ -1,7 +1,7 @@
 // The viewer: one state, which every part of the page shows and the address holds.
 import { $, count } from "./dom.js";
 import { listen } from "./keyboard.js";
-import { firstLayer, limitOf, showLegend, showMaps } from "./maps.js";
+import { initialLayer, limitOf, showLegend, showMaps } from "./maps.js";
 import { chooseParts } from "./parts.js";
 import { Pictures, showGallery, showPatch } from "./patches.js";
 import { showPrediction } from "./prediction_panel.js";
@@ -18,7 +18,7 @@ let undoSteps = []; // what was removed before each step, for undo
 let whatIf = null; // the prediction without the removed patches
 let pending = null; // a region that was drawn and is not removed yet
 let pictures = null;
-let isFirstLayer = true; // the map is the evidence for the prediction, of any slide
+let isFirstLayer = true; // the map is the first one, of any slide
 let list = null;
 let opening = new AbortController();
 let predicting = new AbortController();
@@ -99,8 +99,8 @@ async function showSlide(decoded, wanted, signal) {
   pictures = new Pictures(facts, loaded);
   removed = wanted.removed ? unpackRows(wanted.removed, bag.n) : new Uint8Array(bag.n);
   const previous = isFirstLayer ? null : state.layer;
-  state.layer = [wanted.layer, previous].find((key) => bag.layers.has(key)) ?? firstLayer(bag, "evidence");
-  isFirstLayer = state.layer === firstLayer(bag, "evidence");
+  state.layer = [wanted.layer, previous].find((key) => bag.layers.has(key)) ?? initialLayer(bag);
+  isFirstLayer = state.layer === initialLayer(bag);
   state.patch = wanted.patch < bag.n ? wanted.patch : -1;
   $("slide-name").textContent = `${facts.slide}  ·  ${count(bag.n, "patch")}${facts.flags ? `  ·  ${facts.flags}` : ""}`;
   showNotice(!facts.tiles ? noPixelsText(facts) : "");
@@ -234,7 +234,7 @@ function goToSlide(id) {
 function chooseLayer(key) {
   if (!bag || !bag.layers.has(key) || key === state.layer) return;
   state.layer = key;
-  isFirstLayer = key === firstLayer(bag, "evidence");
+  isFirstLayer = key === initialLayer(bag);
   state.overlay = true;
   refresh();
   saveState(true);

@@ -1,4 +1,4 @@
-"""Evidence maps: evidence for and against, attention, and the top patches."""
+"""Relevance maps: how patches speak for and against a prediction, and the top patches."""
 
 from collections.abc import Sequence
 from math import ceil
@@ -28,12 +28,14 @@ if TYPE_CHECKING:
 COLUMNS = 4  # patches in a row of a gallery
 
 
-def evidence_maps(
-    evidence: NDArray[Any],
+def relevance_maps(
+    values: NDArray[Any],
     attention: NDArray[Any],
     canvas: Canvas,
     *,
     contrast: str,
+    title_of_map: str = "",
+    evidence: NDArray[Any] | None = None,
     negative: str = "",
     ends: tuple[str, str] = ("against", "for"),
     top_for: Gallery | None = None,
@@ -41,13 +43,13 @@ def evidence_maps(
     title: str = "",
     remarks: Sequence[str] = (),
 ) -> "Figure":
-    """Draw the evidence of each patch for `contrast`, its attention, and the slide if there is one.
+    """Draw the relevance of each patch for `contrast`, a second map, and the slide if there is one.
 
-    `contrast` names what the evidence is for, e.g. a class; `negative` says what negative evidence
-    is, by default against it; `ends` are the words at the ends of the scale. Where attention is
-    constant, as with a mean, evidence above the slide's mean is drawn instead. Below are the
-    patches with the most evidence for and against or, without pixels, all patches in the order of
-    their evidence.
+    `contrast` names what the values are for, e.g. a class; `negative` says what negative values
+    mean, by default against it; `ends` are the words at the ends of the scale. Without a title, the
+    map is the evidence. The second map is the evidence if it is given, or else attention; where
+    that is constant, as with a mean, values above the slide's mean. Below are the patches with the
+    highest and lowest values or, without pixels, all patches in the order of their values.
     """
     words = (f"for {contrast}", negative or f"against {contrast}")
     panels = 2 + (canvas.image is not None)
@@ -65,47 +67,48 @@ def evidence_maps(
     row = [figure.add_subplot(above[panel]) for panel in range(panels)]
     if canvas.image is not None:
         draw_slide(row[0], canvas, title="Slide")
-    name, unit = f"Evidence for {contrast}", f"{ends[1]} or {ends[0]}"
-    _draw_evidence(row[-2], canvas, evidence, name, unit)
+    unit = f"{ends[1]} or {ends[0]}"
+    name = title_of_map or f"Evidence for {contrast}"
+    _draw_signed(row[-2], canvas, values, name, unit)
     if rows:
         for part, colour in ((top_for, BLACK), (top_against, BLUE)):
             if part is not None:
                 outline(row[-2], canvas, part.rows, colour)
-    if np.ptp(attention) > 1e-6 * attention.max():
+    if evidence is not None:
+        _draw_signed(row[-1], canvas, evidence, f"Evidence for {contrast}, after context", unit)
+    elif np.ptp(attention) > 1e-6 * attention.max():
         _draw_attention(row[-1], canvas, attention)
     else:  # constant attention shows nothing
-        _draw_evidence(row[-1], canvas, evidence - evidence.mean(), f"{name} above the mean", unit)
+        _draw_signed(row[-1], canvas, values - values.mean(), f"{name} above the mean", unit)
     scale_bar(row[0], canvas)
     if rows:
         under = grid[1].subgridspec(1, 2)
         for column, part in enumerate((top_for, top_against)):
             axes = figure.add_subplot(under[column])
-            heading = _gallery_title(evidence, words, supporting=column == 0)
+            heading = _gallery_title(values, words, supporting=column == 0)
             axes.set_title(heading, fontsize=9.5, loc="left")
             shown = part or Gallery(rows=(), patches=())
             draw_gallery(axes, shown, columns=COLUMNS, rows=rows)
     else:
-        _draw_sorted(figure.add_subplot(grid[1]), evidence, words)
+        _draw_sorted(figure.add_subplot(grid[1]), values, words)
     figure.suptitle(title, fontsize=11)
     caption(figure, *remarks)
     return figure
 
 
-def _gallery_title(evidence: NDArray[Any], words: tuple[str, str], *, supporting: bool) -> str:
+def _gallery_title(values: NDArray[Any], words: tuple[str, str], *, supporting: bool) -> str:
     """Return the title of a gallery. If no patch has the sign, the weakest are shown."""
     own, other = words if supporting else words[::-1]
-    if (evidence > 0 if supporting else evidence < 0).any():
+    if (values > 0 if supporting else values < 0).any():
         return f"Most {own}"
     return f"Least {other}: none is {own}"
 
 
-def _draw_evidence(
-    axes: "Axes", canvas: Canvas, evidence: NDArray[Any], name: str, unit: str
-) -> None:
-    reach = colour_limit(evidence)
-    beyond = bool((np.abs(evidence) > reach).any())
+def _draw_signed(axes: "Axes", canvas: Canvas, values: NDArray[Any], name: str, unit: str) -> None:
+    reach = colour_limit(values)
+    beyond = bool((np.abs(values) > reach).any())
     span = (-reach, reach)
-    shown = draw_map(axes, canvas, evidence, colours=diverging(), limits=span, title=name)
+    shown = draw_map(axes, canvas, values, colours=diverging(), limits=span, title=name)
     ends = "both" if beyond else "neither"
     colour_bar([axes], shown, unit, extend=ends)
 
@@ -119,11 +122,11 @@ def _draw_attention(axes: "Axes", canvas: Canvas, attention: NDArray[Any]) -> No
     colour_bar([axes], shown, "times uniform attention", extend=beyond)
 
 
-def _draw_sorted(axes: "Axes", evidence: NDArray[Any], words: tuple[str, str]) -> None:
-    """Draw all patches in the order of their evidence, with the sums for and against."""
-    ordered = np.sort(evidence.astype(np.float64))[::-1]
+def _draw_sorted(axes: "Axes", values: NDArray[Any], words: tuple[str, str]) -> None:
+    """Draw all patches in the order of their values, with the sums for and against."""
+    ordered = np.sort(values.astype(np.float64))[::-1]
     ranks = np.arange(len(ordered))
-    tidy(axes, title="All patches in order", xlabel="patches", ylabel=f"evidence {words[0]}")
+    tidy(axes, title="All patches in order", xlabel="patches", ylabel=words[0])
     for word, sign, colour in zip(words, (1, -1), (VERMILLION, BLUE), strict=True):
         side = np.where(ordered * sign > 0, ordered, 0)
         name = f"{(side != 0).sum():,} {word}, sum {side.sum():+.3g}"

@@ -1,0 +1,101 @@
+"""The kinds of maps: their names, what they say of a patch, and how they are computed."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from caprmil.explain.attribution import Features, Terms, integrated_gradients, sampled_influence
+from caprmil.models import MILModel
+from caprmil.models.base import Cells
+from caprmil.targets import Contrast
+
+
+@dataclass(frozen=True, kw_only=True)
+class MapKind:
+    """A kind of map."""
+
+    name: str
+    title: str  # {} is what the map is for, e.g. a class
+    meaning: str  # of the value of a patch; {} is the total, e.g. the log-odds of a class
+    signed: bool = True  # whether values below zero are against it
+
+    @property
+    def key(self) -> str:
+        return self.name.replace(" ", "-")
+
+    def title_of(self, contrast: Contrast) -> str:
+        return self.title.format(contrast.name)
+
+    def meaning_of(self, contrast: Contrast) -> str:
+        return self.meaning.format(contrast.total)
+
+
+SAMPLED = MapKind(
+    name="sampled influence",
+    title="Influence on {}",
+    meaning="how much the {} rises if the patch is added to a small random sample of the slide",
+)
+INFLUENCE = MapKind(
+    name="influence",
+    title="Influence on {} within the slide",
+    meaning="how much the {} falls if the patch is removed from the slide, to first order",
+)
+GRADIENTS = MapKind(
+    name="integrated gradients",
+    title="Integrated gradients for {}",
+    meaning="an estimate of what the patch adds to the {}, compared with the mean patch",
+)
+EVIDENCE = MapKind(
+    name="evidence",
+    title="Evidence for {}",
+    meaning="what the patch contributes to the {}, after it has received the context of all others",
+)
+ATTENTION = MapKind(
+    name="attention",
+    title="Attention",
+    meaning="the weight of the patch in the pooled representation",
+    signed=False,
+)
+CLASS_ATTENTION = MapKind(
+    name="class attention",
+    title="Attention for {}",
+    meaning="the weight of the patch in the pooled representation of this class",
+    signed=False,
+)
+SCORES = MapKind(
+    name="patch scores",
+    title="Patch score for {}",
+    meaning="the score of the patch alone",
+    signed=False,
+)
+INPUT_GRADIENTS = MapKind(
+    name="gradients",
+    title="Gradient times input for {}",
+    meaning="the gradient of the {} times the features of the patch",
+)
+
+KINDS: Mapping[str, MapKind] = {
+    kind.name: kind
+    for kind in (
+        SAMPLED,
+        INFLUENCE,
+        GRADIENTS,
+        EVIDENCE,
+        ATTENTION,
+        CLASS_ATTENTION,
+        SCORES,
+        INPUT_GRADIENTS,
+    )
+}
+"""Every kind of map by name. To add one, describe it here and compute it below."""
+
+COMPUTED: Mapping[str, Callable[[MILModel, Features, Cells | None], Terms]] = {
+    SAMPLED.name: sampled_influence,
+    INFLUENCE.name: lambda model, features, grid: model.eval().influence(features, grid),
+    GRADIENTS.name: lambda model, features, grid: integrated_gradients(model, features, grid).terms,
+}
+"""The maps that are computed only if they are wanted, as terms of each output."""
+
+
+def available(model: MILModel) -> tuple[str, ...]:
+    """Return the names of the computed maps that a model can have, the usual first choice first."""
+    return tuple(name for name in COMPUTED if model.weighs_patches or name == GRADIENTS.name)

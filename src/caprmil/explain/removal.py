@@ -1,0 +1,111 @@
+"""Removal: how the answer for a slide changes without the patches that a map marks most."""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from caprmil.explain.explanation import Explanation
+from caprmil.features.bags import Bag, Stream
+from caprmil.models import MILModel
+from caprmil.models.base import Chunks
+from caprmil.runs.inference import chunks_of, may_keep
+
+SHARE = 0.1  # of the patches that are removed
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemovalEffect:
+    """The answer of a model for a slide: whole, without the top patches of a map, and at random."""
+
+    map: str
+    followed: str  # the contrast, e.g. the class
+    number: str  # what the answer is, e.g. a probability
+    share: float  # of the patches that are removed
+    before: float
+    after: float
+    random: float  # if as many patches are removed at random
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def in_words(self) -> str:
+        """Return a sentence for readers."""
+        change = "lowers" if self.after < self.before else "changes"
+        what = (
+            "the predicted value"
+            if self.number == "value"
+            else (f"the {self.number} of {self.followed}")
+        )
+        return (
+            f"Removing the {self.share:.0%} of patches that it marks most {change} {what} from "
+            f"{self.before:.3g} to {self.after:.3g}; removing {self.share:.0%} at random: "
+            f"{self.random:.3g}."
+        ).replace("%", " %")
+
+
+def removal_effect(
+    model: MILModel,
+    bag: Bag | Stream,
+    explanation: Explanation,
+    *,
+    share: float = SHARE,
+    device: torch.device | str = "cpu",
+) -> RemovalEffect | None:
+    """Return what the first map of an explanation is worth on its slide. None for a single patch.
+
+    Costs two predictions: without its top patches, and without as many at random.
+    """
+    n, of = len(explanation), explanation.predicted
+    if n < 2:
+        return None
+    count = min(max(round(share * n), 1), n - 1)
+    values = explanation.values(explanation.first, of)
+    ties = np.random.default_rng(0).permutation(n)
+    most, drawn = np.lexsort((ties, -values))[:count], ties[:count]
+
+    def answer_without(rows: NDArray[np.int64]) -> float:
+        kept = np.ones(n, dtype=np.bool_)
+        kept[rows] = False
+        outputs = _outputs(model, bag, kept, torch.device(device))
+        return float(explanation.target.answer(outputs.cpu().double())[of])
+
+    return RemovalEffect(
+        map=explanation.first,
+        followed=explanation.names[of],
+        number=explanation.target.number_name,
+        share=share,
+        before=float(explanation.answer[of]),
+        after=answer_without(most),
+        random=answer_without(drawn),
+    )
+
+
+@torch.no_grad()
+def _outputs(
+    model: MILModel, bag: Bag | Stream, kept: NDArray[np.bool_], device: torch.device
+) -> Tensor:
+    """Return the outputs for the patches that are kept."""
+    if isinstance(bag, Stream):
+        chunks = _kept_chunks(chunks_of(bag, device), kept)
+        return model.stream(chunks, keep=may_keep(bag.info)).logits[0]
+    rest = bag.select(kept)
+    cells = rest.grid()
+    grid = None if cells is None else torch.from_numpy(cells)[None].to(device)
+    return model(torch.from_numpy(rest.features)[None].to(device), grid=grid).logits[0]
+
+
+def _kept_chunks(chunks: Chunks, kept: NDArray[np.bool_]) -> Chunks:
+    def read() -> Iterator[Tensor]:
+        first = 0
+        for features in chunks():
+            rows = torch.from_numpy(kept[first : first + features.shape[1]]).to(features.device)
+            first += features.shape[1]
+            if rows.any():
+                yield features[:, rows]
+
+    return read
