@@ -50,9 +50,10 @@ class Sizes:
     epochs: int = 6
     patches: tuple[int, int] = (1000, 2000)
     rounds: int = 3
+    bags: int = 60  # that the folds are made of
 
 
-QUICK = Sizes(slides=4, folds=2, epochs=2, patches=(40, 80), rounds=1)
+QUICK = Sizes(slides=2, folds=2, epochs=1, patches=(10, 20), rounds=1, bags=16)
 
 
 class Idle(Worker):
@@ -158,12 +159,16 @@ def main() -> None:
         (folder / "slides").mkdir()
         make_slides(folder / "slides", sizes.slides)
         slides = find_slides([folder / "slides"])
-        study = RareSignal(slides=60, width=256, patches=sizes.patches, signal=0.1, stain=0.5)
+        study = RareSignal(
+            slides=sizes.bags, width=256, patches=sizes.patches, signal=0.1, stain=0.5
+        )
         recipe = Recipe(
             cohort=str(study.write(folder / "cohort")),
             features=str(folder / "cohort" / "features"),
             splits=SplitConfig(folds=sizes.folds, validation=0.2),
-            train=TrainConfig(epochs=sizes.epochs, warmup_epochs=1, patience=sizes.epochs),
+            train=TrainConfig(
+                epochs=sizes.epochs, warmup_epochs=min(1, sizes.epochs - 1), patience=sizes.epochs
+            ),
             loggers={},
         )
         began = perf_counter()

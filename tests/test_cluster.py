@@ -231,20 +231,20 @@ def test_a_sweep_on_ray_has_the_same_results_and_a_search_has_all_its_trials(
     small = replace(
         tiny_recipe,
         splits=replace(tiny_recipe.splits, folds=2),
-        train=replace(tiny_recipe.train, epochs=2),
+        train=replace(tiny_recipe.train, epochs=1, warmup_epochs=0),
         loggers={},
     )
-    grid = Plan(recipe=small, axes={"model.tokens": "2,4,8"})
+    grid = Plan(recipe=small, axes={"model.tokens": "2,4"})
     options: dict[str, Any] = {"device": "cpu", "progress": False}
     plain = run_sweep(grid, tmp_path / "plain", **options)
     on_ray = run_sweep(grid, tmp_path / "ray", **options, executor=two.executor)
     assert [r.point for r in on_ray.points] == [r.point for r in plain.points]
     assert [r.scores for r in on_ray.points] == [r.scores for r in plain.points]
     search = replace(grid, axes={"train.lr": "1e-4..1e-2"}, search="bayes", prune=True)
-    first = run_sweep(search, tmp_path / "search", trials=3, **options, executor=two.executor)
-    more = run_sweep(search, tmp_path / "search", trials=5, **options, executor=two.executor)
-    assert [r.point for r in more.points][:3] == [r.point for r in first.points]
-    assert len(more.points) + len(more.pruned) == 5
+    first = run_sweep(search, tmp_path / "search", trials=2, **options, executor=two.executor)
+    more = run_sweep(search, tmp_path / "search", trials=4, **options, executor=two.executor)
+    assert [r.point for r in more.points][:2] == [r.point for r in first.points]
+    assert len(more.points) + len(more.pruned) == 4
 
 
 def test_a_reproduction_on_ray_has_the_same_table(two: TwoNodes, tmp_path: Path) -> None:
@@ -255,7 +255,7 @@ def test_a_reproduction_on_ray_has_the_same_table(two: TwoNodes, tmp_path: Path)
             "camelyon16",
             labels,
             labels.parent / "features",
-            ["mean", "abmil"],
+            ["mean"],
             tmp_path / name,
             **options,
             executor=executor,
