@@ -38,6 +38,11 @@ def files(tiny_run: Run, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
         found[name].write_text(report.slide_report(tiny_run, explained))
     found["run"] = folder / "index.html"
     found["run"].write_text(report.run_report(tiny_run))
+    atlas = explain.make_atlas(tiny_run, most=6)
+    pictures, example = explain.AtlasPictures(), explain.example_slide(tiny_run, atlas)
+    (folder / "atlas").mkdir()
+    report.write_atlas(folder / "atlas", tiny_run, atlas, pictures, example)
+    found["atlas"] = folder / "atlas" / "index.html"
     return found
 
 
@@ -67,7 +72,7 @@ def visit(chromium: Any, files: dict[str, Path]) -> Iterator[Any]:
     assert problems == []
 
 
-@pytest.mark.parametrize("name", ["slide", "slide_003", "no_coordinates", "run"])
+@pytest.mark.parametrize("name", ["slide", "slide_003", "no_coordinates", "run", "atlas"])
 def test_a_report_opens_with_an_empty_console(visit: Any, name: str) -> None:
     page = visit(name)
     assert page.locator("h1").is_visible()
@@ -75,11 +80,26 @@ def test_a_report_opens_with_an_empty_console(visit: Any, name: str) -> None:
     assert wide <= 0
 
 
-@pytest.mark.parametrize("name", ["slide", "slide_003", "run"])
+@pytest.mark.parametrize("name", ["slide", "slide_003", "run", "atlas"])
 def test_a_report_is_not_wider_than_a_phone(visit: Any, name: str) -> None:
     page = visit(name)
     page.set_viewport_size({"width": 360, "height": 740})
     assert page.evaluate("() => document.documentElement.scrollWidth") <= 360
+
+
+def test_the_tokens_of_an_atlas_and_its_table_are_sorted(visit: Any) -> None:
+    page = visit("atlas")
+    for order, sign in (("usage", -1), ("number", 1), ("contrast", -1), ("effect", -1)):
+        page.select_option("#order", order)
+        cards = f"cards => cards.map(card => Number(card.dataset.{order}))"
+        values = page.locator("#cards > article").evaluate_all(cards)
+        assert values == sorted(values, key=lambda value: sign * value)
+        assert len(set(values)) > 1
+    page.click("#numbers-table th button:text-is('Effect')")
+    values = page.locator("#numbers-table tbody tr").evaluate_all(
+        "rows => rows.map(row => Number(row.cells[4].dataset.value))"
+    )
+    assert values == sorted(values)
 
 
 def test_every_layer_looks_different(visit: Any) -> None:

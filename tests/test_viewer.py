@@ -17,12 +17,15 @@ from urllib.request import urlopen
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
 from caprmil.errors import CaprmilError, RunError
+from caprmil.explain import outputs_without
 from caprmil.features import bags
+from caprmil.models import CAPRMIL
 from caprmil.runs.run import Run
 from caprmil.slides.slide import Slide
 from caprmil.viewer import Library, create
@@ -160,6 +163,59 @@ def test_a_prediction_without_a_region_is_that_of_a_bag_without_it(
     logits = np.array(reply["model"]["logits"])
     shares = np.exp(logits) / np.exp(logits).sum()
     np.testing.assert_allclose(shares, own, atol=1e-6)
+
+
+def test_a_prediction_without_tokens_is_that_of_a_model_whose_tokens_are_zero(
+    app: AccessMiddleware, tiny_run: Run
+) -> None:
+    bag = bags.read(tiny_run.paths["slide_000"])
+    facts = call(app, f"/api/slides/{FIRST}").json
+    model = tiny_run.model(facts["model"]["fold"]).eval()
+    assert isinstance(model, CAPRMIL)
+    attention = model.context.blocks[-1].attend
+    attend_tokens = attention.attend_tokens
+
+    def silent(tokens: torch.Tensor) -> torch.Tensor:
+        after = attend_tokens(tokens)
+        after[:, 1, 2] = 0
+        after[:, 0, 3] = 0
+        return after
+
+    attention.attend_tokens = silent  # type: ignore[method-assign]
+    rows = np.r_[0, 5 : len(bag.features)]
+    with torch.no_grad():
+        features = torch.from_numpy(bag.features[rows])[None]
+        expected = model.forward_bags(*model.validate(features, None), None).logits[0]
+    body = {"without": [[1, 5]], "tokens": [[0, 1, 2], [0, 0, 3]]}
+    reply = predict(app, FIRST, body).json
+    np.testing.assert_allclose(reply["model"]["logits"], expected.numpy(), atol=1e-5)
+    np.testing.assert_allclose(reply["answer"]["mean"], expected.softmax(dim=0), atol=1e-5)
+    assert reply["removed"] == 4
+
+
+def test_tokens_of_other_models_are_matched_before_they_are_removed(tiny_run: Run) -> None:
+    """A copy of a model with its heads and tokens in another order gives the same output."""
+    bag, fold = bags.read(tiny_run.paths["slide_000"]), tiny_run.splits[0].name
+    model, other = (tiny_run.model(fold).eval() for _ in range(2))
+    assert isinstance(other, CAPRMIL)
+    attention = other.context.blocks[0].attend
+    order = torch.tensor([2, 0, 3, 1])
+    with torch.no_grad():
+        attention.cluster.weight.copy_(attention.cluster.weight[order])
+        attention.cluster.bias.copy_(attention.cluster.bias[order])
+    removed = np.zeros((1, 2, 4), dtype=bool)
+    removed[0, 0, 1] = removed[0, 1, 3] = True
+    outputs = outputs_without({"a": model, "b": other}, bag, removed, reference="a")
+    torch.testing.assert_close(outputs["a"].logits, outputs["b"].logits)
+
+
+@pytest.mark.parametrize(
+    "tokens", [3, "x", {}, [3], [[0, 0]], [[0, 0, 4]], [[1, 0, 0]], [[0, -1, 0]], [[0, 0, True]]]
+)
+def test_unusable_tokens_are_refused(app: AccessMiddleware, tokens: object) -> None:
+    reply = predict(app, FIRST, {"without": [], "tokens": tokens})
+    assert reply.status == 400
+    assert "[block, head, token]" in reply.json["reason"]
 
 
 def test_a_prediction_with_nothing_removed_does_not_change(app: AccessMiddleware) -> None:

@@ -161,6 +161,41 @@ def test_a_lasso_changes_the_prediction_and_can_be_undone(open_tab: Open) -> Non
     tab.wait_for_prediction("36 patches removed")
 
 
+def test_a_token_is_switched_off_and_the_prediction_follows(open_tab: Open) -> None:
+    tab = open_tab().go(f"#s={SECOND}")
+    before = tab.text("prediction")
+    tab.press("x")  # there is no token in the map of evidence
+    assert "x" not in tab.state
+    tab.press("t", "h")
+    tab.page.check("#token-off")
+    tab.wait_for_prediction("head 1, token 1")
+    tab.settle()
+    assert tab.state["x"] == "0.0.0"
+    assert tab.text("prediction") != before
+    assert tab.page.locator("#choices .chips .off").count() == 1
+    tab.press("t", "x")
+    tab.wait_for_prediction("2 tokens")
+    tab.settle()
+    tab.pixels("5-token-off")
+    other = open_tab().go("#" + tab.page.url.partition("#")[2])
+    other.wait_for_prediction("2 tokens")
+    other.settle()
+    assert other.text("prediction") == tab.text("prediction")
+    assert other.page.is_checked("#token-off")
+    tab.press("u")
+    tab.wait_for_prediction("1 token")
+    assert not tab.page.is_checked("#token-off")
+    tab.page.click("#prediction button:has-text('Reset')")
+    assert tab.text("prediction") == before
+    tab.page.select_option("#head-choice", "all")
+    tab.press("x")
+    tab.settle()
+    assert tab.state["x"] == "0.0.1,0.1.1"  # of all heads
+    tab.page.go_back()
+    tab.settle()
+    assert "x" not in tab.state
+
+
 def test_a_link_restores_the_view(open_tab: Open) -> None:
     tab = open_tab().go(f"#s={SECOND}")
     tab.press("l")

@@ -9,6 +9,7 @@ import typer
 
 from caprmil import __version__
 from caprmil.cli import (
+    atlas_command,
     compare_commands,
     experiment_commands,
     explain_command,
@@ -26,6 +27,7 @@ from caprmil.errors import CaprmilError
 
 __all__ = [
     "app",
+    "atlas_command",
     "compare_commands",
     "experiment_commands",
     "explain_command",

@@ -27,7 +27,7 @@ GROUPS = {
     "Slides and features": ("encode", "patch", "convert", "encoders"),
     "Training and prediction": ("train", "predict", "evaluate", "check", "status", "export"),
     "Comparison": ("compare", "calibrate", "sweep", "cost", "models", "reproduce"),
-    "Explanation": ("explain", "faithfulness", "report", "view"),
+    "Explanation": ("explain", "faithfulness", "atlas", "report", "view"),
 }
 """The commands by group, in the order of `caprmil --help`."""
 

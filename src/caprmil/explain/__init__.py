@@ -1,5 +1,11 @@
 """Explain: the evidence, attention and tokens behind a prediction, and how faithful maps are."""
 
+from caprmil.explain.atlas_pictures import (
+    AtlasPictures,
+    ExampleSlide,
+    example_slide,
+    read_pictures,
+)
 from caprmil.explain.attribution import METHODS, Method, attribute, gradient_times_input
 from caprmil.explain.explained_slide import ExplainedSlide, explain_slide
 from caprmil.explain.explanation import (
@@ -36,13 +42,17 @@ from caprmil.explain.patch_tables import write_csv, write_hdf5, write_parquet
 from caprmil.explain.removal import RemovalEffect, removal_effect
 from caprmil.explain.slide_answer import Answer, predict_slide
 from caprmil.explain.slide_reference import SlideReference, locate_slide
+from caprmil.explain.slide_tokens import outputs_without, remove_tokens
+from caprmil.explain.token_atlas import TokenAtlas, make_atlas
 
 __all__ = [
     "KINDS",
     "METHODS",
     "TOP",
     "Answer",
+    "AtlasPictures",
     "DeletionCurves",
+    "ExampleSlide",
     "ExplainedSlide",
     "Explanation",
     "ExplanationFigures",
@@ -56,20 +66,26 @@ __all__ = [
     "PrincipalPlane",
     "RemovalEffect",
     "SlideReference",
+    "TokenAtlas",
     "attribute",
+    "example_slide",
     "explain",
     "explain_slide",
     "faithfulness",
     "gradient_times_input",
     "locate_slide",
+    "make_atlas",
     "map_ranking",
     "measure_faithfulness",
     "open_slide",
+    "outputs_without",
     "patch_boxes",
     "predict_slide",
     "read_patch",
+    "read_pictures",
     "relevance_maps",
     "removal_effect",
+    "remove_tokens",
     "summarise_faithfulness",
     "top_patches",
     "why_no_boxes",

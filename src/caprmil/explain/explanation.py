@@ -301,7 +301,7 @@ def explain(
         target=target,
         info=bag.info,
         coords=bag.coords,
-        cells=_square(bag.info.n_patches) if cells is None else cells,
+        cells=square_cells(bag.info.n_patches) if cells is None else cells,
         answer=target.answer(output.logits[0].double()).cpu().numpy(),
         logits=_numbers(explained[0]),
         evidence=_numbers(evidence.terms),
@@ -346,7 +346,7 @@ def principal_plane(patches: Float[Tensor, "N D"]) -> PrincipalPlane:
     return PrincipalPlane(points=_numbers(points * signs), variance=(first, second))
 
 
-def _square(n: int) -> NDArray[np.int64]:
+def square_cells(n: int) -> NDArray[np.int64]:
     """Return cells row by row in a square, for patches without coordinates."""
     rows, columns = np.divmod(np.arange(n), ceil(sqrt(n)))
     return np.stack([columns, rows], axis=1)

@@ -159,13 +159,19 @@ def slide_canvas(
     explained: ExplainedSlide, slide: Slide | None, boxes: PatchBoxes | None
 ) -> Canvas:
     """Return the canvas of maps: a thumbnail of the slide, or else the bag's grid."""
+    return canvas_of(explained.explanation.cells, slide, boxes, explained.mpp(slide))
+
+
+def canvas_of(
+    cells: NDArray[np.integer], slide: Slide | None, boxes: PatchBoxes | None, mpp: float | None
+) -> Canvas:
+    """Return a canvas over the slide if it is open, else on the grid of cells."""
     if slide is None or boxes is None:
-        return Canvas.on_grid(explained.explanation.cells)
+        return Canvas.on_grid(cells)
     # The part with patches has `THUMBNAIL` pixels, unless the whole slide would be too large.
     extent = float((np.ptp(boxes.corners, axis=0) + boxes.side).max())
     scale = max(extent / THUMBNAIL, max(slide.size) / 8000)
     small = slide.thumbnail(scale * slide.mpp)
-    mpp = explained.mpp(slide)
     return Canvas.on_slide(
         boxes.corners,
         boxes.side,

@@ -1,6 +1,7 @@
 """Figures: each function returns a Matplotlib figure, for `save` or `as_svg`."""
 
 from caprmil.figures.ablations import Trial, ablation_panels, search_panels
+from caprmil.figures.atlas_panels import Points, TokenPanel, token_atlas
 from caprmil.figures.bars import model_bars
 from caprmil.figures.bubbles import Bubble, bubbles
 from caprmil.figures.canvas import Canvas, Gallery
@@ -23,7 +24,9 @@ __all__ = [
     "DeletionPanel",
     "Gallery",
     "Plane",
+    "Points",
     "Reliability",
+    "TokenPanel",
     "Trial",
     "ablation_panels",
     "add_tooltip",
@@ -42,5 +45,6 @@ __all__ = [
     "save",
     "search_panels",
     "settle",
+    "token_atlas",
     "token_maps",
 ]

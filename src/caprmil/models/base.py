@@ -20,6 +20,7 @@ from caprmil.models.packing import Sizes, mask_from_sizes, pad_packed, split_bag
 
 if TYPE_CHECKING:
     from caprmil.models.influence import SummedParts
+    from caprmil.models.token_removal import TokenRemoval
 
 Features: TypeAlias = Float[Tensor, "B N E"]
 Patches: TypeAlias = Float[Tensor, "B N D"]
@@ -324,6 +325,20 @@ class MILModel(nn.Module):
     def summed_parts(self) -> "SummedParts | None":
         """Return the parts of a model whose logits depend on sums over patches only, else None."""
         return None
+
+    @property
+    def token_shape(self) -> tuple[int, int, int] | None:
+        """The number of context blocks, heads and tokens per head. None without tokens."""
+        return None
+
+    def token_removal(
+        self, chunks: Chunks, *, grid: Cells | None = None, keep: bool = False
+    ) -> "TokenRemoval":
+        """Return one bag in chunks, to be evaluated without some of its tokens.
+
+        `keep` as in `stream`. For models with a `token_shape`.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no tokens.")
 
     def before_and_after_context(
         self, features: Float[Tensor, "1 N E"]

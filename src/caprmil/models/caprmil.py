@@ -42,6 +42,7 @@ from caprmil.models.packing import Sizes, mask_from_sizes, pad_assignments, pad_
 from caprmil.models.pooling import MeanPool, Pool, pool_chunks, pool_evidence, pool_packed
 from caprmil.models.recompute import forward_recomputed, memory_by_size
 from caprmil.models.streaming import ContextStream
+from caprmil.models.token_removal import TokenRemoval
 
 MIN_TEMPERATURE = 1e-3
 
@@ -368,10 +369,13 @@ class CAPRMIL(MILModel):
         )
 
     def stream_bag(self, chunks: Chunks, *, keep: bool) -> Output:
-        stream = ContextStream(self.context, chunks, keep=keep)
+        return self.aggregate_stream(ContextStream(self.context, chunks, keep=keep))
+
+    def aggregate_stream(self, stream: ContextStream) -> Output:
+        """Return the output from patches in context, chunk by chunk."""
         if isinstance(self.pool, MILModel):
             # The model may need several passes. Each computes the last MLP again.
-            output = self.pool.stream_bag(stream.patches, keep=keep)
+            output = self.pool.stream_bag(stream.patches, keep=stream.keep)
             return replace(output, assignments=stream.assignments + output.assignments)
         if not isinstance(self.pool, Pool):
             raise NotImplementedError(f"{type(self.pool).__name__} reads a bag as a whole.")
@@ -391,6 +395,18 @@ class CAPRMIL(MILModel):
     def n_assignments(self) -> int:
         behind = self.pool.n_assignments if isinstance(self.pool, MILModel) else 0
         return len(self.context.blocks) + behind
+
+    @property
+    def token_shape(self) -> tuple[int, int, int] | None:
+        blocks = self.context.blocks
+        if not len(blocks):
+            return None
+        return len(blocks), blocks[0].attend.heads, blocks[0].attend.cluster.out_features
+
+    def token_removal(
+        self, chunks: Chunks, *, grid: Cells | None = None, keep: bool = False
+    ) -> TokenRemoval:
+        return TokenRemoval(self, self._validate_chunks(chunks), grid=grid, keep=keep)
 
     @torch.no_grad()
     def in_context(self, features: Float[Tensor, "1 N E"]) -> Patches:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 from einops import rearrange
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from caprmil.models.base import Assignments, Patches
@@ -85,6 +85,17 @@ class FoldedAttention:
         weight = rearrange(attention.project_out.weight, "d (h k) -> h k d", h=self.heads)
         update = tokens @ weight + attention.project_out.bias / self.heads
         return rearrange(update, "b h m d -> b (m h) d")
+
+    def without_messages(
+        self, update: Float[Tensor, "MH D"], removed: Bool[Tensor, "H M"]
+    ) -> Float[Tensor, "MH D"]:
+        """Return an update in which the removed tokens add nothing to their patches.
+
+        The share of the output layer's bias stays: it belongs to no token.
+        """
+        rows = rearrange(removed, "h m -> (m h) 1").to(update.device)
+        bias = (self.attention.project_out.bias / self.heads).to(update.dtype)
+        return torch.where(rows, bias, update)
 
     def unfold(self, assignments: Rows) -> Assignments:
         """Return the assignments of one bag in the shape of an `Output`."""

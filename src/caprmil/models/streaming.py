@@ -4,11 +4,14 @@ A block knows the other patches only by sums over them, so that the result is ex
 grow with the bag, or only by the activations that are kept between the passes.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import copy
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import torch
+from jaxtyping import Bool
+from torch import Tensor
 
 from caprmil.models.base import Assignments, Chunks, Embedding, Patches, Weights
 from caprmil.models.folding import FoldedAttention, Rows
@@ -34,20 +37,33 @@ class ContextStream:
     """The patches of one bag in context, chunk by chunk, without gradients.
 
     With `keep`, patches (N x D) and assignments (N x M H) of each block stay in memory, and nothing
-    is computed twice. Without it, each pass starts from the features.
+    is computed twice. Without it, each pass starts from the features. `blocks` are those to start
+    with, by default all of the stack.
     """
 
-    def __init__(self, stack: "ContextStack", chunks: Chunks, *, keep: bool) -> None:
+    def __init__(
+        self,
+        stack: "ContextStack",
+        chunks: Chunks,
+        *,
+        keep: bool,
+        blocks: "Sequence[ContextBlock] | None" = None,
+    ) -> None:
+        self.keep = keep
         self.assignments: tuple[Assignments, ...] = ()  # of each block, if they are kept
         self.read: Pass = lambda: (Chunk(stack.project(chunk)[0]) for chunk in chunks())
         self.last: StreamedBlock | None = None  # its MLP is left to `patches` and `mean`
-        for block in stack.blocks:
-            if self.last is not None:
-                self.read = partial(self.last.apply, self.read)
-            self.last = StreamedBlock(block, self.read, keep=keep)
-            if keep:
-                self.read = partial(iter, self.last.kept)
-                self.assignments += (self.last.kept_assignments(),)
+        for block in stack.blocks if blocks is None else blocks:
+            self.add(block)
+
+    def add(self, block: "ContextBlock") -> None:
+        """Append a block: a pass over the bag computes its tokens."""
+        if self.last is not None:
+            self.read = partial(self.last.apply, self.read)
+        self.last = StreamedBlock(block, self.read, keep=self.keep)
+        if self.keep:
+            self.read = partial(iter, self.last.kept)
+            self.assignments += (self.last.kept_assignments(),)
 
     def patches(self) -> Iterator[Patches]:
         """Return the patches in context, chunk by chunk."""
@@ -87,12 +103,21 @@ class StreamedBlock:
         rows = [chunk.assignments for chunk in self.kept if chunk.assignments is not None]
         return self.attention.unfold(torch.cat(rows))
 
+    def without(self, removed: Bool[Tensor, "H M"]) -> "StreamedBlock":
+        """Return the block without the messages of some tokens."""
+        changed = copy(self)
+        changed.update = self.attention.without_messages(self.update, removed)
+        return changed
+
+    def assign(self, chunk: Chunk) -> Rows:
+        """Return the assignments of patches to the tokens."""
+        if chunk.assignments is not None:
+            return chunk.assignments
+        return self.attention.assign(self.block.norm_attend(chunk.patches))
+
     def add_context(self, chunk: Chunk) -> Rows:
         """Return patches after the attention of the block."""
-        assigned = chunk.assignments
-        if assigned is None:
-            assigned = self.attention.assign(self.block.norm_attend(chunk.patches))
-        assigned = assigned.to(self.update.dtype)
+        assigned = self.assign(chunk).to(self.update.dtype)
         if torch.is_autocast_enabled(chunk.patches.device.type):  # addmm would round the patches
             return chunk.patches + assigned @ self.update
         return torch.addmm(chunk.patches, assigned, self.update)

@@ -1,5 +1,6 @@
 """Reports: a slide or a run as one HTML file that opens without network or server."""
 
+from caprmil.report.atlas_files import write_atlas
 from caprmil.report.report_files import (
     find_or_encode,
     report_folder,
@@ -18,6 +19,7 @@ __all__ = [
     "run_report",
     "safe_name",
     "slide_report",
+    "write_atlas",
     "write_run_report",
     "write_slide_report",
 ]

@@ -114,5 +114,5 @@ def run_report(
         patients=len(set(predictions.patients)) if predictions.patients else 0,
         folds=len(run.splits),
         sections=[section(inputs) for section in SECTIONS],
-        scripts=[asset("run_report.js")],
+        scripts=[asset("sort_table.js"), asset("run_report.js")],
     )

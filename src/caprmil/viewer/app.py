@@ -171,7 +171,8 @@ class Routes:
         body = await _read_json(request)
         explained = await _in(self.models, self.library.explained, key)
         removed = removed_rows(body, explained.facts["patches"])
-        return _json(await _in(self.models, self.library.predict_without, key, removed))
+        tokens = removed_tokens(body, explained.facts["tokens"])
+        return _json(await _in(self.models, self.library.predict_without, key, removed, tokens))
 
     def _id(self, request: Request) -> str:
         key: str = request.path_params["id"]
@@ -194,6 +195,27 @@ def removed_rows(body: object, n: int) -> NDArray[np.bool_]:
     removed = steps.cumsum()[:n] > 0  # any number of overlapping ranges costs the same
     if removed.all():
         raise HTTPException(400, "No patch would be left of the slide. Keep at least one.")
+    return removed
+
+
+def removed_tokens(body: object, tokens: Mapping[str, Any] | None) -> NDArray[np.bool_] | None:
+    """Return which tokens a request removes: {"tokens": [[block, head, token], ...]}, from 0."""
+    given = body.get("tokens", []) if isinstance(body, dict) else []
+    if given == []:
+        return None
+    if tokens is None:
+        raise HTTPException(400, "The model of this slide has no tokens.")
+    shape = tuple(tokens[name] for name in ("blocks", "heads", "tokens"))
+    removed = np.zeros(shape, dtype=bool)
+    refused = HTTPException(400, f"A token is [block, head, token], each below {shape}.")
+    if not isinstance(given, list):
+        raise refused
+    for each in given:
+        if not isinstance(each, list) or [type(number) for number in each] != [int] * 3:
+            raise refused
+        if not all(0 <= number < size for number, size in zip(each, shape, strict=True)):
+            raise refused
+        removed[tuple(each)] = True
     return removed
 
 

@@ -22,6 +22,7 @@ from caprmil.explain import (
     explain_slide,
     locate_slide,
     open_slide,
+    outputs_without,
     read_patch,
 )
 from caprmil.explain import browser as pages
@@ -159,14 +160,25 @@ class Library:
             gallery=gallery,
         )
 
-    def predict_without(self, key: str, removed: NDArray[np.bool_]) -> dict[str, Any]:
-        """Return what the run and the explained model predict if some patches are removed."""
+    def predict_without(
+        self, key: str, removed: NDArray[np.bool_], tokens: NDArray[np.bool_] | None = None
+    ) -> dict[str, Any]:
+        """Return what the run and the explained model predict if some patches are removed.
+
+        The messages of `tokens` (T, H, M) of the explained model are removed too.
+        """
         explained, bag = self.explained(key), self._bag(key).select(~removed)
-        cells = bag.grid()
-        grid = None if cells is None else torch.from_numpy(cells)[None].to(self.device)
-        features = torch.from_numpy(bag.features)[None].to(self.device).float()
-        with torch.no_grad():
-            outputs = {fold: self._model(fold)(features, grid=grid) for fold in explained.folds}
+        models = {fold: self._model(fold) for fold in explained.folds}
+        if tokens is not None and tokens.any():
+            outputs = outputs_without(
+                models, bag, tokens, reference=explained.fold, device=self.device
+            )
+        else:
+            cells = bag.grid()
+            grid = None if cells is None else torch.from_numpy(cells)[None].to(self.device)
+            features = torch.from_numpy(bag.features)[None].to(self.device).float()
+            with torch.no_grad():
+                outputs = {fold: model(features, grid=grid) for fold, model in models.items()}
         prediction = summarise(self.run, outputs, explained=explained.fold, exact=explained.exact)
         return {**prediction, "left": len(bag.features), "removed": int(removed.sum())}
 

@@ -2,8 +2,9 @@
 import { $, el } from "./dom.js";
 import { GROUPS, describe, parse, tokenKey } from "./layer_text.js";
 
-/** Show the maps to choose from, and which one is chosen. `choose(key)` gets the key of a layer. */
-export function showMaps(bag, layer, choose) {
+/** Show the maps to choose from, and which one is chosen. `choose(key)` gets the key of a layer; `off` are the
+ * tokens whose message is removed, and `toggleToken()` removes or restores that of the token that is shown. */
+export function showMaps(bag, layer, { choose, off, toggleToken }) {
   const { facts } = bag;
   const now = parse(layer.key);
   const present = new Set([...bag.layers.keys()].map((key) => parse(key).group));
@@ -12,7 +13,7 @@ export function showMaps(bag, layer, choose) {
       .filter(([group]) => present.has(group))
       .map(([group, text]) => option(text, group === now.group, () => choose(firstLayer(bag, group)))),
   );
-  const rows = now.group === "tokens" ? tokens(facts, now, choose) : [contrasts(bag, layer, now, choose), aboveMean(bag, now, choose)];
+  const rows = now.group === "tokens" ? tokens(facts, now, { choose, off, toggleToken }) : [contrasts(bag, layer, now, choose), aboveMean(bag, now, choose)];
   $("choices").replaceChildren(...rows.filter(Boolean));
   $("description").textContent = describe(facts, layer);
 }
@@ -66,7 +67,28 @@ function aboveMean(bag, now, choose) {
   );
 }
 
-function tokens(facts, { block, head, token }, choose) {
+/** Return the tokens of a layer as "block.head.token"; that of the mean of heads has one per head. */
+export function tokenNames(facts, { group, block, head, token }) {
+  if (group !== "tokens" || token === null) return [];
+  const heads = head === null ? [...Array(facts.tokens.heads).keys()] : [head];
+  return heads.map((h) => `${block}.${h}.${token}`);
+}
+
+/** Return the switch that removes the message of the token that is shown. */
+function tokenSwitch(facts, now, { off, toggleToken }) {
+  const names = tokenNames(facts, now);
+  if (!names.length) return null;
+  const all = now.head === null && facts.tokens.heads > 1;
+  return el(
+    "label",
+    { class: "check", title: "The prediction without what this token adds to the patches (x)" },
+    el("input", { id: "token-off", type: "checkbox", checked: names.every((name) => off.includes(name)), on: { change: toggleToken } }),
+    all ? "Without this token in all heads" : "Without this token",
+  );
+}
+
+function tokens(facts, now, { choose, off, toggleToken }) {
+  const { block, head, token } = now;
   const { blocks, heads, tokens: n, usage } = facts.tokens;
   const share = (m) => {
     const perHead = usage[block];
@@ -89,7 +111,11 @@ function tokens(facts, { block, head, token }, choose) {
       [el("i", { class: "dot", style: { background: Paint.TOKENS[m % Paint.TOKENS.length] } }), `${m + 1}`, el("small", { text: `${Math.round(100 * share(m))} %` })],
       token === m,
       () => choose(tokenKey(facts, block, head, m)),
-      { "aria-label": `Token ${m + 1}, ${Math.round(100 * share(m))} % of all weight`, title: `Token ${m + 1}: ${Math.round(100 * share(m))} % of all weight` },
+      {
+        class: tokenNames(facts, { ...now, group: "tokens", token: m }).every((name) => off.includes(name)) ? "off" : "",
+        "aria-label": `Token ${m + 1}, ${Math.round(100 * share(m))} % of all weight`,
+        title: `Token ${m + 1}: ${Math.round(100 * share(m))} % of all weight`,
+      },
     ),
   );
   return [
@@ -105,6 +131,7 @@ function tokens(facts, { block, head, token }, choose) {
       ...chips,
       option("entropy", token === null, () => choose(tokenKey(facts, block, null, null))),
     ),
+    tokenSwitch(facts, now, { off, toggleToken }),
   ];
 }
 

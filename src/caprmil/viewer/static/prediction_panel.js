@@ -1,8 +1,9 @@
-// The prediction of the open slide, and what it would be without a region.
+// The prediction of the open slide, and what it would be without a region or a token.
 import { $, count, el } from "./dom.js";
 import { parts } from "./parts.js";
 
-/** Show the prediction. `whatIf`: {removed, after, waiting, problem} of a region that was removed, or null. */
+/** Show the prediction. `whatIf`: {removed, off, after, waiting, problem} of patches and tokens that were removed,
+ * or null. */
 export function showPrediction(facts, whatIf, { undo, reset }) {
   const { answer, model } = facts;
   const after = whatIf?.after;
@@ -19,7 +20,7 @@ export function showPrediction(facts, whatIf, { undo, reset }) {
       whatIf ? change(facts, whatIf) : null,
     ),
     ...sources.map(([heading, before, now]) => parts.rows(facts, heading, before, now)),
-    whatIf ? regionSummary(facts, whatIf, { undo, reset }) : el("p", { class: "quiet", text: methodText(facts) }),
+    whatIf ? removalSummary(facts, whatIf, { undo, reset }) : el("p", { class: "quiet", text: methodText(facts) }),
   );
 }
 
@@ -38,20 +39,32 @@ function change(facts, { after, waiting, problem }) {
   return el("p", { class: "change", text: parts.changeText(facts, facts.answer.mean, after.answer.mean) });
 }
 
-function regionSummary(facts, { removed, after }, { undo, reset }) {
+function removalSummary(facts, { removed, off, after }, { undo, reset }) {
   const left = facts.patches - removed;
   return el(
     "div",
     { class: "region" },
-    el("p", { text: `${count(removed, "patch")} removed, ${left.toLocaleString("en")} left.` }),
+    removed ? el("p", { text: `${count(removed, "patch")} removed, ${left.toLocaleString("en")} left.` }) : null,
+    off.length ? el("p", { text: tokensText(facts, off) }) : null,
     after ? el("p", { class: "quiet", text: totalText(facts, after) }) : null,
     el(
       "div",
       { class: "buttons" },
-      el("button", { text: "Undo", title: "Undo the last region (u)", on: { click: undo } }),
-      el("button", { text: "Reset", title: "Restore all patches", on: { click: reset } }),
+      el("button", { text: "Undo", title: "Undo the last region or token (u)", on: { click: undo } }),
+      el("button", { text: "Reset", title: "Restore all patches and tokens", on: { click: reset } }),
     ),
   );
+}
+
+/** Return which tokens have no message, and what that means if several models predict. */
+function tokensText({ tokens, answer }, off) {
+  const name = (each) => {
+    const [block, head, token] = each.split(".").map((number) => Number(number) + 1);
+    return `${tokens.blocks > 1 ? `block ${block}, ` : ""}head ${head}, token ${token}`;
+  };
+  const shown = off.slice(0, 4).map(name).join("; ") + (off.length > 4 ? "; …" : "");
+  const matched = answer.models > 1 ? " In the other models, the tokens that collect the same patches." : "";
+  return `Without the message of ${count(off.length, "token")}: ${shown}.${matched}`;
 }
 
 /** Return how the total of the evidence changes. It also changes where a probability is close to 1. */

@@ -51,8 +51,19 @@ export function ranges(rows) {
   return found;
 }
 
-/** Return a state as a hash. `removed` is packed already. */
-export function write({ slide, layer, opacity, threshold, overlay, fit, view, patch, removed }) {
+/** Return tokens of a text such as "0.1.2,0.1.3" (block, head, token) that the slide has, in order. */
+export function unpackTokens(text, tokens) {
+  if (!tokens) return [];
+  const sizes = [tokens.blocks, tokens.heads, tokens.tokens];
+  const exists = (name) => {
+    const numbers = name.split(".");
+    return numbers.length === 3 && numbers.every((number, n) => /^\d{1,4}$/.test(number) && Number(number) < sizes[n]);
+  };
+  return [...new Set(text.split(",").filter(exists))].sort();
+}
+
+/** Return a state as a hash. `removed` is packed already; `off` are the tokens without a message. */
+export function write({ slide, layer, opacity, threshold, overlay, fit, view, patch, removed, off }) {
   const parts = [`s=${slide}`];
   if (layer) parts.push(`m=${layer}`);
   parts.push(`o=${overlay ? opacity : -opacity}`);
@@ -60,6 +71,7 @@ export function write({ slide, layer, opacity, threshold, overlay, fit, view, pa
   if (!fit) parts.push("f=0");
   if (patch >= 0) parts.push(`p=${patch}`);
   if (removed) parts.push(`r=${removed}`);
+  if (off?.length) parts.push(`x=${off.join(",")}`);
   if (view) parts.push(`v=${view.x.toFixed(1)},${view.y.toFixed(1)},${view.zoom.toPrecision(5)}`);
   return `#${parts.join("&")}`;
 }
@@ -83,6 +95,7 @@ export function read(hash) {
     fit: given.get("f") !== "0",
     patch: number("p", 0, 1e9),
     removed: given.get("r") ?? undefined,
+    off: given.get("x") ?? undefined,
     view: isValid ? { x: view[0], y: view[1], zoom: view[2] } : undefined,
   };
 }

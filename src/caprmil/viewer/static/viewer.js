@@ -1,21 +1,23 @@
 // The viewer: one state, which every part of the page shows and the address holds.
 import { $, count } from "./dom.js";
 import { listen } from "./keyboard.js";
-import { initialLayer, limitOf, showLegend, showMaps } from "./maps.js";
+import { parse } from "./layer_text.js";
+import { initialLayer, limitOf, showLegend, showMaps, tokenNames } from "./maps.js";
 import { chooseParts } from "./parts.js";
 import { Pictures, showGallery, showPatch } from "./patches.js";
 import { showPrediction } from "./prediction_panel.js";
 import { SlideList } from "./slide_list.js";
 import { Stage } from "./stage.js";
-import { packRows, ranges, read, unpackRows, write } from "./url_state.js";
+import { packRows, ranges, read, unpackRows, unpackTokens, write } from "./url_state.js";
 
 const TILE = 512;
 
 const state = { slide: null, layer: null, opacity: 55, threshold: 0, overlay: true, fit: true, patch: -1, view: null };
 let bag = null; // the open slide, decoded
 let removed = new Uint8Array(0); // one byte per patch: 1 is removed
-let undoSteps = []; // what was removed before each step, for undo
-let whatIf = null; // the prediction without the removed patches
+let off = []; // tokens whose message is removed: "block.head.token", in order
+let undoSteps = []; // {removed, off} before each step, for undo
+let whatIf = null; // the prediction without the removed patches and tokens
 let pending = null; // a region that was drawn and is not removed yet
 let pictures = null;
 let isFirstLayer = true; // the map is the first one, of any slide
@@ -98,14 +100,15 @@ async function showSlide(decoded, wanted, signal) {
   loaded.then(() => list.thumbnails.pause(signal.aborted));
   pictures = new Pictures(facts, loaded);
   removed = wanted.removed ? unpackRows(wanted.removed, bag.n) : new Uint8Array(bag.n);
+  off = unpackTokens(wanted.off ?? "", facts.tokens);
   const previous = isFirstLayer ? null : state.layer;
   state.layer = [wanted.layer, previous].find((key) => bag.layers.has(key)) ?? initialLayer(bag);
   isFirstLayer = state.layer === initialLayer(bag);
   state.patch = wanted.patch < bag.n ? wanted.patch : -1;
   $("slide-name").textContent = `${facts.slide}  ·  ${count(bag.n, "patch")}${facts.flags ? `  ·  ${facts.flags}` : ""}`;
   showNotice(!facts.tiles ? noPixelsText(facts) : "");
-  if (removed.some(Boolean)) {
-    undoSteps = [new Uint8Array(bag.n)];
+  if (removed.some(Boolean) || off.length) {
+    undoSteps = [{ removed: new Uint8Array(bag.n), off: [] }];
     predict();
   }
   list.update(facts);
@@ -129,7 +132,7 @@ function clearPanels() {
 
 function refresh() {
   drawMap();
-  showMaps(bag, layer(), chooseLayer);
+  showMaps(bag, layer(), { choose: chooseLayer, off, toggleToken });
   showGallery(bag, layer(), pictures, goToPatch);
   showDetails();
   updatePrediction();
@@ -196,7 +199,7 @@ function delay(run) {
 function saveState(step = false) {
   if (!bag) return;
   state.view = stage.view;
-  const hash = write({ ...state, removed: removed.some(Boolean) ? packRows(removed) : "" });
+  const hash = write({ ...state, removed: removed.some(Boolean) ? packRows(removed) : "", off });
   if (hash === location.hash) return;
   const address = location.pathname + location.search.replace(/[?&]token=[^&]*/, "") + hash;
   history[step ? "pushState" : "replaceState"](null, "", address);
@@ -214,8 +217,9 @@ function restoreState() {
   state.patch = wanted.patch < bag.n ? wanted.patch : -1;
   if (wanted.view) stage.view = wanted.view;
   const rows = unpackRows(wanted.removed ?? "", bag.n);
-  if (packRows(rows) !== packRows(removed)) {
-    removed = rows;
+  const tokens = unpackTokens(wanted.off ?? "", bag.facts.tokens);
+  if (packRows(rows) !== packRows(removed) || tokens.join() !== off.join()) {
+    [removed, off] = [rows, tokens];
     predict();
   }
   refresh();
@@ -285,7 +289,7 @@ function offerRegion(rows) {
 /** Remove the region, or everything else. */
 function removeRegion({ keep }) {
   const rows = pending;
-  undoSteps.push(removed);
+  undoSteps.push({ removed, off });
   removed = removed.map((row, n) => (row || Boolean(rows[n]) !== keep ? 1 : 0));
   afterRemoval();
   lasso(false);
@@ -293,44 +297,57 @@ function removeRegion({ keep }) {
 
 function undo() {
   if (!undoSteps.length) return;
-  removed = undoSteps.pop();
+  ({ removed, off } = undoSteps.pop());
   afterRemoval();
 }
 
 function reset() {
   undoSteps = [];
-  removed = new Uint8Array(bag.n);
+  [removed, off] = [new Uint8Array(bag.n), []];
   afterRemoval();
+}
+
+/** Remove the message of the token that is shown, or restore it; for the mean of heads, in all heads. */
+function toggleToken() {
+  const names = bag ? tokenNames(bag.facts, parse(state.layer)) : [];
+  if (!names.length) return;
+  undoSteps.push({ removed, off });
+  const others = off.filter((name) => !names.includes(name));
+  off = names.every((name) => off.includes(name)) ? others : [...others, ...names].sort();
+  const focused = document.activeElement?.id === "token-off"; // the switch is made anew
+  afterRemoval();
+  if (focused) $("token-off")?.focus();
 }
 
 function afterRemoval() {
   predict();
   drawMap();
+  showMaps(bag, layer(), { choose: chooseLayer, off, toggleToken });
   showDetails();
   saveState(true);
 }
 
-/** Request the prediction without the removed patches. */
+/** Request the prediction without the removed patches and tokens. */
 async function predict() {
   predicting.abort();
   predicting = new AbortController();
   const { signal } = predicting;
   const n = removed.reduce((sum, row) => sum + row, 0);
-  whatIf = n ? { ...whatIf, removed: n, waiting: true, problem: null } : null;
+  whatIf = n || off.length ? { ...whatIf, removed: n, off, waiting: true, problem: null } : null;
   updatePrediction();
-  if (!n) return;
+  if (!whatIf) return;
   if (!isWide()) showTab("prediction");
   try {
     const after = await getJson(`api/slides/${state.slide}/predict`, {
       method: "POST",
       headers: { "Content-Type": "application/json" },
-      body: JSON.stringify({ without: ranges(removed) }),
+      body: JSON.stringify({ without: ranges(removed), tokens: off.map((name) => name.split(".").map(Number)) }),
       signal,
     });
-    whatIf = { removed: n, after };
+    whatIf = { removed: n, off, after };
   } catch (problem) {
     if (signal.aborted) return;
-    whatIf = { removed: n, problem: problem.message };
+    whatIf = { removed: n, off, problem: problem.message };
   }
   updatePrediction();
 }
@@ -380,7 +397,7 @@ const actions = {
   lasso: () => lasso($("lasso").getAttribute("aria-pressed") !== "true"),
   bag: () => bag,
   layer: () => state.layer,
-  chooseLayer, toggleMap, undo, help, leave,
+  chooseLayer, toggleMap, toggleToken, undo, help, leave,
 };
 
 function addListeners() {
