@@ -154,16 +154,28 @@ def test_the_evidence_adds_up_to_the_contrast_of_the_outputs(run: Run) -> None:
     np.testing.assert_allclose(explained.answer.mean, answer, atol=1e-5)
 
 
+def test_an_answer_turns_into_that_of_an_opposite_slide_and_not_into_itself(run: Run) -> None:
+    """In the small cohort, slides are at the two ends of what is predicted."""
+    answers, target = run.target.as_answers(np.arange(2)), run.target.fit([0, 1])
+    assert target.turned(answers[0], answers[1])
+    assert target.turned(answers[1], answers[0])
+    assert not target.turned(answers[0], 0.8 * answers[0] + 0.2 * answers[1])
+    assert target.sign_of(answers[1]) == 1
+
+
 def test_only_a_target_with_classes_speaks_of_classes_and_probabilities(
     run: Run, tmp_path: Path
 ) -> None:
     output = caprmil("explain", run.folder, "slide_003", "--out", tmp_path / "explained")
     output += caprmil("faithfulness", run.folder, "--most", 2, "--out", tmp_path / "measured")
+    words = ("--implant", "top:5", "--into", "slide_004", "--out", tmp_path / "implanted")
+    output += caprmil("explain", run.folder, "slide_003", *words)
     files = [*tmp_path.glob("explained/*.json"), *tmp_path.glob("measured/*.[cj]s*")]
+    files += tmp_path.glob("implanted/*.json")
     output += "".join(path.read_text() for path in files)
     with h5py.File(tmp_path / "explained" / "scores.h5") as scores:
         output += " ".join([*scores, *scores.attrs])
-    assert len(files) == 3
+    assert len(files) == 4
     assert bool(re.search(r"\bclass(es)?\b|probabilit", output)) == run.target.has_classes
     assert ("contrasts" in output) != run.target.has_classes
 

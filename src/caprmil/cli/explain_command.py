@@ -64,6 +64,17 @@ def explain(
             help="Evidence: exact, gradients or perturbation; default: exact, or else gradients."
         ),
     ] = "",
+    implant: Annotated[
+        str,
+        typer.Option(
+            metavar="REGION",
+            help="Add this part of the slide to the one of --into, and predict both: a GeoJSON "
+            "file, x,y,width,height in level-0 pixels, top:N or top:5%.",
+        ),
+    ] = "",
+    into: Annotated[
+        str, typer.Option(metavar="SLIDE_OR_BAG", help="The slide that --implant is added to.")
+    ] = "",
     parquet: Annotated[
         bool, typer.Option("--parquet", help="Write the table of patches as Parquet too.")
     ] = False,
@@ -80,8 +91,9 @@ def explain(
     \b
     Example:
       caprmil explain runs/first slide_001
+      caprmil explain runs/first slide_001 --implant top:5% --into slide_002
     """
-    from caprmil.errors import UnknownNameError
+    from caprmil.errors import CaprmilError, UnknownNameError
     from caprmil.explain import KINDS, explain_slide
     from caprmil.explain.explanation_folder import new_folder, write_explanation
     from caprmil.io.progress import bar
@@ -95,10 +107,20 @@ def explain(
             raise UnknownNameError("map", each, kinds)
     chosen = [kinds[each] for each in maps or ()]
     trained = Run(run)
+    loading = {"weights": weights, "trust_remote_code": trust_remote_code, "mpp": slide_mpp}
+    options: dict[str, Any] = {"force": force, "device": device}
+    if implant or into:
+        if not (implant and into) or method or parquet or head is not None or len(chosen) > 1:
+            raise CaprmilError(
+                "--implant REGION and --into SLIDE belong together, without --method, --head, "
+                "--parquet or a second --map."
+            )
+        folder = out or run / "explain" / f"{_name(what)}-into-{_name(into)}"
+        first = chosen[0] if chosen else None
+        _implant(trained, what, implant, into, folder, slide, fold, first, loading, options)
+        return
     folder = out or run / "explain" / _name(what)
     with new_folder(folder) as temporary:
-        loading = {"weights": weights, "trust_remote_code": trust_remote_code, "mpp": slide_mpp}
-        options: dict[str, Any] = {"force": force, "device": device}
         reference = _find_or_encode(
             trained, what, slide, temporary / "features", **loading, **options
         )
@@ -132,6 +154,44 @@ def explain(
             "Drag patches.geojson onto the slide in QuPath: Measure > Show measurement maps."
         )
     typer.echo(f"As one HTML file: caprmil report {run} {again}. In a viewer: caprmil view {run}")
+
+
+def _implant(
+    run: "Run",
+    what: str,
+    region: str,
+    into: str,
+    folder: Path,
+    pixels: Path | None,
+    fold: str,
+    first: str | None,
+    loading: dict[str, Any],
+    options: dict[str, Any],
+) -> None:
+    """Add a region of one slide to another, print the answers and write them to a new folder."""
+    from caprmil.explain import implant_region, parse_region
+    from caprmil.explain.explanation_folder import new_folder
+    from caprmil.explain.implant_folder import write_implant
+
+    wanted = parse_region(region)
+    with new_folder(folder) as temporary:
+        source, slide = (
+            _find_or_encode(run, each, own, temporary / "features", **loading, **options)
+            for each, own in ((what, pixels), (into, None))
+        )
+        found = implant_region(
+            run, source, wanted, slide, fold=fold or None, first=first, **options
+        )
+        write_implant(temporary, found, run, region=region)
+    rows = [
+        [row.title, f"{row.patches:,}", *(f"{value:.4f}" for value in row.answer)]
+        for row in found.rows()
+    ]
+    show_table(["bag", "patches", *found.target.titles], rows)
+    what_region = f"The region has {count(found.region, 'patch')} of {found.source}"
+    marked = "" if found.map is None else f", those that {found.map} marks most"
+    typer.echo(f"{what_region}{marked}. {found.in_words()} {found.models_in_words()}")
+    typer.echo(f"Written to {folder}: implant.json, implant.png.")
 
 
 def _name(what: str) -> str:

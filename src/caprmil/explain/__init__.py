@@ -7,6 +7,7 @@ from caprmil.explain.atlas_pictures import (
     read_pictures,
 )
 from caprmil.explain.attribution import METHODS, Method, attribute, gradient_times_input
+from caprmil.explain.chosen_patches import MarkedMost, Region, parse_region
 from caprmil.explain.explained_slide import ExplainedSlide, explain_slide
 from caprmil.explain.explanation import (
     TOP,
@@ -29,6 +30,7 @@ from caprmil.explain.faithfulness_summary import (
     summarise_faithfulness,
 )
 from caprmil.explain.geojson import write_geojson
+from caprmil.explain.implant import Implant, implant_region
 from caprmil.explain.map_kinds import KINDS, MapKind
 from caprmil.explain.map_ranking import MapRanking, map_ranking
 from caprmil.explain.patch_boxes import (
@@ -58,12 +60,15 @@ __all__ = [
     "ExplanationFigures",
     "Faithfulness",
     "FaithfulnessSummary",
+    "Implant",
     "Layer",
     "MapKind",
     "MapRanking",
+    "MarkedMost",
     "Method",
     "PatchBoxes",
     "PrincipalPlane",
+    "Region",
     "RemovalEffect",
     "SlideReference",
     "TokenAtlas",
@@ -73,12 +78,14 @@ __all__ = [
     "explain_slide",
     "faithfulness",
     "gradient_times_input",
+    "implant_region",
     "locate_slide",
     "make_atlas",
     "map_ranking",
     "measure_faithfulness",
     "open_slide",
     "outputs_without",
+    "parse_region",
     "patch_boxes",
     "predict_slide",
     "read_patch",

@@ -1,6 +1,7 @@
 """Figures: each function returns a Matplotlib figure, for `save` or `as_svg`."""
 
 from caprmil.figures.ablations import Trial, ablation_panels, search_panels
+from caprmil.figures.answer_rows import AnswerRow, answer_rows
 from caprmil.figures.atlas_panels import Points, TokenPanel, token_atlas
 from caprmil.figures.bars import model_bars
 from caprmil.figures.bubbles import Bubble, bubbles
@@ -17,6 +18,7 @@ from caprmil.figures.svg import add_tooltip, as_svg
 from caprmil.figures.token_maps import head_maps, token_maps
 
 __all__ = [
+    "AnswerRow",
     "Bin",
     "Bubble",
     "Canvas",
@@ -30,6 +32,7 @@ __all__ = [
     "Trial",
     "ablation_panels",
     "add_tooltip",
+    "answer_rows",
     "as_svg",
     "bubbles",
     "context_planes",

@@ -30,6 +30,13 @@ class Regions:
     classes: tuple[str, ...]
     ignored: int = 0  # number of points, lines and empty geometries in the file
 
+    def contains(self, points: NDArray[np.floating]) -> Mask:
+        """Return whether each point (x, y) lies inside of a polygon and outside of its holes."""
+        inside = np.zeros(len(points), dtype=bool)
+        for polygon in self.polygons:
+            inside |= _encloses(polygon, points)
+        return inside
+
     def to_mask(self, shape: tuple[int, int], scale: tuple[float, float]) -> Mask:
         """Return a mask of all polygons; scale is mask pixels per level-0 pixel, in x and y.
 
@@ -183,6 +190,19 @@ def _drop_collinear(ring: Ring) -> Ring:
     turns = into[:, 0] * out[:, 1] != into[:, 1] * out[:, 0]
     ring = ring[turns]
     return np.concatenate([ring, ring[:1]])
+
+
+def _encloses(polygon: Polygon, points: NDArray[np.floating]) -> Mask:
+    """Return whether a ray from each point to the right crosses an odd number of edges."""
+    inside = np.zeros(len(points), dtype=bool)
+    x, y = points[:, 0], points[:, 1]
+    for ring in polygon:
+        for (x0, y0), (x1, y1) in pairwise(ring):
+            if y0 == y1:
+                continue
+            beside = (y0 > y) != (y1 > y)
+            inside ^= beside & (x < x0 + (y - y0) * (x1 - x0) / (y1 - y0))
+    return inside
 
 
 def _fill(mask: Mask, rings: list[Ring]) -> None:

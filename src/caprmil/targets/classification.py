@@ -44,6 +44,7 @@ class Classification(Target):
     contrast_name: ClassVar[str] = "class"
     saturates: ClassVar[bool] = True
     output_name: ClassVar[str] = "logit"
+    turn_name: ClassVar[str] = "another class is predicted"
     display: ClassVar[str] = "classes"
     headline: ClassVar[str] = "auc"
     second: ClassVar[str] = "ace"
@@ -302,6 +303,9 @@ class Classification(Target):
 
     def contrast_of(self, answer: NDArray[np.floating]) -> int:
         return int(answer.argmax())
+
+    def turned(self, before: NDArray[np.floating], after: NDArray[np.floating]) -> bool:
+        return bool(before.argmax() != after.argmax())
 
 
 def _in_order(words: Collection[str]) -> tuple[str, ...]:

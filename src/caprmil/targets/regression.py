@@ -41,6 +41,10 @@ class Regression(Target):
     kind: ClassVar[str] = "regression"
     answer_name: ClassVar[str] = "predicted"
     display: ClassVar[str] = "value"
+    turn_name: ClassVar[str] = (
+        "the predicted value moves by more than half of its distance from the mean label, and by "
+        "more than half of a standard deviation of the labels"
+    )
     headline: ClassVar[str] = "r2"
     second: ClassVar[str] = "mae"
     missing: ClassVar[Label] = float("nan")
@@ -220,6 +224,19 @@ class Regression(Target):
                 ends=("lower", "higher"),
             ),
         )
+
+    def sign_of(self, answer: NDArray[np.floating]) -> int:
+        """Return -1 for a value below the mean label: patches for a lower value support it."""
+        return 1 if answer[0] >= self.mean else -1
+
+    def turned(self, before: NDArray[np.floating], after: NDArray[np.floating]) -> bool:
+        """Return whether a value moved by more than half of its distance from the mean label.
+
+        The mean label is predicted for a slide of which nothing is known. The distance counts as at
+        least a standard deviation: close to the mean, any small change would be enough otherwise.
+        """
+        distance = max(abs(float(before[0]) - self.mean), self.std)
+        return abs(float(after[0]) - float(before[0])) > distance / 2
 
 
 for _metric in REGRESSION_METRICS:

@@ -82,6 +82,8 @@ class Target:
     """Whether answers saturate. If not, they change as the contrasts of outputs do."""
     output_name: ClassVar[str] = "output"
     """What an output of a model is called: e.g. a logit."""
+    turn_name: ClassVar[str] = "the prediction turns"
+    """When an answer has turned, in words, see `turned`: e.g. another class is predicted."""
     display: ClassVar[str]
     """The parts of report and viewer that show an answer: a name in `report.parts_registry` and in
     `viewer/static/parts.js`. A target may take those of another."""
@@ -298,3 +300,11 @@ class Target:
     def contrast_of(self, answer: NDArray[np.floating]) -> int:
         """Return the number of the contrast to show first: e.g. that of the likeliest class."""
         return 0
+
+    def sign_of(self, answer: NDArray[np.floating]) -> int:
+        """Return 1 if an answer is for its contrast, -1 if it is against it: e.g. a low value."""
+        return 1
+
+    def turned(self, before: NDArray[np.floating], after: NDArray[np.floating]) -> bool:
+        """Return whether an answer is another one after a change of the slide."""
+        raise NotImplementedError
