@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from caprmil.cli import app
 from caprmil.errors import RunError, UnknownNameError
 from caprmil.explain import explain, locate_slide
+from caprmil.explain import slide_tokens as slide_tokens_module
 from caprmil.explain.atlas_pictures import read_pictures
 from caprmil.explain.patient_means import PatientMeans
 from caprmil.explain.slide_tokens import TopRows, slide_tokens
@@ -137,6 +138,21 @@ def test_a_slide_is_measured_as_by_a_naive_count(tiny_run: Run) -> None:
     without = removal.without_token(0, 1, 2).logits[0].double()
     fall = float(contrast.of(logits) - contrast.of(without))
     assert found.effect[0, 1, 2] == pytest.approx(fall, abs=1e-5)
+
+
+def test_a_bag_that_is_read_in_chunks_gives_the_same(
+    tiny_run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slide, path = next(iter(tiny_run.paths.items()))
+    fold = tiny_run.unseen_folds(slide)[0].name
+    model, target = tiny_run.model(fold), tiny_run.fold_target(fold)
+    whole = slide_tokens(model, bags.read(path), target=target)
+    monkeypatch.setattr(slide_tokens_module, "may_keep", lambda _: False)
+    with bags.streaming(path, rows=7) as stream:
+        found = slide_tokens(model, stream, target=target)
+    assert found.effect == pytest.approx(whole.effect, abs=1e-5)
+    assert found.usage == pytest.approx(whole.usage, abs=1e-6)
+    assert found.rows.tolist() == whole.rows.tolist()
 
 
 # The cohort

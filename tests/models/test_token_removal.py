@@ -76,6 +76,7 @@ def test_assignments_are_those_of_the_output() -> None:
         removal = model.token_removal(lambda: torch.split(bag, 11, dim=1), keep=keep)
         for block in range(2):
             found = torch.cat(list(removal.assignments(block))).permute(1, 0, 2)
+            assert not found.requires_grad
             torch.testing.assert_close(found[None], expected[block])
 
 

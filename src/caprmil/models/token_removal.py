@@ -44,13 +44,17 @@ class TokenRemoval:
             stream.add(block)
             self.after.append(stream)
 
-    @torch.no_grad()
     def assignments(self, block: int) -> Iterator[Float[Tensor, "n H M"]]:
         """Yield the assignments of the patches to the tokens of a block, chunk by chunk."""
         stream = self.after[block]
         assert stream.last is not None
-        for chunk in stream.read():
-            assigned = stream.last.assign(chunk)
+        chunks = iter(stream.read())
+        while True:
+            with torch.no_grad():  # not around the yield: the caller would be inside of it
+                chunk = next(chunks, None)
+                if chunk is None:
+                    return
+                assigned = stream.last.assign(chunk)
             yield rearrange(assigned, "n (m h) -> n h m", h=stream.last.attention.heads)
 
     def output(self) -> Output:

@@ -98,7 +98,9 @@ def verdict(atlas: TokenAtlas) -> Iterator[str]:
     """Yield in a few sentences what the atlas says, and how far it can be relied on."""
     block = atlas.shape[0] - 1
     mean, chance = atlas.stability.mean(block), atlas.stability.chance(block)
-    if math.isnan(mean):
+    if atlas.shape[2] == 1:
+        yield "Each head has one token, to which all patches are assigned: it collects nothing."
+    elif math.isnan(mean):
         yield "There is one fold only, so it is not known whether its tokens would come back."
     else:
         matched = f"a mean correlation of {mean:.2f} ({chance:.2f} by chance)"
