@@ -9,12 +9,13 @@ import pytest
 
 from caprmil import figures
 from caprmil.evaluation import predictions
+from caprmil.explain import flips
 from caprmil.targets.metric import bootstrap
 
 
 @contextmanager
 def quick_scoring() -> Iterator[None]:
-    """Finish runs in a fraction of the time. Their metrics are as always; intervals are not."""
+    """Finish and report runs in a fraction of the time. Metrics are as always, intervals not."""
 
     def few_draws(*args: Any, **options: Any) -> Any:
         return bootstrap(*args, **options | {"draws": 10})
@@ -26,4 +27,5 @@ def quick_scoring() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(figures, "save", save)
         patch.setattr(predictions, "bootstrap", few_draws)
+        patch.setattr(flips, "SLIDES", 4)
         yield

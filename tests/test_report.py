@@ -22,7 +22,7 @@ from caprmil import explain, report
 from caprmil.cli import app
 from caprmil.errors import CaprmilError
 from caprmil.evaluation.predictions import Predictions
-from caprmil.explain import ExplainedSlide
+from caprmil.explain import ExplainedSlide, flips
 from caprmil.explain.browser import pack
 from caprmil.features import bags
 from caprmil.models import create
@@ -575,7 +575,8 @@ def test_a_mistake_has_a_thumbnail_or_the_picture_from_quality_control(
     assert "with tissue and grid" in picture.alt
 
 
-def test_links_lead_to_existing_reports(copy: Run) -> None:
+def test_links_lead_to_existing_reports(copy: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flips, "SLIDES", 2)
     path, written, missing = report.write_run_report(copy, slides=2, device="cpu")
     assert path == copy.folder / "report" / "index.html"
     hrefs = {str(a["href"]) for a in Reader(path.read_text()).all("a")}

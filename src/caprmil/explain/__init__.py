@@ -29,6 +29,7 @@ from caprmil.explain.faithfulness_summary import (
     measure_faithfulness,
     summarise_faithfulness,
 )
+from caprmil.explain.flips import Flips, flips_of
 from caprmil.explain.geojson import write_geojson
 from caprmil.explain.implant import Implant, implant_region
 from caprmil.explain.map_kinds import KINDS, MapKind
@@ -60,6 +61,7 @@ __all__ = [
     "ExplanationFigures",
     "Faithfulness",
     "FaithfulnessSummary",
+    "Flips",
     "Implant",
     "Layer",
     "MapKind",
@@ -77,6 +79,7 @@ __all__ = [
     "explain",
     "explain_slide",
     "faithfulness",
+    "flips_of",
     "gradient_times_input",
     "implant_region",
     "locate_slide",

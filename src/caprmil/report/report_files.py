@@ -15,10 +15,11 @@ from typing import Any
 from urllib.parse import quote
 
 from caprmil.errors import BagError, CaprmilError, RunError
-from caprmil.explain import ExplainedSlide, SlideReference, explain_slide, locate_slide
+from caprmil.explain import ExplainedSlide, SlideReference, explain_slide, flips_of, locate_slide
 from caprmil.io.atomic import check_new, write_text
 from caprmil.io.paths import as_path
 from caprmil.io.progress import Bar, Step
+from caprmil.models.device import pick_device
 from caprmil.report.parts_registry import parts_of
 from caprmil.report.run_page import run_report
 from caprmil.report.slide_page import slide_report
@@ -134,7 +135,12 @@ def write_run_report(
             missing.append(f"{name}: {problem}")
         if progress:
             progress(done, len(paths) + 1)
-    text = run_report(run, links={} if alone else slide_links(run, folder), pixels=pixels)
+    text = run_report(
+        run,
+        links={} if alone else slide_links(run, folder),
+        pixels=pixels,
+        flips=flips_of(run, device=pick_device(device)),
+    )
     return write_text(path, text, replace=replace), written, missing
 
 

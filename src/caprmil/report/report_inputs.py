@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from markupsafe import Markup
 
-from caprmil.explain import ExplainedSlide
+from caprmil.explain import ExplainedSlide, Flips
 from caprmil.explain.browser import BrowserData
 from caprmil.io.progress import Step
 from caprmil.report.patch_pictures import PatchPictures
@@ -36,6 +36,7 @@ class RunInputs:
     parts: PredictionParts
     links: Mapping[str, str]  # addresses of slide reports, by slide
     pixels: Path | None = None  # a folder with slides
+    flips: Flips | None = None  # how many patches must go before a prediction turns
     progress: Step | None = None
 
 

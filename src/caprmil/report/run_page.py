@@ -10,10 +10,12 @@ from pathlib import Path
 from markupsafe import Markup
 
 from caprmil.errors import BagError
+from caprmil.explain import Flips
 from caprmil.features import bags
 from caprmil.io.progress import Step
 from caprmil.report.curve_section import curve_section
 from caprmil.report.details_section import run_details
+from caprmil.report.flip_section import flip_section
 from caprmil.report.html_page import asset, page, render
 from caprmil.report.mistake_section import mistake_section
 from caprmil.report.parts_registry import parts_of
@@ -84,6 +86,7 @@ SECTIONS: tuple[RunSection, ...] = (
     fold_section,
     curve_section,
     comparison_section,
+    flip_section,
     mistake_section,
     slide_table_section,
     run_details,
@@ -95,15 +98,18 @@ def run_report(
     *,
     links: Mapping[str, str] | None = None,
     pixels: Path | None = None,
+    flips: Flips | None = None,
     progress: Step | None = None,
 ) -> str:
     """Return the report of a finished run as one HTML page.
 
     `links` are the addresses of slide reports, by slide, relative to the page. `pixels` is a folder
-    with the slides, if they were moved since they were encoded.
+    with the slides, if they were moved since they were encoded. `flips` are those of `flips_of`.
     """
     predictions, parts, name = run.predictions, parts_of(run), run.folder.resolve().name
-    inputs = RunInputs(run=run, parts=parts, links=links or {}, pixels=pixels, progress=progress)
+    inputs = RunInputs(
+        run=run, parts=parts, links=links or {}, pixels=pixels, flips=flips, progress=progress
+    )
     return page(
         "run_report.html",
         title=f"{name}, run report",

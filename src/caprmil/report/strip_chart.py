@@ -61,13 +61,13 @@ class Row:
 def strip_chart(
     groups: Mapping[str, Numbers],
     *,
-    here: float,
-    models: Sequence[float],
     title: str,
     alt: str,
+    here: float | None = None,
+    models: Sequence[float] = (),
     axis: Axis | None = None,
 ) -> Markup:
-    """Draw the values of each group as a row of dots, and `here` as a line across all rows.
+    """Draw the values of each group as a row of dots, and `here`, if given, as a line across.
 
     Several `models` are dots on the axis. By default the axis is that of probabilities.
     """
@@ -91,7 +91,7 @@ def strip_chart(
         "strip_chart.html",
         rows=rows,
         ticks=[(text, axis.x_of(tick)) for tick, text in axis.ticks.items()],
-        here=axis.x_of(here),
+        here=None if here is None else axis.x_of(here),
         models=[axis.x_of(value) for value in models] if len(models) > 1 else [],
         left=LEFT,
         right=RIGHT,
