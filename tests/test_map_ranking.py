@@ -10,8 +10,13 @@ import torch
 
 from caprmil import explain
 from caprmil.errors import CaprmilError
-from caprmil.explain.attribution import draw_samples, integrated_gradients, sampled_influence
-from caprmil.explain.map_kinds import COMPUTED, KINDS
+from caprmil.explain.attribution import (
+    draw_samples,
+    integrated_gradients,
+    log_scale,
+    sampled_influence,
+)
+from caprmil.explain.map_kinds import COMPUTED, KINDS, of_contrasts
 from caprmil.explain.map_ranking import (
     PATCHES,
     MapRanking,
@@ -22,6 +27,7 @@ from caprmil.explain.map_ranking import (
 from caprmil.features import bags
 from caprmil.models import create
 from caprmil.runs.run import Run
+from caprmil.targets import Classification
 
 
 @pytest.fixture(scope="module")
@@ -132,19 +138,30 @@ def test_sampled_influence_is_the_mean_over_samples_without_the_patch() -> None:
             (own,) = torch.autograd.grad(logits[output], counts, retain_graph=True)
             expected[:, output] += torch.where(inside, 0.0, own)
         times += ~inside[:, None]
-    torch.testing.assert_close(sampled_influence(model, bag), expected / times)
+    mean = expected / times
+    expected = mean.sign() * torch.log1p(mean.abs() / mean.abs().median(dim=0).values)
+    torch.testing.assert_close(sampled_influence(model, bag), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_the_scale_of_sampled_influence_keeps_order_and_sign() -> None:
+    values = torch.tensor([[-300.0], [0.0], [0.1], [-0.2], [500.0]])
+    scaled = log_scale(values)
+    assert torch.equal(scaled.argsort(dim=0), values.argsort(dim=0))
+    assert torch.equal(scaled.sign(), values.sign())
+    assert scaled.abs().max() < 10
+    assert torch.equal(log_scale(torch.zeros(3, 1)), torch.zeros(3, 1))
 
 
 def test_integrated_gradients_are_complete_within_one_per_cent() -> None:
     torch.manual_seed(0)
     model = create("caprmil", 16, 2, dim=16, heads=2).eval()
     bag = 3 * torch.randn(1, 50, 16)
-    found = integrated_gradients(model, bag)
+    found = integrated_gradients(model, bag, directions=torch.tensor([[-1.0, 1.0]]))
     with torch.no_grad():
         start = model(bag.mean(dim=1, keepdim=True).expand_as(bag)).logits[0]
         change = float((model(bag).logits[0] - start).diff())
-    assert float(found.terms.sum(dim=0).diff()) == pytest.approx(change, rel=0.01)
-    assert float(found.rest.diff()) == pytest.approx(float(start.diff()), rel=1e-4)
+    assert float(found.terms.sum()) == pytest.approx(change, rel=0.01)
+    assert float(found.rest) == pytest.approx(float(start.diff()), rel=1e-4)
 
 
 @pytest.mark.parametrize("name", COMPUTED)
@@ -153,7 +170,22 @@ def test_a_map_of_a_model_with_random_weights_is_another_one(name: str) -> None:
     torch.manual_seed(0)
     bag = torch.randn(1, 200, 16)
     maps = [
-        COMPUTED[name](create("caprmil", 16, 2, dim=16, heads=2).eval(), bag, None)[:, 1]
+        COMPUTED[name](
+            create("caprmil", 16, 2, dim=16, heads=2).eval(), bag, None, torch.tensor([[-1.0, 1.0]])
+        )[:, 0]
         for _ in range(2)
     ]
     assert abs(float(torch.corrcoef(torch.stack(maps))[0, 1])) < 0.5
+
+
+def test_of_two_opposite_contrasts_one_is_computed() -> None:
+    asked = []
+
+    def compute(directions: torch.Tensor) -> torch.Tensor:
+        asked.append(directions.tolist())
+        return torch.ones(5, len(directions))
+
+    two, three = (Classification(classes=tuple("abc"[:n])) for n in (2, 3))
+    assert of_contrasts(two, 2, compute).tolist() == [[-1.0, 1.0]] * 5
+    assert of_contrasts(three, 3, compute).shape == (5, 3)
+    assert asked == [[[-1.0, 1.0]], [[1.0, -0.5, -0.5], [-0.5, 1.0, -0.5], [-0.5, -0.5, 1.0]]]

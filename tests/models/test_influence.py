@@ -36,10 +36,10 @@ def bag() -> Tensor:
 
 def test_influence_by_sums_is_that_of_backward_passes(model: MILModel, bag: Tensor) -> None:
     assert model.summed_parts() is not None
-    torch.testing.assert_close(model.influence(bag), by_counts(model, bag, None, None))
+    torch.testing.assert_close(model.influence(bag), by_counts(model, bag, None, None, None))
     torch.testing.assert_close(
         model.influence(bag, samples=SAMPLES),
-        by_counts(model, bag, None, SAMPLES),
+        by_counts(model, bag, None, SAMPLES, None),
         rtol=1e-3,
         atol=1e-5,  # other patches count a millionth there
     )
@@ -104,3 +104,13 @@ def test_a_model_without_weights_has_no_influence(bag: Tensor) -> None:
 
     with pytest.raises(NotImplementedError, match="cannot weigh patches"):
         Plain(24, 2).eval().influence(bag.float())
+
+
+def test_the_influence_on_a_direction_is_that_on_the_logits_in_this_direction(bag: Tensor) -> None:
+    directions = torch.tensor([[1.0, -1.0, 0.0]]).double()
+    for name in ("caprmil", "clam"):
+        model = small_model(name, in_dim=24, n_outputs=3).double()
+        for samples in (None, SAMPLES):
+            found = model.influence(bag, samples=samples, directions=directions)
+            every = model.influence(bag, samples=samples)
+            torch.testing.assert_close(found[:, 0], every[:, 0] - every[:, 1])

@@ -27,11 +27,12 @@ TOLERANCE = 0.01  # the error of that integral, as a share of the change along t
 
 SHARE = 0.05  # of the patches in a sample
 LEAST, MOST = 16, 1024  # patches in a sample
-DRAWS, FEW_DRAWS = 12, 6  # samples; few are enough if they are large
+DRAWS, FEW_DRAWS = 24, 8  # samples; few are enough if they are large
 LARGE = 256  # patches in a large sample
 
 Features: TypeAlias = Float[Tensor, "1 N E"]
-Terms: TypeAlias = Float[Tensor, "N C"]
+Directions: TypeAlias = Float[Tensor, "K C"]  # linear functions of the outputs
+Terms: TypeAlias = Float[Tensor, "N K"]
 
 
 def attribute(
@@ -62,15 +63,34 @@ def attribute(
     return integrated_gradients(model, features, grid, progress=progress), "integrated gradients"
 
 
-def sampled_influence(model: MILModel, features: Features, grid: Cells | None = None) -> Terms:
+def sampled_influence(
+    model: MILModel,
+    features: Features,
+    grid: Cells | None = None,
+    directions: Directions | None = None,
+) -> Terms:
     """Return how much each logit rises if a patch is added to a small sample of its slide.
 
     It is the derivative by how often the patch counts, as a mean over random samples. In the whole
     slide, other patches of the same kind hide the effect of a single one; in a small sample they
     are rare. It is a semivalue of small coalitions (Kwon, Zou: "Beta Shapley", AISTATS 2022), to
-    first order.
+    first order, on the scale of `log_scale`.
     """
-    return model.eval().influence(features, grid, samples=draw_samples(features.shape[1]))
+    samples = draw_samples(features.shape[1])
+    found = model.eval().influence(features, grid, samples=samples, directions=directions)
+    return log_scale(found)
+
+
+def log_scale(terms: Terms) -> Terms:
+    """Return values on a signed logarithmic scale, in units of their median. The order is the same.
+
+    Single derivatives are huge, e.g. by the first patch of a token that has none in a sample. On a
+    linear scale they would hide all others.
+    """
+    sizes = terms.abs()
+    unit = sizes.median(dim=0).values
+    unit = torch.where(unit > 0, unit, sizes.mean(dim=0)).clamp(min=torch.finfo(terms.dtype).tiny)
+    return terms.sign() * (sizes / unit).log1p()
 
 
 def draw_samples(n: int, *, seed: int = 0) -> Int[Tensor, "R S"]:
@@ -111,6 +131,7 @@ def integrated_gradients(
     model: MILModel,
     features: Features,
     grid: Cells | None = None,
+    directions: Directions | None = None,
     *,
     steps: int | None = None,
     progress: Step | None = None,
@@ -118,16 +139,17 @@ def integrated_gradients(
     """Return integrated gradients, summed over features. The baseline is the bag's mean patch.
 
     The integral has as few Gauss-Legendre steps as keep its error below 1 %, at most 32, or the
-    given number. Of two outputs only the difference is integrated. The rest is the logits of a bag
-    in which every patch is the mean; terms and rest miss the logits by the error of the integral.
+    given number. The rest is the logits of a bag in which every patch is the mean; terms and rest
+    miss the logits by the error of the integral. With `directions`, all are linear functions of the
+    logits, which saves work if there are fewer of them.
     """
     features = features.to(next(model.parameters()).dtype)
     baseline = features.mean(dim=1, keepdim=True).expand_as(features)
     with torch.no_grad():
         start, end = _logits(model, baseline, grid), _logits(model, features, grid)
-    directions = torch.eye(len(end), device=features.device)
-    if len(end) == 2:
-        directions = directions[1:] - directions[:1]
+    if directions is None:
+        directions = torch.eye(len(end), device=features.device)
+    directions = directions.to(end)
     change = directions @ (end - start)
     number = steps or STEPS
     while True:
@@ -136,10 +158,7 @@ def integrated_gradients(
         if steps or number >= MAX_STEPS or error <= TOLERANCE * change.abs().max():
             break
         number *= 2
-    if len(end) == 2:  # what both outputs have in common belongs to the rest
-        terms = torch.cat([-terms, terms], dim=1) / 2
-        start = start + (end - start).mean()
-    return Evidence(terms=terms, rest=start)
+    return Evidence(terms=terms, rest=directions @ start)
 
 
 def _integrate(

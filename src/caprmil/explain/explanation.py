@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from math import ceil, sqrt
 from typing import Any, Literal
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from caprmil.errors import RunError, UnknownNameError
-from caprmil.explain.attribution import Method, attribute, draw_samples
+from caprmil.explain.attribution import Method, attribute, draw_samples, log_scale
 from caprmil.explain.map_kinds import (
     ATTENTION,
     CLASS_ATTENTION,
@@ -24,10 +24,12 @@ from caprmil.explain.map_kinds import (
     SAMPLED,
     SCORES,
     available,
+    of_contrasts,
 )
 from caprmil.features.bags import Bag, BagInfo, Stream
 from caprmil.io.progress import Step
 from caprmil.models import MILModel
+from caprmil.models.base import Chunks, Samples
 from caprmil.runs.inference import chunks_of, may_keep
 from caprmil.targets import Target
 
@@ -77,7 +79,8 @@ class Explanation:
     assignments: Numbers | None  # (T, H, N, M), to the tokens of each block and head
     before: PrincipalPlane | None  # patches before and after context, for a model with context
     after: PrincipalPlane | None
-    maps: Mapping[str, Numbers] = field(default_factory=dict)  # (N, C), see `map_kinds.COMPUTED`
+    maps: Mapping[str, Numbers] = field(default_factory=dict)
+    """Computed maps by name, a column per contrast: see `map_kinds.COMPUTED`."""
     first: str = EVIDENCE.name  # the map to show first
 
     def __len__(self) -> int:
@@ -119,7 +122,7 @@ class Explanation:
         elif name == EVIDENCE.name:
             found = self.evidence_for(of)
         elif name in self.maps:
-            found = np.asarray(self.target.contrasts[of].of(torch.from_numpy(self.maps[name])))
+            found = self.maps[name][:, of]
         if found is None:
             raise UnknownNameError("map", name, self.map_names)
         return found
@@ -282,12 +285,15 @@ def explain(
                 first = EVIDENCE.name if first == name else first
                 continue
             samples = draw_samples(bag.info.n_patches) if name == SAMPLED.name else None
-            computed[name] = model.stream_influence(chunks, samples=samples)
+            compute = partial(_stream_influence, model, chunks, samples)
+            computed[name] = of_contrasts(target, model.n_outputs, compute)
     else:
         features = torch.from_numpy(bag.features)[None].to(device)
         grid = None if cells is None else torch.from_numpy(cells).to(device)
         evidence, used = attribute(model, features, grid, method=method, progress=progress)
-        computed = {name: COMPUTED[name](model, features, grid) for name in wanted}
+        for name in wanted:
+            compute = partial(COMPUTED[name], model, features, grid)
+            computed[name] = of_contrasts(target, model.n_outputs, compute)
         with torch.no_grad():
             output = model(features, grid=None if grid is None else grid[None])
             before, after = _context(model, features)
@@ -317,6 +323,13 @@ def explain(
         maps={name: _numbers(terms) for name, terms in computed.items()},
         first=first,
     )
+
+
+def _stream_influence(
+    model: MILModel, chunks: Chunks, samples: Samples | None, directions: Tensor
+) -> Tensor:
+    found = model.stream_influence(chunks, samples=samples, directions=directions)
+    return found if samples is None else log_scale(found)
 
 
 def can_stream(model: MILModel) -> bool:

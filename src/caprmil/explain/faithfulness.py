@@ -7,6 +7,7 @@ a model of bags takes fewer patches, and sees no patch that does not occur on sl
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
 
@@ -18,7 +19,13 @@ from torch import Tensor
 
 from caprmil.explain.attribution import gradient_times_input
 from caprmil.explain.explanation import Explanation
-from caprmil.explain.map_kinds import COMPUTED, GRADIENTS, INPUT_GRADIENTS, available
+from caprmil.explain.map_kinds import (
+    COMPUTED,
+    GRADIENTS,
+    INPUT_GRADIENTS,
+    available,
+    of_contrasts,
+)
 from caprmil.features.bags import Bag
 from caprmil.figures import DeletionCurve, DeletionPanel, deletion_curves
 from caprmil.io.progress import Step
@@ -237,8 +244,9 @@ def relevance_maps(
     maps = {name: explanation.values(name, of) for name in explanation.map_names}
     for name in available(model):
         if name not in maps and not (name == GRADIENTS.name and not explanation.exact):
-            terms = COMPUTED[name](model, features, grid)
-            maps[name] = contrast.of(terms).float().cpu().numpy()
+            compute = partial(COMPUTED[name], model, features, grid)
+            terms = of_contrasts(explanation.target, model.n_outputs, compute)
+            maps[name] = terms[:, of].float().cpu().numpy()
     gradients = gradient_times_input(model, features, grid, contrast=contrast)
     return {**maps, INPUT_GRADIENTS.name: gradients.float().cpu().numpy()}
 

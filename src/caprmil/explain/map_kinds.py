@@ -3,10 +3,18 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from caprmil.explain.attribution import Features, Terms, integrated_gradients, sampled_influence
+import torch
+
+from caprmil.explain.attribution import (
+    Directions,
+    Features,
+    Terms,
+    integrated_gradients,
+    sampled_influence,
+)
 from caprmil.models import MILModel
 from caprmil.models.base import Cells
-from caprmil.targets import Contrast
+from caprmil.targets import Contrast, Target
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +40,8 @@ class MapKind:
 SAMPLED = MapKind(
     name="sampled influence",
     title="Influence on {}",
-    meaning="how much the {} rises if the patch is added to a small random sample of the slide",
+    meaning="how much the {} rises if the patch is added to a small random sample of the slide, on "
+    "a logarithmic scale",
 )
 INFLUENCE = MapKind(
     name="influence",
@@ -88,12 +97,25 @@ KINDS: Mapping[str, MapKind] = {
 }
 """Every kind of map by name. To add one, describe it here and compute it below."""
 
-COMPUTED: Mapping[str, Callable[[MILModel, Features, Cells | None], Terms]] = {
+COMPUTED: Mapping[str, Callable[[MILModel, Features, Cells | None, Directions], Terms]] = {
     SAMPLED.name: sampled_influence,
-    INFLUENCE.name: lambda model, features, grid: model.eval().influence(features, grid),
-    GRADIENTS.name: lambda model, features, grid: integrated_gradients(model, features, grid).terms,
+    INFLUENCE.name: lambda model, features, grid, directions: model.eval().influence(
+        features, grid, directions=directions
+    ),
+    GRADIENTS.name: lambda model, features, grid, directions: (
+        integrated_gradients(model, features, grid, directions).terms
+    ),
 }
-"""The maps that are computed only if they are wanted, as terms of each output."""
+"""The maps that are computed only if they are wanted, for linear functions of the outputs."""
+
+
+def of_contrasts(target: Target, outputs: int, compute: Callable[[Directions], Terms]) -> Terms:
+    """Return a map for each contrast of a target. Of two opposite ones, one is computed."""
+    directions = torch.stack([contrast.of(torch.eye(outputs)) for contrast in target.contrasts])
+    if len(directions) == 2 and torch.equal(directions[0], -directions[1]):
+        terms = compute(directions[1:])
+        return torch.cat([-terms, terms], dim=1)
+    return compute(directions)
 
 
 def available(model: MILModel) -> tuple[str, ...]:

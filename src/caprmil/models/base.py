@@ -295,11 +295,14 @@ class MILModel(nn.Module):
         grid: Cells | None = None,
         *,
         samples: Samples | None = None,
-    ) -> Float[Tensor, "N C"]:
+        directions: Float[Tensor, "K C"] | None = None,
+    ) -> Float[Tensor, "N K"]:
         """Return the derivative of each logit by how often each patch of one bag counts.
 
         To first order this is the change of the logits if the patch is removed. With `samples`,
         rows of the bag, it is the mean derivative of adding a patch to a sample that it is not in.
+        With `directions`, it is that of linear functions of the logits, which saves work if there
+        are fewer of them.
         """
         from caprmil.models.influence import by_counts, by_sums
 
@@ -308,19 +311,23 @@ class MILModel(nn.Module):
         features, _ = self.validate(features, None)
         parts = self.summed_parts()
         if parts is None:
-            return by_counts(self, features, grid, samples)
-        return by_sums(parts, lambda: torch.split(features, CHUNK, dim=1), samples)
+            return by_counts(self, features, grid, samples, directions)
+        return by_sums(parts, lambda: torch.split(features, CHUNK, dim=1), samples, directions)
 
     def stream_influence(
-        self, chunks: Chunks, *, samples: Samples | None = None
-    ) -> Float[Tensor, "N C"]:
+        self,
+        chunks: Chunks,
+        *,
+        samples: Samples | None = None,
+        directions: Float[Tensor, "K C"] | None = None,
+    ) -> Float[Tensor, "N K"]:
         """Return the influence of one bag in chunks, in memory that does not grow with it."""
         from caprmil.models.influence import by_sums
 
         parts = self.summed_parts()
         if parts is None:
             raise NotImplementedError(f"{type(self).__name__} has no influence in chunks.")
-        return by_sums(parts, self._validate_chunks(chunks), samples)
+        return by_sums(parts, self._validate_chunks(chunks), samples, directions)
 
     def summed_parts(self) -> "SummedParts | None":
         """Return the parts of a model whose logits depend on sums over patches only, else None."""

@@ -3,7 +3,8 @@
 A bag enters the output by sums over its patches only: the token sums of each block, and the sums of
 the pool. So the influence of a patch is its share in each sum, times the derivative of the logits
 by that sum. It is exact, needs memory for one chunk only, and is known for patches outside of the
-bag too: the influence of adding them. One more axis in this file: R bags, the samples of a slide.
+bag too: the influence of adding them. More axes in this file: R bags, the samples of a slide,
+and K directions, the linear functions of the logits that are differentiated.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
 ABSENT = 1e-6  # how often a patch counts that is not in a sample; a logarithm needs more than 0
 
 Rows = Float[Tensor, "#R n D"]
-Terms = Float[Tensor, "R n C"]
+Terms = Float[Tensor, "R n K"]
+Directions = Float[Tensor, "K C"]
 Read = Callable[[], Iterable[Rows]]
 """The projected patches of R bags of equal size, chunk by chunk. Each call starts again."""
 
@@ -52,9 +54,10 @@ class SummedBags:
     Costs a forward pass per block and one for the pool, and a backward pass per block and output.
     """
 
-    def __init__(self, parts: SummedParts, read: Read) -> None:
+    def __init__(self, parts: SummedParts, read: Read, directions: Directions | None) -> None:
         self.blocks, self.pool = parts.blocks, parts.pool
-        self.weight = parts.classify.weight.detach()
+        weight = parts.classify.weight.detach()
+        self.weight = weight if directions is None else directions.to(weight) @ weight
         blocks, pool = parts.blocks, parts.pool
         self.sums, self.updates = list[BagSums](), list[Tensor]()
         self.gradients: dict[int, tuple[Tensor, Tensor]] = {}  # by the token sums of each block
@@ -116,7 +119,7 @@ class SummedBags:
             normed = block.norm_attend(rows)
             assigned = self._assign(number, normed)
             if update is None or number > first:
-                by_sums, by_mass = self.gradients[number]  # R C MH D, and R C MH
+                by_sums, by_mass = self.gradients[number]  # R K MH D, and R K MH
                 by_token = torch.einsum(
                     "rnd,rctd->rnct", normed.expand(len(by_sums), -1, -1), by_sums
                 )
@@ -164,7 +167,9 @@ class SummedBags:
 
 
 @torch.no_grad()
-def by_sums(parts: SummedParts, chunks: Chunks, samples: Samples | None) -> Float[Tensor, "N C"]:
+def by_sums(
+    parts: SummedParts, chunks: Chunks, samples: Samples | None, directions: Directions | None
+) -> Float[Tensor, "N K"]:
     """Return the influence of each patch of a bag in chunks, by its sums or those of samples."""
 
     def read() -> Iterator[Rows]:
@@ -172,13 +177,13 @@ def by_sums(parts: SummedParts, chunks: Chunks, samples: Samples | None) -> Floa
 
     influence = GrowingTensor()
     if samples is None:
-        whole = SummedBags(parts, read)
+        whole = SummedBags(parts, read, directions)
         for rows in read():
             influence.append(whole.influence(rows)[0])
         return influence.value()
     sampled = parts.project(pick(chunks, samples.flatten())[None])
     sampled = sampled.view(*samples.shape, -1)
-    bags = SummedBags(parts, lambda: [sampled])
+    bags = SummedBags(parts, lambda: [sampled], directions)
     outside = outside_of(samples)
     first = 0
     for rows in read():
@@ -214,25 +219,29 @@ def outside_of(samples: Samples) -> Callable[[int, int], Bool[Tensor, "R n"]]:
 
 
 def by_counts(
-    model: MILModel, features: Features, grid: Cells | None, samples: Samples | None
-) -> Float[Tensor, "N C"]:
+    model: MILModel,
+    features: Features,
+    grid: Cells | None,
+    samples: Samples | None,
+    directions: Directions | None,
+) -> Float[Tensor, "N K"]:
     """Return the influence of each patch by backward passes through the model."""
     n = features.shape[1]
+
+    def derivative(counts: Float[Tensor, " N"]) -> Float[Tensor, "N K"]:
+        with torch.enable_grad():
+            counts = counts.detach().requires_grad_()
+            values = model.forward_weighted(features, counts, grid).logits[0]
+            if directions is not None:
+                values = directions.to(values) @ values
+            found = [torch.autograd.grad(value, counts, retain_graph=True)[0] for value in values]
+        return torch.stack(found, dim=1)
+
     if samples is None:
-        return _derivative(model, features, grid, features.new_ones(n))
+        return derivative(features.new_ones(n))
     outside = outside_of(samples)(0, n).to(features)
-    total = features.new_zeros(n, model.n_outputs)
-    for own in outside:
-        counts = torch.where(own == 0, 1.0, ABSENT).to(features)
-        total += own[:, None] * _derivative(model, features, grid, counts)
-    return total / outside.sum(dim=0).clamp(min=1)[:, None]
-
-
-def _derivative(
-    model: MILModel, features: Features, grid: Cells | None, counts: Float[Tensor, " N"]
-) -> Float[Tensor, "N C"]:
-    with torch.enable_grad():
-        counts = counts.detach().requires_grad_()
-        logits = model.forward_weighted(features, counts, grid).logits[0]
-        found = [torch.autograd.grad(logit, counts, retain_graph=True)[0] for logit in logits]
-    return torch.stack(found, dim=1)
+    total = sum(
+        own[:, None] * derivative(torch.where(own == 0, 1.0, ABSENT).to(features))
+        for own in outside
+    )
+    return torch.as_tensor(total) / outside.sum(dim=0).clamp(min=1)[:, None]
