@@ -74,7 +74,7 @@ def test_the_first_map_is_shown_with_its_faithfulness(run: Run) -> None:
     assert effect is not None
     assert case.explanation.first == ranking.first == effect.map
     text = case.faithfulness_text()
-    assert "10 % of patches that it marks most" in text
+    assert "10\u00a0% of patches that it marks most" in text
     assert f"Faithfulness on {ranking.slides} validation slides" in text
     assert next(case.explanation.layers()).key.startswith(KINDS[ranking.first].key)
 

@@ -36,16 +36,17 @@ class RemovalEffect:
     def in_words(self) -> str:
         """Return a sentence for readers."""
         change = "lowers" if self.after < self.before else "changes"
-        what = (
-            "the predicted value"
-            if self.number == "value"
-            else (f"the {self.number} of {self.followed}")
+        value = self.number == "value"  # in the units of the labels, of any size
+        what = "the predicted value" if value else f"the {self.number} of {self.followed}"
+        before, after, random = (
+            format(number, ".3g" if value else ".2f")
+            for number in (self.before, self.after, self.random)
         )
+        share = f"{100 * self.share:g}\u00a0%"
         return (
-            f"Removing the {self.share:.0%} of patches that it marks most {change} {what} from "
-            f"{self.before:.3g} to {self.after:.3g}; removing {self.share:.0%} at random: "
-            f"{self.random:.3g}."
-        ).replace("%", " %")
+            f"Removing the {share} of patches that it marks most {change} {what} from {before} to "
+            f"{after}; removing {share} at random: {random}."
+        )
 
 
 def removal_effect(
