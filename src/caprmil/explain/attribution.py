@@ -27,7 +27,7 @@ TOLERANCE = 0.01  # the error of that integral, as a share of the change along t
 
 SHARE = 0.05  # of the patches in a sample
 LEAST, MOST = 16, 1024  # patches in a sample
-DRAWS, FEW_DRAWS = 24, 8  # samples; few are enough if they are large
+DRAWS, FEW_DRAWS = 24, 4  # samples; few are enough if they are large
 LARGE = 256  # patches in a large sample
 
 Features: TypeAlias = Float[Tensor, "1 N E"]
