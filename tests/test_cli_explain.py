@@ -1,7 +1,9 @@
 """`caprmil explain` writes a folder of figures and tables, or prints one clear error."""
 
+import csv
 import json
 import shutil
+from collections import Counter
 from pathlib import Path
 
 import h5py
@@ -84,7 +86,9 @@ def test_a_slide_of_the_run_is_explained_with_its_pixels(study: Path, tmp_path: 
     run = shutil.copytree(study / "run", tmp_path / "run")
     output = caprmil("explain", run, "s1", "--parquet")
     made = run / "explain" / "s1"
-    assert names(made) == TABLES | FIGURES | TOKEN_FIGURES | {"patches.geojson", "patches.parquet"}
+    geojson = {"patches.geojson", "regions.geojson"}
+    assert names(made) == TABLES | FIGURES | TOKEN_FIGURES | geojson | {"patches.parquet"}
+    assert "Regions, removed as a whole: probability of" in output
     assert "label: tumour" in output
     assert "= logit" in output
     assert "token 3" in output
@@ -98,6 +102,18 @@ def test_a_slide_of_the_run_is_explained_with_its_pixels(study: Path, tmp_path: 
         total = record["explained"]["evidence"][name] + record["explained"]["rest"][name]
         assert total == pytest.approx(logit, abs=1e-5)
     assert record["answer"]["unseen"]
+    regions = json.loads((made / "regions.geojson").read_text())["features"]
+    assert len(regions) == len(record["regions"]["found"]) > 0
+    for region, feature in zip(record["regions"]["found"], regions, strict=True):
+        effect = record["regions"]["with_all_patches"] - region["without"]
+        assert region["effect"] == pytest.approx(effect)
+        area = feature["properties"]["measurements"]["Area mm^2"]
+        assert region["area_mm2"] == pytest.approx(area, rel=1e-4)
+    with (made / "patches.csv").open(newline="") as stream:
+        numbers = Counter(row["region"] for row in csv.DictReader(stream))
+    assert {n["region"]: n["patches"] for n in record["regions"]["found"]} == {
+        int(number): n for number, n in numbers.items() if number
+    }
     with pytest.raises(CaprmilError, match="already exists"):
         caprmil("explain", run, "s1")
 
@@ -141,7 +157,8 @@ def test_a_model_without_tokens_has_no_token_figures(study: Path, tmp_path: Path
         shutil.rmtree(folder)
         small_model("transmil", run.facts.in_dim, 2).save_pretrained(folder)
     output = caprmil("explain", tmp_path / "run", "s0", "--out", tmp_path / "a")
-    assert names(tmp_path / "a") == TABLES | FIGURES | {"patches.geojson"}
+    geojson = {"patches.geojson", "regions.geojson"}
+    assert names(tmp_path / "a") == TABLES | FIGURES | geojson
     assert "TransMIL has none" in output
     assert "by integrated gradients" in output
     caprmil("explain", tmp_path / "run", "s0", "--out", tmp_path / "b", "--method", "perturbation")

@@ -12,6 +12,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+import torch
 from jinja2 import UndefinedError
 from markupsafe import Markup
 from PIL import Image
@@ -26,11 +27,18 @@ from caprmil.explain import ExplainedSlide, flips
 from caprmil.explain.browser import pack
 from caprmil.features import bags
 from caprmil.models import create
-from caprmil.report import html_page, report_files, run_page, slide_page, text_format
+from caprmil.report import (
+    html_page,
+    patch_pictures,
+    report_files,
+    run_page,
+    slide_page,
+    text_format,
+)
 from caprmil.report.class_parts import ClassParts, confusion, reliability, roc
 from caprmil.report.evidence_section import EvidenceSum, evidence_section
 from caprmil.report.mistake_section import slide_picture
-from caprmil.report.patch_pictures import MAX_PICTURES, PatchPictures
+from caprmil.report.patch_pictures import MAX_PICTURES, PatchPictures, Picture
 from caprmil.report.report_inputs import RunInputs, SlideInputs
 from caprmil.runs.run import Run
 from caprmil.slides.qc import Record
@@ -257,6 +265,43 @@ def test_the_evidence_adds_up_to_the_lead_of_the_model(
     assert minus == pytest.approx(towards[towards < 0].sum())
 
 
+def test_regions_are_listed_with_what_is_predicted_without_them(
+    tiny_run: Run, with_pixels: ExplainedSlide, page: Reader
+) -> None:
+    effects = with_pixels.regions
+    assert effects is not None
+    numbers = [int(tag["data-region"] or 0) for tag in page.all("button") if "data-region" in tag]
+    assert numbers == [region.number for region in effects.regions]
+    model, bag = tiny_run.model(with_pixels.explanation.fold), bags.read(with_pixels.reference.bag)
+    for region in effects.regions:
+        left = np.setdiff1d(np.arange(12), region.rows)
+        with torch.no_grad():
+            logits = model(torch.from_numpy(bag.features[left])[None].float()).logits[0]
+        before, after = effects.answer[effects.of], float(logits.softmax(dim=0)[effects.of])
+        change = f"{text_format.percent(before)} → {text_format.percent(after)}"
+        assert f"{change}  without region {region.number}" in page.text
+        assert f"{0.05 * len(region.rows):.2g} mm²" in page.text  # 224 um on a side
+
+
+def test_the_picture_of_a_region_is_cut_out_of_the_slide(
+    with_pixels: ExplainedSlide, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def pixels(picture: Picture | None) -> np.ndarray:
+        assert picture is not None
+        data = b64decode(picture.url.partition(",")[2])
+        return np.asarray(Image.open(BytesIO(data))).astype(float)
+
+    with with_pixels.open_slide() as slide:  # type: ignore[union-attr]
+        read = pixels(PatchPictures(with_pixels, slide).square(100, 50, 448))
+        monkeypatch.setattr(patch_pictures, "MAX_READ", 100)
+        cut = pixels(PatchPictures(with_pixels, slide).square(100, 50, 448))
+        beyond = pixels(PatchPictures(with_pixels, slide).square(-400, -400, 448))
+        expected = slide.read(100, 50, 448, 224).astype(float)
+    assert np.abs(read - expected).mean() < 6  # a JPEG
+    assert np.abs(cut - expected).mean() < 12
+    assert beyond[:150, :150].min() > 245
+
+
 def test_half_of_the_evidence_is_counted_from_the_strongest_patch() -> None:
     evidence = EvidenceSum(terms=np.array([1.0, 6, -3, 2, 3]), rest=0.5, total=9.5)
     assert (evidence.half(), evidence.half(-1)) == (1, 1)
@@ -324,14 +369,16 @@ def test_each_patch_is_stored_once(page: Reader) -> None:
     uses = {str(use["href"])[1:] for use in page.all("use")}
     assert len(symbols) == len(set(symbols)) <= MAX_PICTURES
     assert uses <= set(symbols)
-    assert len(page.all("image")) == len(symbols)
+    regions = [image for image in page.all("image") if "x" in image]
+    assert len(page.all("image")) == len(symbols) + len(regions)
 
 
 def test_galleries_show_patches_as_they_are_on_the_slide(
     with_pixels: ExplainedSlide, page: Reader
 ) -> None:
     number = int(str(page.all("symbol")[0]["id"])[1:])
-    data = str(page.all("image")[0]["href"]).partition(",")[2]
+    images = [image for image in page.all("image") if "x" not in image]  # not of regions
+    data = str(images[0]["href"]).partition(",")[2]
     shown = np.asarray(Image.open(BytesIO(b64decode(data))), dtype=float)
     opened = with_pixels.open_slide()
     assert opened is not None

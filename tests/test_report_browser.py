@@ -138,6 +138,25 @@ def test_a_patch_of_a_gallery_shows_its_position(visit: Any) -> None:
     assert page.locator("#readout h3").inner_text() == f"Patch {number}"
 
 
+@pytest.mark.parametrize("name", ["slide", "slide_003"])
+def test_a_region_is_outlined_on_the_map(visit: Any, name: str) -> None:
+    page = visit(name)
+    outline, button = page.locator("#region-outline"), page.locator(".region").first
+    assert not outline.is_visible()
+    button.click()
+    assert outline.is_visible()
+    assert button.get_attribute("aria-pressed") == "true"
+    drawn = page.evaluate(
+        """() => { const box = document.querySelector("#region-outline .line").getBBox();
+        return [box.x, box.y, box.width, box.height]; }"""
+    )
+    facts = page.evaluate("() => JSON.parse(document.getElementById('facts').textContent)")
+    assert drawn == pytest.approx(facts["regions"]["found"][0]["box"])
+    button.click()
+    assert not outline.is_visible()
+    assert button.get_attribute("aria-pressed") == "false"
+
+
 def test_pointing_at_a_patch_shows_its_numbers(visit: Any) -> None:
     page = visit("slide")
     box = page.locator("#stage").bounding_box()

@@ -47,6 +47,23 @@ def app(library: Library) -> AccessMiddleware:
 # The page
 
 
+def test_the_effect_of_a_region_is_the_prediction_of_the_explained_model_without_it(
+    app: AccessMiddleware, library: Library
+) -> None:
+    reply = call(app, f"/api/slides/{BARE}/regions")
+    assert reply.status == 200
+    found = reply.json["found"]
+    assert found
+    facts = call(app, f"/api/slides/{BARE}").json
+    assert reply.json["answer"] == pytest.approx(facts["model"]["answer"])
+    for region in found:
+        own = predict(app, BARE, {"without": region["rows"]}).json
+        assert own["removed"] == region["patches"]
+        assert region["answer"] == pytest.approx(own["model"]["answer"], rel=1e-4)
+    assert call(app, f"/api/slides/{BARE}/regions").body == reply.body
+    assert library.regions(BARE) is library.regions(BARE)
+
+
 def test_the_page_and_all_its_files_are_served(app: AccessMiddleware) -> None:
     page = call(app, "/")
     assert page.headers["content-type"].startswith("text/html")

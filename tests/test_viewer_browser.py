@@ -161,6 +161,45 @@ def test_a_lasso_changes_the_prediction_and_can_be_undone(open_tab: Open) -> Non
     tab.wait_for_prediction("36 patches removed")
 
 
+def test_a_region_is_shown_with_its_effect_and_removed(open_tab: Open) -> None:
+    tab = open_tab().go(f"#s={SECOND}")
+    tab.page.wait_for_selector(".regions button")
+    without = tab.pixels("7-regions")
+    button = tab.page.locator(".regions button").first
+    effect = button.locator("b").inner_text()
+    patches = re.search(r"[\d,]+ patch(es)?", button.locator("small").inner_text())
+    button.click()
+    tab.settle()
+    assert button.get_attribute("aria-pressed") == "true"
+    assert patches is not None
+    assert tab.text("region-text") == f"Region 1, {patches[0]}: {effect}"
+    assert np.abs(tab.pixels("8-region") - without).mean() > 0.5
+    tab.page.click("#remove")
+    tab.wait_for_prediction(f"{patches[0]} removed")
+    tab.wait_for_prediction("→")
+    assert effect.split(" → ")[1] in tab.text("prediction")
+    assert button.get_attribute("aria-pressed") == "false"
+
+
+def test_regions_can_be_chosen_on_a_phone(open_tab: Open) -> None:
+    tab = open_tab(360, 740, has_touch=True).go(f"#s={SECOND}")
+    tab.page.tap("#tabs [data-tab=patches]")
+    tab.page.locator(".regions button").first.tap()
+    tab.settle()
+    for name in ("remove", "keep-only", "cancel"):
+        box = tab.page.locator(f"#{name}").bounding_box()
+        assert box["x"] >= 0
+        assert box["x"] + box["width"] <= 360
+    tab.pixels("9-phone-region")
+    tab.page.tap("#cancel")
+    assert not tab.page.is_visible("#region")
+
+
+def test_a_slide_without_coordinates_has_a_reason_in_place_of_regions(open_tab: Open) -> None:
+    tab = open_tab().go(f"#s={identify(NO_COORDINATES)}")
+    assert "the bag has no coordinates" in tab.text("region-list")
+
+
 def test_a_token_is_switched_off_and_the_prediction_follows(open_tab: Open) -> None:
     tab = open_tab().go(f"#s={SECOND}")
     before = tab.text("prediction")

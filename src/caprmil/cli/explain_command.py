@@ -21,7 +21,7 @@ from caprmil.errors import count
 from caprmil.io.paths import as_path
 
 if TYPE_CHECKING:
-    from caprmil.explain import ExplainedSlide, Method, SlideReference
+    from caprmil.explain import ExplainedSlide, Method, RegionEffects, SlideReference
     from caprmil.explain.explanation import Explanation
     from caprmil.runs.run import Run
 
@@ -30,6 +30,7 @@ METHODS: "dict[str, Method]" = {
     "gradients": "integrated gradients",
     "perturbation": "perturbation",
 }
+PRINTED = 3  # regions of each sign
 
 
 @app.command()
@@ -86,7 +87,8 @@ def explain(
 ) -> None:
     """Write the maps and top patches of a slide.
 
-    Maps of influence, evidence, attention and tokens, as figures, tables and GeoJSON for QuPath.
+    Maps of influence, evidence, attention and tokens, and the effect of the regions that they mark,
+    as figures, tables and GeoJSON for QuPath.
 
     \b
     Example:
@@ -150,8 +152,10 @@ def explain(
     names = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
     typer.echo(f"Written to {folder}: {', '.join(names)}.")
     if "patches.geojson" in names:
+        regions = "regions.geojson or " if "regions.geojson" in names else ""
         typer.echo(
-            "Drag patches.geojson onto the slide in QuPath: Measure > Show measurement maps."
+            f"Drag {regions}patches.geojson onto the slide in QuPath: Measure > Show measurement "
+            "maps."
         )
     typer.echo(f"As one HTML file: caprmil report {run} {again}. In a viewer: caprmil view {run}")
 
@@ -239,6 +243,8 @@ def _report(case: "ExplainedSlide") -> None:
     kind = KINDS[explained.first]
     meaning = kind.meaning_of(explained.target.contrasts[explained.predicted])
     typer.echo(f"First map: {kind.name}, {meaning}. {case.faithfulness_text()}")
+    if case.regions is not None:
+        _report_regions(case, case.regions)
     sums = explained.evidence.astype("float64").sum(axis=0)
     rows = [
         [name, f"{p:.4f}", f"{total:+.4f}", f"{rest:+.4f}", f"{logit:+.4f}"]
@@ -255,6 +261,36 @@ def _report(case: "ExplainedSlide") -> None:
     typer.echo(f"Evidence is {describe_method(explained)}. {more}")
     if explained.assignments is not None:
         _report_tokens(explained)
+
+
+def _report_regions(case: "ExplainedSlide", effects: "RegionEffects") -> None:
+    """Print the regions of either sign with the largest effect."""
+    from caprmil.explain.removal import answer_words
+
+    if not effects.regions:
+        typer.echo(effects.reason)
+        return
+    target, of, areas = case.explanation.target, effects.of, case.region_areas()
+    contrast = target.contrasts[of]
+    typer.echo(
+        f"Regions, removed as a whole: {answer_words(target.number_name, contrast.name)}, "
+        f"{effects.answer[of]:.4f} with all patches."
+    )
+    rows = [
+        [
+            str(region.number),
+            contrast.positive if region.sign > 0 else contrast.negative,
+            f"{len(region.rows):,}",
+            f"{areas[region.number]:.3g}" if areas else "-",
+            f"{region.answer[of]:.4f}",
+            f"{region.random[of]:.4f}",
+        ]
+        for sign in (1, -1)
+        for region in effects.of_sign(sign)[:PRINTED]
+    ]
+    show_table(["region", "marked", "patches", "mm2", "without it", "without random"], rows)
+    if len(rows) < len(effects.regions):
+        typer.echo(f"All {len(effects.regions)} are in explanation.json.")
 
 
 def _report_tokens(explained: "Explanation") -> None:

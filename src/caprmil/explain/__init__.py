@@ -30,10 +30,17 @@ from caprmil.explain.faithfulness_summary import (
     summarise_faithfulness,
 )
 from caprmil.explain.flips import Flips, flips_of
-from caprmil.explain.geojson import write_geojson
+from caprmil.explain.geojson import write_geojson, write_region_geojson
 from caprmil.explain.implant import Implant, implant_region
 from caprmil.explain.map_kinds import KINDS, MapKind
 from caprmil.explain.map_ranking import MapRanking, map_ranking
+from caprmil.explain.marked_regions import (
+    MarkedRegion,
+    MeasuredRegion,
+    RegionEffects,
+    find_regions,
+    region_effects,
+)
 from caprmil.explain.patch_boxes import (
     PatchBoxes,
     open_slide,
@@ -67,10 +74,13 @@ __all__ = [
     "MapKind",
     "MapRanking",
     "MarkedMost",
+    "MarkedRegion",
+    "MeasuredRegion",
     "Method",
     "PatchBoxes",
     "PrincipalPlane",
     "Region",
+    "RegionEffects",
     "RemovalEffect",
     "SlideReference",
     "TokenAtlas",
@@ -79,6 +89,7 @@ __all__ = [
     "explain",
     "explain_slide",
     "faithfulness",
+    "find_regions",
     "flips_of",
     "gradient_times_input",
     "implant_region",
@@ -93,6 +104,7 @@ __all__ = [
     "predict_slide",
     "read_patch",
     "read_pictures",
+    "region_effects",
     "relevance_maps",
     "removal_effect",
     "remove_tokens",
@@ -103,4 +115,5 @@ __all__ = [
     "write_geojson",
     "write_hdf5",
     "write_parquet",
+    "write_region_geojson",
 ]

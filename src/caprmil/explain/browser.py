@@ -15,7 +15,9 @@ from numpy.typing import NDArray
 from caprmil.explain.explained_slide import ExplainedSlide
 from caprmil.explain.explanation import TOP, Explanation, Layer, top_patches
 from caprmil.explain.map_kinds import KINDS
+from caprmil.explain.marked_regions import JointRemoval, RegionEffects
 from caprmil.explain.patch_boxes import PatchBoxes, why_no_boxes
+from caprmil.explain.region_outlines import area_mm2, outline
 from caprmil.explain.slide_answer import Answer
 from caprmil.slides.slide import Slide
 from caprmil.targets import Contrast, Target
@@ -36,7 +38,7 @@ def pack(explained: ExplainedSlide, slide: Slide | None = None, *, top: int = TO
     """Return an explained slide for the browser, with the size of the slide if it is open."""
     explanation = explained.explanation
     placed = explained.patch_boxes(slide)
-    boxes = placed or PatchBoxes(corners=explanation.cells.astype(np.float64), side=1.0)
+    boxes = layout(explained, slide)
     size = (slide.size if slide else explanation.info.slide_size) if placed else None
     arrays: list[NDArray[Any]] = [boxes.corners.astype(np.float32).T]
     layers, start = [], arrays[0].nbytes
@@ -45,7 +47,7 @@ def pack(explained: ExplainedSlide, slide: Slide | None = None, *, top: int = TO
         layers.append(_describe(layer, start, values, top))
         arrays.append(values)
         start += values.nbytes + -values.nbytes % 4  # a float32 starts at a multiple of 4
-    facts = {
+    facts: dict[str, Any] = {
         "slide": explained.name,
         "label": explained.label,
         "contrasts": [_contrast(contrast) for contrast in explanation.target.contrasts],
@@ -74,7 +76,61 @@ def pack(explained: ExplainedSlide, slide: Slide | None = None, *, top: int = TO
         "model": _model(explanation),
         "answer": _answer(explained.answer),
     }
+    if explained.regions is not None:
+        mpp = explained.mpp(slide) if placed else None
+        facts["regions"] = describe_regions(explained.regions, boxes, mpp)
     return BrowserData(facts=facts, data=b"".join(_padded(array) for array in arrays))
+
+
+def layout(explained: ExplainedSlide, slide: Slide | None = None) -> PatchBoxes:
+    """Return where patches are shown: on the slide or, if that is not known, on their grid."""
+    cells = explained.explanation.cells.astype(np.float64)
+    return explained.patch_boxes(slide) or PatchBoxes(corners=cells, side=1.0)
+
+
+def describe_regions(
+    effects: RegionEffects, boxes: PatchBoxes, mpp: float | None
+) -> dict[str, Any]:
+    """Return regions with their outlines; `mpp` is None if boxes are not on the slide."""
+
+    def without(removal: JointRemoval) -> dict[str, Any]:
+        return {
+            "patches": len(removal.rows),
+            "answer": removal.answer.tolist(),
+            "random": removal.random.tolist(),
+        }
+
+    found = []
+    for region in effects.regions:
+        polygons = outline(boxes, region.rows)
+        corners = boxes.corners[region.rows]
+        start, end = corners.min(axis=0), corners.max(axis=0) + boxes.side
+        found.append(
+            {
+                "number": region.number,
+                "sign": region.sign,
+                "share": region.share,
+                **without(region),
+                "rows": row_ranges(region.rows),
+                "area": None if mpp is None else area_mm2(polygons, mpp),
+                "box": [*start.tolist(), *(end - start).tolist()],
+                "rings": [ring.round(2).tolist() for polygon in polygons for ring in polygon],
+            }
+        )
+    return {
+        "answer": effects.answer.tolist(),
+        "contrast": effects.of,
+        "map": effects.map,
+        "found": found,
+        "together": {str(sign): without(removal) for sign, removal in effects.together.items()},
+        "reason": effects.reason,
+    }
+
+
+def row_ranges(rows: NDArray[np.int64]) -> list[list[int]]:
+    """Return rows in order as ranges: the first row of each, and the one after its last."""
+    breaks = np.flatnonzero(np.diff(rows) > 1) + 1
+    return [[int(part[0]), int(part[-1]) + 1] for part in np.split(rows, breaks)]
 
 
 def _why_no_positions(explanation: Explanation) -> str:

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from caprmil.explain.attribution import Method
 from caprmil.explain.explanation import Explanation, can_stream, explain
 from caprmil.explain.map_ranking import MapRanking, map_ranking
+from caprmil.explain.marked_regions import RegionEffects, region_effects
 from caprmil.explain.patch_boxes import PatchBoxes, open_slide, patch_boxes
+from caprmil.explain.region_outlines import area_mm2, outline
 from caprmil.explain.removal import RemovalEffect, removal_effect
 from caprmil.explain.slide_answer import Answer, predict_slide
 from caprmil.explain.slide_reference import SlideReference
@@ -30,6 +32,7 @@ class ExplainedSlide:
     explanation: Explanation
     ranking: MapRanking | None = None  # the faithfulness of the maps of the run
     effect: RemovalEffect | None = None  # of the first map on this slide
+    regions: RegionEffects | None = None  # that the map marks, if they were measured
 
     def faithfulness_text(self) -> str:
         """Return how faithful the first map is, on this slide and on this run, in sentences."""
@@ -59,6 +62,16 @@ class ExplainedSlide:
         """Return where the patches are, if that is known from the bag and the slide's scale."""
         return patch_boxes(self.explanation.info, self.explanation.coords, self.mpp(slide))
 
+    def region_areas(self, slide: Slide | None = None) -> dict[int, float]:
+        """Return the area of each region in mm2 by its number; nothing if the scale is unknown."""
+        boxes, mpp = self.patch_boxes(slide), self.mpp(slide)
+        if self.regions is None or boxes is None or mpp is None:
+            return {}
+        return {
+            region.number: area_mm2(outline(boxes, region.rows), mpp)
+            for region in self.regions.regions
+        }
+
 
 def explain_slide(
     run: Run,
@@ -68,6 +81,7 @@ def explain_slide(
     method: Method | None = None,
     first: str | None = None,
     maps: Sequence[str] = (),
+    regions: bool = True,
     force: bool = False,
     device: str = "auto",
     progress: Step | None = None,
@@ -75,8 +89,8 @@ def explain_slide(
     """Predict a slide with a run, and explain the prediction.
 
     With several models, the explanation is that of the model nearest to their mean. The first map
-    is the most faithful one of the run, see `map_ranking`, or the given one. `force` accepts a bag
-    of another encoder or scale.
+    is the most faithful one of the run, see `map_ranking`, or the given one. Without `regions` the
+    effect of regions is not measured. `force` accepts a bag of another encoder or scale.
     """
     used = pick_device(device)
     ranking = map_ranking(run, device=used)
@@ -106,6 +120,9 @@ def explain_slide(
             progress=progress,
         )
         effect = removal_effect(model, bag, explanation, device=used)
+        found = None
+        if regions:
+            found = region_effects(model, bag, explanation, device=used, progress=progress)
     return ExplainedSlide(
         reference=reference,
         label=label_of(run, reference.name),
@@ -113,6 +130,7 @@ def explain_slide(
         explanation=explanation,
         ranking=ranking,
         effect=effect,
+        regions=found,
     )
 
 

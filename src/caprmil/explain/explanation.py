@@ -138,6 +138,11 @@ class Explanation:
         return tuple(sorted(names, key=lambda name: name != self.first))
 
     @property
+    def first_signed(self) -> str:
+        """The name of the first map that is for and against: the first one, or else evidence."""
+        return self.first if KINDS[self.first].signed else EVIDENCE.name
+
+    @property
     def first_layer(self) -> str:
         """The key of the layer to show first: the first map, for the predicted contrast."""
         if self.first == ATTENTION.name:

@@ -72,7 +72,7 @@ class ExplanationFigures:
         explanation = self.explanation
         of = explanation.predicted if of is None else of
         contrast = explanation.target.contrasts[of]
-        kind = KINDS[explanation.first] if KINDS[explanation.first].signed else EVIDENCE
+        kind = KINDS[explanation.first_signed]
         values = explanation.values(kind.name, of)
         sides: dict[str, Gallery | None] = {"top_for": None, "top_against": None}
         if self.slide:

@@ -1,7 +1,7 @@
 """The folder of an explanation: figures and tables of a slide, complete or absent."""
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -20,10 +20,12 @@ from caprmil.explain.explanation_figures import (
     choose_head,
     describe_method,
 )
-from caprmil.explain.geojson import write_geojson
+from caprmil.explain.geojson import write_geojson, write_region_geojson
 from caprmil.explain.map_kinds import KINDS
+from caprmil.explain.marked_regions import JointRemoval, RegionEffects
 from caprmil.explain.patch_boxes import why_no_boxes
 from caprmil.explain.patch_tables import write_csv, write_hdf5, write_parquet
+from caprmil.explain.removal import answer_words
 from caprmil.io.atomic import check_new, write_text
 from caprmil.io.json_files import as_json
 from caprmil.io.paths import require_local
@@ -69,9 +71,10 @@ def write_explanation(
     For `head` see `choose_head`.
     """
     explanation, left_out = explained.explanation, []
-    chosen = choose_head(explanation, head)
+    chosen, regions = choose_head(explanation, head), explained.regions
     slide = explained.open_slide()
     try:
+        mpp, areas = explained.mpp(slide), explained.region_areas(slide)
         drawing = ExplanationFigures(explained, slide, top=top)
         drawn = drawing.all(chosen)
     finally:
@@ -88,9 +91,9 @@ def write_explanation(
         left_out.append(f"figures of tokens: {explanation.model} has none")
     if slide is None:
         left_out.append("images of patches: the slide file was not found; pass --slide")
-    write_csv(explanation, folder / "patches.csv")
+    write_csv(explanation, folder / "patches.csv", regions=regions)
     if parquet:
-        write_parquet(explanation, folder / "patches.parquet")
+        write_parquet(explanation, folder / "patches.parquet", regions=regions)
     write_hdf5(explanation, folder / "scores.h5")
     if drawing.boxes is None:
         why = why_no_boxes(explanation.info, explanation.coords)
@@ -98,9 +101,14 @@ def write_explanation(
         left_out.append(f"{missing}: the bag {why}")
     else:
         write_geojson(explanation, drawing.boxes, folder / "patches.geojson", top=top)
-    write_text(
-        folder / "explanation.json", as_json(explanation_record(explained, run, head=chosen))
-    )
+        if regions is not None and regions.regions:
+            write_region_geojson(
+                regions, explanation, drawing.boxes, folder / "regions.geojson", mpp=mpp
+            )
+    record = explanation_record(explained, run, head=chosen)
+    if regions is not None:
+        record["regions"] = _regions(regions, explanation, areas)
+    write_text(folder / "explanation.json", as_json(record))
     if progress:
         progress(len(drawn) + 1, len(drawn) + 1)
     return left_out
@@ -159,6 +167,44 @@ def explanation_record(
             "encoder": info.encoder,
             "mpp": info.mpp,
         },
+    }
+
+
+def _regions(
+    effects: RegionEffects, explanation: Explanation, areas: Mapping[int, float]
+) -> dict[str, Any]:
+    """Return the regions, in the order of their effect. Their patches are in the table."""
+    target, of = explanation.target, effects.of
+    contrast = target.contrasts[of]
+
+    def without(removal: JointRemoval) -> dict[str, Any]:
+        return {
+            "patches": len(removal.rows),
+            "effect": effects.effect(removal),
+            "without": float(removal.answer[of]),
+            "without_random": float(removal.random[of]),
+            "total_without": removal.total,
+        }
+
+    words = {1: contrast.positive, -1: contrast.negative}
+    return {
+        "map": effects.map,
+        "number": answer_words(target.number_name, contrast.name),
+        "with_all_patches": float(effects.answer[of]),
+        "total": contrast.total,
+        "total_with_all_patches": effects.total,
+        "reason": effects.reason or None,
+        "found": [
+            {
+                "region": region.number,
+                "marked": words[region.sign],
+                **without(region),
+                "area_mm2": areas.get(region.number),
+                "share_of_map": region.share,
+            }
+            for region in effects.regions
+        ],
+        "together": {words[sign]: without(removal) for sign, removal in effects.together.items()},
     }
 
 

@@ -1,8 +1,8 @@
-"""GeoJSON of an explanation for QuPath: patches with their measurements, and the top patches."""
+"""GeoJSON of an explanation for QuPath: patches, top patches and regions with measurements."""
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,10 @@ from numpy.typing import NDArray
 
 from caprmil.errors import BagError
 from caprmil.explain.explanation import TOP, Explanation, Layer, top_patches
+from caprmil.explain.marked_regions import MeasuredRegion, RegionEffects
 from caprmil.explain.patch_boxes import PatchBoxes, why_no_boxes
+from caprmil.explain.region_outlines import area_mm2, outline
+from caprmil.explain.removal import answer_words, show_answer
 from caprmil.figures.style import BLUE, VERMILLION
 from caprmil.figures.token_maps import colour_of
 from caprmil.io.atomic import atomic_write
@@ -31,21 +34,92 @@ def write_geojson(
     contrast that it is evidence for. `heads` adds the assignments in each head. `top` is the number
     of annotations of each gallery.
     """
+    boxes = _required(boxes, explanation)
+    layers = [layer for layer in explanation.layers() if heads or "head-" not in layer.key]
+    return _write(_features(explanation, boxes, layers, top), path)
+
+
+def write_region_geojson(
+    effects: RegionEffects,
+    explanation: Explanation,
+    boxes: PatchBoxes | None,
+    path: str | Path,
+    *,
+    mpp: float | None = None,
+) -> Path:
+    """Write regions for QuPath as annotations: the union of their patches, and their effect.
+
+    `mpp` is that of level 0, for areas.
+    """
+    boxes = _required(boxes, explanation)
+    regions = (
+        _region_feature(effects, region, explanation, boxes, mpp) for region in effects.regions
+    )
+    return _write(regions, path)
+
+
+def _required(boxes: PatchBoxes | None, explanation: Explanation) -> PatchBoxes:
     if boxes is None:
         why = why_no_boxes(explanation.info, explanation.coords)
         raise BagError(
             f"The bag of {explanation.slide or 'this slide'} {why}, so QuPath cannot show its "
             "patches."
         )
-    layers = [layer for layer in explanation.layers() if heads or "head-" not in layer.key]
+    return boxes
+
+
+def _write(features: Iterable[dict[str, Any]], path: str | Path) -> Path:
     with atomic_write(path) as partial, partial.open("w", encoding="utf-8") as stream:
         stream.write('{"type": "FeatureCollection", "features": [')
         separator = "\n"
-        for feature in _features(explanation, boxes, layers, top):
+        for feature in features:
             stream.write(separator + json.dumps(feature, ensure_ascii=False, allow_nan=False))
             separator = ",\n"
         stream.write("\n]}\n")
     return Path(path)
+
+
+def _region_feature(
+    effects: RegionEffects,
+    region: MeasuredRegion,
+    explanation: Explanation,
+    boxes: PatchBoxes,
+    mpp: float | None,
+) -> dict[str, Any]:
+    of, target = effects.of, explanation.target
+    contrast = target.contrasts[of]
+    words, colour = (
+        (contrast.positive, VERMILLION) if region.sign > 0 else (contrast.negative, BLUE)
+    )
+    polygons = outline(boxes, region.rows)
+    rings = [[ring.round(2).tolist() for ring in polygon] for polygon in polygons]
+    answer = answer_words(target.number_name, contrast.name)
+    before, after = float(effects.answer[of]), float(region.answer[of])
+    change = " to ".join(show_answer(target.number_name, value) for value in (before, after))
+    title = f"{answer[0].upper()}{answer[1:]}"
+    measured: dict[str, float] = {
+        f"{title}: effect of the region": before - after,
+        f"{title}: with all patches": before,
+        f"{title}: without the region": after,
+        f"{title}: without as many random patches": float(region.random[of]),
+        "Patches": len(region.rows),
+        "Share of the map": region.share,
+    }
+    if mpp is not None:
+        measured["Area mm^2"] = area_mm2(polygons, mpp)
+    return {
+        "type": "Feature",
+        "geometry": {"type": "Polygon", "coordinates": rings[0]}
+        if len(rings) == 1
+        else {"type": "MultiPolygon", "coordinates": rings},
+        "properties": {
+            "objectType": "annotation",
+            "name": f"Region {region.number}, {words}: {answer} {change} without it",
+            "classification": _class(f"Region {words}", colour),
+            "isLocked": True,
+            "measurements": _finite(measured),
+        },
+    }
 
 
 def _features(
@@ -114,7 +188,6 @@ def _feature(
     left, top = (round(float(edge), 2) for edge in boxes.corners[row])
     right, bottom = (round(edge + boxes.side, 2) for edge in (left, top))
     corners = [[left, top], [right, top], [right, bottom], [left, bottom], [left, top]]
-    numbers = {name: float(f"{value:.6g}") for name, value in measured.items()}
     return {
         "type": "Feature",
         "geometry": {"type": "Polygon", "coordinates": [corners]},
@@ -122,6 +195,12 @@ def _feature(
             "objectType": kind,
             **properties,
             # An object since QuPath 0.4. Earlier versions ignore it.
-            "measurements": {name: n for name, n in numbers.items() if math.isfinite(n)},
+            "measurements": _finite(measured),
         },
     }
+
+
+def _finite(measured: Mapping[str, Any]) -> dict[str, float]:
+    """Return measurements with six digits, without those that are NaN or infinite."""
+    numbers = {name: float(f"{value:.6g}") for name, value in measured.items()}
+    return {name: value for name, value in numbers.items() if math.isfinite(value)}

@@ -11,6 +11,8 @@ patches.csv, patches.parquet: a row for each patch, in the order of the bag. Num
                     how much contrast C depends on the patch: the map that is shown first, and
                     others if they were asked for
     attention, ...  every other layer by its key: token-M, entropy, head-H-token-M, ...
+    region          the number of the region that the patch is in, from 1, as in explanation.json;
+                    empty if it is in none, absent if regions were not measured
 scores.h5: the same as arrays (coords, evidence, rest, logits, the answer as probabilities or
     predicted, attention, assignments, ...), with attributes for classes (or contrasts), model,
     fold, method, slide and version.
@@ -18,6 +20,7 @@ scores.h5: the same as arrays (coords, evidence, rest, logits, the answer as pro
 
 import csv
 import json
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -28,13 +31,17 @@ from numpy.typing import NDArray
 
 from caprmil.errors import CaprmilError, plural
 from caprmil.explain.explanation import Explanation
+from caprmil.explain.marked_regions import RegionEffects
 from caprmil.io.atomic import atomic_write
 
 CHUNK = 4096  # patches written at once
+REGION = "region"  # the one column with empty cells
 
 
-def patch_columns(explanation: Explanation) -> dict[str, NDArray[Any]]:
-    """Return the columns of the table of patches, by name."""
+def patch_columns(
+    explanation: Explanation, regions: RegionEffects | None = None
+) -> dict[str, NDArray[Any]]:
+    """Return the columns of the table of patches, by name. The region 0 is none."""
     found: dict[str, NDArray[Any]] = {"row": np.arange(len(explanation))}
     if explanation.coords is not None:
         found |= {"x": explanation.coords[:, 0], "y": explanation.coords[:, 1]}
@@ -42,27 +49,35 @@ def patch_columns(explanation: Explanation) -> dict[str, NDArray[Any]]:
         f"term-{number}": explanation.evidence[:, number]
         for number in range(len(explanation.names))
     }
-    return found | {layer.key: layer.values for layer in explanation.layers()}
+    found |= {layer.key: layer.values for layer in explanation.layers()}
+    return found | ({} if regions is None else {REGION: regions.numbers(len(explanation))})
 
 
-def write_csv(explanation: Explanation, path: str | Path) -> Path:
+def write_csv(
+    explanation: Explanation, path: str | Path, *, regions: RegionEffects | None = None
+) -> Path:
     """Write the table of patches. Nine digits restore every float32 exactly."""
-    table = patch_columns(explanation)
+    table = patch_columns(explanation, regions)
     with atomic_write(path) as partial, partial.open("w", encoding="utf-8", newline="") as stream:
         writer = csv.writer(stream, lineterminator="\n")
         writer.writerow(table)
         for start in range(0, len(explanation), CHUNK):
-            parts = [_cells(values[start : start + CHUNK]) for values in table.values()]
+            rows = slice(start, start + CHUNK)
+            parts = [_cells(name, values[rows]) for name, values in table.items()]
             writer.writerows(zip(*parts, strict=True))
     return Path(path)
 
 
-def _cells(values: NDArray[Any]) -> list[str]:
-    integer = values.dtype.kind in "iu"
-    return [str(value) if integer else f"{value:.9g}" for value in values.tolist()]
+def _cells(name: str, values: NDArray[Any]) -> list[str]:
+    show: Callable[[Any], str] = str if values.dtype.kind in "iu" else "{:.9g}".format
+    if name == REGION:
+        return [str(value or "") for value in values.tolist()]
+    return [show(value) for value in values.tolist()]
 
 
-def write_parquet(explanation: Explanation, path: str | Path) -> Path:
+def write_parquet(
+    explanation: Explanation, path: str | Path, *, regions: RegionEffects | None = None
+) -> Path:
     """Write the table of patches as Parquet, with what the evidence is for in its metadata."""
     try:
         import pyarrow as pa  # type: ignore[import-untyped]
@@ -72,7 +87,9 @@ def write_parquet(explanation: Explanation, path: str | Path) -> Path:
             "Writing Parquet needs pyarrow, which is not installed. "
             'Install it with: pip install "caprmil[parquet]"'
         ) from None
-    table = pa.table(patch_columns(explanation))
+    columns = patch_columns(explanation, regions)
+    empty = {name: values == 0 if name == REGION else None for name, values in columns.items()}
+    table = pa.table({name: pa.array(v, mask=empty[name]) for name, v in columns.items()})
     texts = {
         name: json.dumps(value) if isinstance(value, list) else str(value)
         for name, value in _metadata(explanation).items()

@@ -36,17 +36,25 @@ class RemovalEffect:
     def in_words(self) -> str:
         """Return a sentence for readers."""
         change = "lowers" if self.after < self.before else "changes"
-        value = self.number == "value"  # in the units of the labels, of any size
-        what = "the predicted value" if value else f"the {self.number} of {self.followed}"
+        what = answer_words(self.number, self.followed)
         before, after, random = (
-            format(number, ".3g" if value else ".2f")
-            for number in (self.before, self.after, self.random)
+            show_answer(self.number, value) for value in (self.before, self.after, self.random)
         )
         share = f"{100 * self.share:g}\u00a0%"
         return (
-            f"Removing the {share} of patches that it marks most {change} {what} from {before} to "
-            f"{after}; removing {share} at random: {random}."
+            f"Removing the {share} of patches that it marks most {change} the {what} from {before} "
+            f"to {after}; removing {share} at random: {random}."
         )
+
+
+def answer_words(number: str, followed: str) -> str:
+    """Return what the answer of a contrast is, in words: e.g. the probability of a class."""
+    return "predicted value" if number == "value" else f"{number} of {followed}"
+
+
+def show_answer(number: str, value: float) -> str:
+    """Return a number of an answer as text. A value is in the units of the labels, of any size."""
+    return format(value, ".3g" if number == "value" else ".2f")
 
 
 def removal_effect(
@@ -72,7 +80,7 @@ def removal_effect(
     def answer_without(rows: NDArray[np.int64]) -> float:
         kept = np.ones(n, dtype=np.bool_)
         kept[rows] = False
-        outputs = _outputs(model, bag, kept, torch.device(device))
+        outputs = outputs_of(model, bag, kept, torch.device(device))
         return float(explanation.target.answer(outputs.cpu().double())[of])
 
     return RemovalEffect(
@@ -87,10 +95,10 @@ def removal_effect(
 
 
 @torch.no_grad()
-def _outputs(
+def outputs_of(
     model: MILModel, bag: Bag | Stream, kept: NDArray[np.bool_], device: torch.device
 ) -> Tensor:
-    """Return the outputs for the patches that are kept."""
+    """Return the outputs (C,) of a model for the patches that are kept, also if read in chunks."""
     if isinstance(bag, Stream):
         chunks = _kept_chunks(chunks_of(bag, device), kept)
         return model.stream(chunks, keep=may_keep(bag.info)).logits[0]

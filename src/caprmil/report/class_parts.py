@@ -134,6 +134,9 @@ class ClassParts(PredictionParts):
         two = len(explained.explanation.names) == 2
         return [likeliest(explained)] if two else [int(n) for n in order]
 
+    def answer_text(self, value: float) -> str:
+        return percent(value)
+
     def total_meaning(self, explanation: Explanation, total: float) -> str:
         """Return the probability of a lead, if it has one: two classes, and not an estimate."""
         estimated = explanation.method == "integrated gradients" or explanation.spread is not None

@@ -1,6 +1,7 @@
 """Pictures of a slide inside a page: a thumbnail, and patches that are stored once each."""
 
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from io import BytesIO
 from typing import NamedTuple
 
@@ -17,6 +18,9 @@ from caprmil.slides.slide import Slide
 THUMBNAIL_PX = 1600  # of the longer side
 PATCH_PX = 224
 MAX_PICTURES = 160  # patches with a picture: about two megabytes
+MAX_READ = (
+    4096  # pixels on a side that are read for a square; a larger one is cut out of the thumbnail
+)
 
 
 class GalleryPatch(NamedTuple):
@@ -66,9 +70,30 @@ class PatchPictures:
 
     def thumbnail(self) -> Picture | None:
         """Return the whole slide as a picture."""
+        if not self.available:
+            return None
+        return as_picture(self._small, "Thumbnail of the whole slide")
+
+    @cached_property
+    def _small(self) -> Pixels:
+        if self.slide is None:
+            raise ValueError("A picture needs the slide.")
+        return thumbnail(self.slide, THUMBNAIL_PX)
+
+    def square(self, x: float, y: float, side: float, px: int = PATCH_PX) -> Picture | None:
+        """Return a square of the slide, in level-0 pixels, as a picture of `px` on a side."""
         if self.slide is None or not self.available:
             return None
-        return as_picture(thumbnail(self.slide, THUMBNAIL_PX), "Thumbnail of the whole slide")
+        levels = [level.downsample for level in self.slide.levels]
+        fine = [downsample for downsample in levels if downsample <= 1.02 * side / px]
+        if side / max(fine, default=1.0) <= MAX_READ:
+            return as_picture(self.slide.read(x, y, side, px), "")
+        scale = self._small.shape[1] / self.slide.size[0]
+        box = (x * scale, y * scale, (x + side) * scale, (y + side) * scale)
+        cut = Image.fromarray(self._small).transform(
+            (px, px), Image.Transform.EXTENT, box, Image.Resampling.BILINEAR, fillcolor="white"
+        )
+        return as_picture(np.asarray(cut), "")
 
     def symbols(self, progress: Step | None = None) -> Markup:
         """Return all included patches, once each, as SVG symbols that galleries refer to."""

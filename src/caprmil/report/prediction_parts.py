@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from caprmil.evaluation.predictions import Predictions
 from caprmil.explain import ExplainedSlide, Explanation
-from caprmil.report.text_format import share
+from caprmil.report.text_format import number, share
 from caprmil.runs.run import Run
 from caprmil.targets.target import Label
 
@@ -69,6 +69,10 @@ class PredictionParts(ABC):
     def contrasts(self, explained: ExplainedSlide) -> list[int]:
         """Return the numbers of the contrasts to show evidence for, the most important first."""
         return [explained.explanation.predicted]
+
+    def answer_text(self, value: float) -> str:
+        """Return one number of an answer as text."""
+        return number(value)
 
     @abstractmethod
     def total_meaning(self, explanation: Explanation, total: float) -> str:

@@ -15,6 +15,7 @@ from caprmil.report.evidence_section import evidence_section
 from caprmil.report.html_page import asset, page, render
 from caprmil.report.parts_registry import parts_of
 from caprmil.report.patch_pictures import PatchPictures
+from caprmil.report.region_section import region_section
 from caprmil.report.relevance_section import relevance_section
 from caprmil.report.report_inputs import SlideInputs, SlideSection
 from caprmil.report.token_section import token_section
@@ -59,6 +60,7 @@ def map_section(inputs: SlideInputs) -> Markup:
 SECTIONS: tuple[SlideSection, ...] = (
     prediction_section,
     map_section,
+    region_section,
     relevance_section,
     evidence_section,
     token_section,

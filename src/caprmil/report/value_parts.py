@@ -79,6 +79,9 @@ class ValueParts(PredictionParts):
     def own_answer(self, explained: ExplainedSlide) -> str:
         return f"It predicts {self.number(float(explained.explanation.answer[0]))}."
 
+    def answer_text(self, value: float) -> str:
+        return self.number(value)
+
     def total_meaning(self, explanation: Explanation, total: float) -> str:
         """Return the predicted number that a sum stands for, unless it is an estimate."""
         if not explanation.exact or explanation.spread is not None:

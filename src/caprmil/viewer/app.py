@@ -38,6 +38,7 @@ IMMUTABLE = "private, max-age=86400, immutable"  # for addresses that hold a ver
 
 SCRIPTS = (
     *("viewer.js", "stage.js", "slide_list.js", "maps.js", "patches.js", "prediction_panel.js"),
+    "region_list.js",
     *("parts.js", "class_parts.js", "value_parts.js"),
     *("keyboard.js", "url_state.js", "layer_text.js", "dom.js", "paint.js"),
     "openseadragon.min.js",
@@ -101,6 +102,7 @@ class Routes:
             Route("/api/slides", self.slide_list),
             Route(slide, self.facts),
             Route(slide + "/numbers", self.numbers),
+            Route(slide + "/regions", self.regions),
             Route(slide + "/tiles/{zoom}/{name}", self.tile),
             Route(slide + "/patches/{name}", self.patch),
             Route(slide + "/gallery.jpg", self.gallery),
@@ -136,6 +138,9 @@ class Routes:
         if tag in [each.strip() for each in known]:
             return Response(status_code=304, headers={**headers, "Vary": "Accept-Encoding"})
         return Response(explained.data, media_type="application/octet-stream", headers=headers)
+
+    async def regions(self, request: Request) -> Response:
+        return _json(await _in(self.models, self.library.regions, self._id(request)))
 
     async def tile(self, request: Request) -> Response:
         key = self._id(request)

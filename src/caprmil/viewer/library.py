@@ -17,15 +17,18 @@ from PIL import Image
 from caprmil.cohort.cohort import find_bags
 from caprmil.errors import RunError, SlideError
 from caprmil.explain import (
+    MarkedRegion,
     PatchBoxes,
     SlideReference,
     explain_slide,
+    find_regions,
     locate_slide,
     open_slide,
     outputs_without,
     read_patch,
 )
 from caprmil.explain import browser as pages
+from caprmil.explain.marked_regions import measure_regions, why_no_regions
 from caprmil.features import bags
 from caprmil.features.bags import Bag
 from caprmil.io.paths import as_path
@@ -41,6 +44,7 @@ from caprmil.viewer.tiles import Pyramid, is_joined, jpeg, tile
 CACHE_BYTES = 768 * 2**20
 OPEN_SLIDE_BYTES = 32 * 2**20  # what the reader of an open slide may hold
 EXPLANATION_BYTES = 200_000  # of an explained slide, without its numbers
+REGION_BYTES = 200_000  # of the regions of a slide
 THUMBNAIL_PX = 160  # of the longer side
 GALLERY_PX, GALLERY_COLUMNS, MAX_GALLERY = 112, 16, 512
 MAX_PATCH_PX = 8192  # pixels on a side that are read for one patch
@@ -73,6 +77,10 @@ class PackedSlide:
     exact: bool
     boxes: PatchBoxes | None  # of patches on the slide, if its pixels can be shown
     gallery: tuple[int, ...]  # rows of the patches that any map shows first
+    layout: PatchBoxes  # of patches as they are shown: on the slide, or on their grid
+    regions: tuple[MarkedRegion, ...]  # that the first map marks
+    no_regions: str  # why there are none
+    map: str  # that regions are found on
 
 
 class Library:
@@ -131,7 +139,9 @@ class Library:
         )
 
     def _explain(self, key: str) -> PackedSlide:
-        explained = explain_slide(self.run, self.reference(key), device=self.device)
+        explained = explain_slide(
+            self.run, self.reference(key), regions=False, device=self.device
+        )  # regions are measured while the slide is shown
         problem, slide = None, None
         try:
             slide = self.open_slide(key)
@@ -149,6 +159,7 @@ class Library:
         facts["numbers"] = version
         record = explained.reference.record
         facts["flags"] = record.flags if record else ""
+        regions = find_regions(explained.explanation)
         return PackedSlide(
             facts=facts,
             data=numbers.data,
@@ -158,7 +169,33 @@ class Library:
             exact=explained.explanation.exact,
             boxes=boxes,
             gallery=gallery,
+            layout=pages.layout(explained, slide),
+            regions=regions,
+            no_regions="" if regions else why_no_regions(explained.explanation),
+            map=explained.explanation.first_signed,
         )
+
+    def regions(self, key: str) -> dict[str, Any]:
+        """Return the regions that the first map marks, with the effect of removing each."""
+        return self.cache.get(
+            ("regions", key), lambda: self._measure_regions(key), lambda _: REGION_BYTES
+        )
+
+    def _measure_regions(self, key: str) -> dict[str, Any]:
+        explained = self.explained(key)
+        if not explained.regions:
+            return {"found": [], "reason": explained.no_regions}
+        effects = measure_regions(
+            self._model(explained.fold),
+            self._bag(key),
+            explained.regions,
+            target=self.run.fold_target(explained.fold),
+            of=explained.facts["first_contrast"],
+            map_name=explained.map,
+            device=self.device,
+        )
+        mpp = explained.facts["mpp"] if explained.facts["placed"] else None
+        return pages.describe_regions(effects, explained.layout, mpp)
 
     def predict_without(
         self, key: str, removed: NDArray[np.bool_], tokens: NDArray[np.bool_] | None = None

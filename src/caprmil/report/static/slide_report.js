@@ -284,6 +284,41 @@
     if (button) selectPatch(Number(button.dataset.patch));
   });
 
+  // Regions
+
+  function outlineRegion(found) {
+    const svg = byId("region-outline");
+    svg.toggleAttribute("hidden", !found);
+    for (const button of document.querySelectorAll(".region")) {
+      button.setAttribute("aria-pressed", String(Number(button.dataset.region) === found?.number));
+    }
+    if (!found) return;
+    const path = found.rings.map((ring) => `M${ring.map((point) => point.join(",")).join("L")}Z`).join("");
+    svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
+    for (const line of svg.children) line.setAttribute("d", path);
+    svg.setAttribute("class", found.sign > 0 ? "for" : "against");
+  }
+
+  function selectRegion(button) {
+    const isShown = button.getAttribute("aria-pressed") === "true";
+    const found = facts.regions.found.find(({ number }) => number === Number(button.dataset.region));
+    outlineRegion(isShown ? null : found);
+    if (isShown) return;
+    const [x, y, wide, high] = found.box;
+    if (view.zoom > 1) {
+      view.x = 0.5 - ((x + wide / 2) / width) * view.zoom;
+      view.y = 0.5 - ((y + high / 2) / height) * view.zoom;
+      updateView();
+    }
+    const box = stage.getBoundingClientRect();
+    if (box.bottom < 120 || box.top < 0) stage.scrollIntoView({ block: "center" });
+  }
+
+  document.addEventListener("click", (event) => {
+    const button = event.target.closest(".region");
+    if (button) selectRegion(button);
+  });
+
   // Tokens
 
   function tokenLayer(token, head) {

@@ -44,6 +44,8 @@ export function headline({ label }, answer) {
   return [name, number, right ? "right" : "wrong", `${right ? "✓ right" : "✗ wrong"}, the label is ${label}`];
 }
 
+export const numberText = (answer, contrast) => percent(answer[contrast]);
+
 export function changeText(facts, before, after) {
   const n = best(before);
   const [old, now] = [percent(before[n]), percent(after[n])];

@@ -11,6 +11,7 @@
 //   sortGroups(names, slides)           the names of groups of labels in order
 //   headline(facts, answer)             [title, number, verdict, sentence on the label]
 //   changeText(facts, before, after)    how an answer changed, in a sentence
+//   numberText(answer, contrast)        the number of an answer that belongs to a contrast
 //   rows(facts, title, before, after)   an element that shows the numbers of an answer
 import * as classes from "./class_parts.js";
 import * as value from "./value_parts.js";

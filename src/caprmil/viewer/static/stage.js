@@ -17,7 +17,7 @@ export class Stage {
   constructor(on) {
     this.on = on;
     this.bag = null;
-    this.raster = this.removed = this.pending = this.path = null;
+    this.raster = this.removed = this.pending = this.path = this.rings = null;
     this.shown = { opacity: 0.65, overlay: true, patch: -1, hover: -1 };
     this.canvas = $("map-canvas");
     this.osd = OpenSeadragon({
@@ -55,7 +55,7 @@ export class Stage {
 
   /** Open a bag, with its slide if `tile(zoom, x, y)` returns addresses. Resolves when it is in view. */
   open(bag, { top, tile, size }, view) {
-    this.raster = this.removed = this.pending = this.path = null;
+    this.raster = this.removed = this.pending = this.path = this.rings = null;
     this.bag = null;
     const [width, height] = bag.facts.size;
     const source = new OpenSeadragon.TileSource(
@@ -108,10 +108,11 @@ export class Stage {
     this.refresh();
   }
 
-  /** Mark a region that is not removed yet. */
-  showPending(rows) {
+  /** Mark a region that is not removed yet: one byte per patch, with its outline if it is known. */
+  showPending(rows, rings = null) {
     this.pending = rows ? this.#mask(rows) : null;
-    if (!rows) this.path = null;
+    this.rings = rows ? rings : null;
+    if (!rows || rings) this.path = null;
     this.refresh();
   }
 
@@ -155,6 +156,13 @@ export class Stage {
     viewport.panTo(new OpenSeadragon.Point(x / this.width, y / this.width));
     viewport.zoomTo((zoom * this.width) / viewport.getContainerSize().x);
     viewport.applyConstraints();
+  }
+
+  /** Show a box of the slide, with a margin as wide as the box on each side. */
+  showBox([x, y, width, height]) {
+    const margin = Math.max(width, height);
+    const box = [x - margin, y - margin, width + 2 * margin, height + 2 * margin].map((value) => value / this.width);
+    this.osd.viewport.fitBoundsWithConstraints(new OpenSeadragon.Rect(...box));
   }
 
   zoom(factor) {
@@ -212,10 +220,11 @@ export class Stage {
     if (!this.hasPixels) this.#drawSquares(context, placement);
     if (this.raster && this.shown.overlay) this.#drawRaster(context, this.raster, placement, this.shown.opacity);
     if (this.removed) this.#drawHatched(context, this.removed, placement, ratio);
-    if (this.pending) this.#drawRaster(context, this.pending, placement, 0.45);
+    if (this.pending && !this.rings) this.#drawRaster(context, this.pending, placement, 0.45);
+    if (this.rings) this.#drawOutline(context, this.rings, placement);
     if (this.shown.hover >= 0) this.#drawFrame(context, this.shown.hover, placement, 1);
     if (this.shown.patch >= 0) this.#drawFrame(context, this.shown.patch, placement, 2.5);
-    if (this.path) this.#drawPath(context, placement);
+    if (this.path) this.#drawOutline(context, [this.path], placement);
   }
 
   #drawRaster(context, raster, { left, top, scale }, alpha) {
@@ -281,12 +290,14 @@ export class Stage {
     context.strokeRect(...box);
   }
 
-  #drawPath(context, { left, top, scale }) {
+  #drawOutline(context, rings, { left, top, scale }) {
     context.beginPath();
-    for (const [x, y] of this.path) context.lineTo(left + x * scale, top + y * scale);
-    context.closePath();
+    for (const ring of rings) {
+      ring.forEach(([x, y], n) => context[n ? "lineTo" : "moveTo"](left + x * scale, top + y * scale));
+      context.closePath();
+    }
     context.fillStyle = "rgba(255, 255, 255, 0.12)";
-    context.fill();
+    context.fill("evenodd");
     context.setLineDash([]);
     context.lineWidth = 3.5;
     context.strokeStyle = "#fff";
@@ -315,7 +326,7 @@ export class Stage {
     this.canvas.addEventListener("pointerdown", (event) => {
       if (!this.bag || event.button !== 0) return;
       this.canvas.setPointerCapture(event.pointerId);
-      this.pending = null;
+      this.pending = this.rings = null;
       [this.drawing, this.path] = [true, [point(event)]];
     });
     this.canvas.addEventListener("pointermove", (event) => {

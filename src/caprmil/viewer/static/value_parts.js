@@ -71,6 +71,8 @@ export function headline(facts, answer) {
   return [format(answer[0]), "", "", `The true value is ${format(label)}: error ${signed(answer[0] - label)}.`];
 }
 
+export const numberText = ([number]) => format(number);
+
 export function changeText(facts, [before], [after]) {
   const [old, now] = [format(before), format(after)];
   return old === now ? `The value stays at ${now}` : `${old} → ${now} (${signed(after - before)})`;

@@ -6,6 +6,7 @@ import { initialLayer, limitOf, showLegend, showMaps, tokenNames } from "./maps.
 import { chooseParts } from "./parts.js";
 import { Pictures, showGallery, showPatch } from "./patches.js";
 import { showPrediction } from "./prediction_panel.js";
+import { effectText, showRegions } from "./region_list.js";
 import { SlideList } from "./slide_list.js";
 import { Stage } from "./stage.js";
 import { packRows, ranges, read, unpackRows, unpackTokens, write } from "./url_state.js";
@@ -18,7 +19,9 @@ let removed = new Uint8Array(0); // one byte per patch: 1 is removed
 let off = []; // tokens whose message is removed: "block.head.token", in order
 let undoSteps = []; // {removed, off} before each step, for undo
 let whatIf = null; // the prediction without the removed patches and tokens
-let pending = null; // a region that was drawn and is not removed yet
+let pending = null; // a region that was drawn or chosen and is not removed yet
+let regions = null; // those that the first map marks, with their effect
+let region = 0; // the number of the chosen one
 let pictures = null;
 let isFirstLayer = true; // the map is the first one, of any slide
 let list = null;
@@ -60,7 +63,7 @@ async function open(id, wanted = {}) {
   opening = new AbortController();
   const { signal } = opening;
   Object.assign(state, { slide: id, patch: -1, view: null });
-  [bag, whatIf, pending, undoSteps] = [null, null, null, []];
+  [bag, whatIf, pending, undoSteps, regions, region] = [null, null, null, [], null, 0];
   list.mark(id);
   list.thumbnails.pause(true);
   const { name, problem } = list.slides.find((slide) => slide.id === id);
@@ -113,8 +116,20 @@ async function showSlide(decoded, wanted, signal) {
   }
   list.update(facts);
   refresh();
+  updateRegions();
   showScale();
   saveState();
+  measureRegions(signal);
+}
+
+async function measureRegions(signal) {
+  try {
+    regions = await getJson(`api/slides/${state.slide}/regions`, { signal });
+  } catch (problem) {
+    if (signal.aborted) return;
+    regions = { problem: problem.message };
+  }
+  updateRegions();
 }
 
 function noPixelsText({ problem, unplaced }) {
@@ -123,7 +138,7 @@ function noPixelsText({ problem, unplaced }) {
 }
 
 function clearPanels() {
-  for (const id of ["prediction", "gallery", "patch", "groups", "choices"]) $(id).replaceChildren();
+  for (const id of ["prediction", "region-list", "gallery", "patch", "groups", "choices"]) $(id).replaceChildren();
   $("description").textContent = "";
   $("legend").hidden = $("scale").hidden = true;
 }
@@ -163,6 +178,10 @@ function showDetails() {
 
 function updatePrediction() {
   showPrediction(bag.facts, whatIf, { undo, reset });
+}
+
+function updateRegions() {
+  showRegions(bag.facts, regions, region, chooseRegion);
 }
 
 function showScale() {
@@ -273,15 +292,29 @@ function lasso(on) {
   else if (bag) showTab("");
 }
 
-/** Show the buttons for a region that was drawn: one byte per patch, or null. */
-function offerRegion(rows) {
+/** Show a region that the map marks, and the buttons to remove it. */
+function chooseRegion(chosen) {
+  if (chosen.number === region) return offerRegion(null);
+  const rows = new Uint8Array(bag.n);
+  for (const [first, end] of chosen.rows) rows.fill(1, first, end);
+  lasso(false);
+  stage.showBox(chosen.box);
+  offerRegion(rows, chosen);
+  if (!isWide()) showTab("");
+  return undefined;
+}
+
+/** Show the buttons for a region that was drawn or chosen: one byte per patch, or null. */
+function offerRegion(rows, chosen = null) {
   if (rows && !rows.some((row, n) => row && !removed[n])) rows = null;
   pending = rows;
-  if (bag) stage.showPending(rows);
+  region = rows && chosen ? chosen.number : 0;
+  if (bag) stage.showPending(rows, chosen?.rings);
+  if (bag) updateRegions();
   $("region").hidden = !rows;
   if (!rows) return;
   const n = rows.reduce((sum, row, index) => sum + (row && !removed[index] ? 1 : 0), 0);
-  $("region-text").textContent = count(n, "patch");
+  $("region-text").textContent = chosen ? `Region ${region}, ${count(n, "patch")}: ${effectText(regions, chosen)}` : count(n, "patch");
   $("remove").disabled = removed.every((row, index) => row || rows[index]);
   $("remove").focus();
 }
