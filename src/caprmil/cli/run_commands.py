@@ -1,7 +1,7 @@
 """Commands on cohorts and runs: train, predict, evaluate, check, models."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -22,6 +22,9 @@ from caprmil.cli.shared import (
     show_table,
 )
 from caprmil.errors import count
+
+if TYPE_CHECKING:
+    from caprmil.runs.run import Run
 
 Changes = Annotated[
     list[str] | None,
@@ -202,9 +205,10 @@ def check(
     ] = None,
     most: Annotated[int, typer.Option(help="Maximum number of bags.", min=1)] = 8,
 ) -> None:
-    """Check the numerical properties of a run's model.
+    """Check the numerical properties of a run's model and maps.
 
-    Padding, order, precision, chunks and saving, on your own bags.
+    Padding, order, precision, chunks and saving, on your own bags. On one of them, or on a
+    validation slide, whether the maps depend on the weights and keep what they claim.
 
     \b
     Example:
@@ -228,8 +232,31 @@ def check(
     ]
     show_table(["promise", "largest deviation of an answer", "holds"], rows)
     typer.echo(f"Measured on {count(len(paths[:most]), 'bag')} with the model of {fold}.")
-    if not all(finding.holds for finding in findings):
+    maps_hold = _check_maps(trained, paths[0] if bags else None)
+    if not (maps_hold and all(finding.holds for finding in findings)):
         raise typer.Exit(1)
+
+
+def _check_maps(run: "Run", bag: Path | None) -> bool:
+    """Print the checks of the maps on a bag or a validation slide; return whether all hold."""
+    from caprmil.explain.map_checks import check_maps, slide_to_check, stored_first
+    from caprmil.features import bags
+
+    fold, name, path = slide_to_check(run, bag)
+    findings = check_maps(run.trained(fold), bags.read(path), first=stored_first(run))
+    rows = [
+        [
+            finding.map,
+            finding.check,
+            "not claimed" if finding.measured is None else f"{finding.measured:.1e}",
+            f"{finding.bound:g}",
+            "yes" if finding.holds else "NO",
+        ]
+        for finding in findings
+    ]
+    show_table(["map", "check", "measured", "at most", "holds"], rows)
+    typer.echo(f"Maps of {name}, with the model of {fold}.")
+    return all(finding.holds for finding in findings)
 
 
 @app.command()
