@@ -46,7 +46,7 @@ SAMPLED = MapKind(
 INFLUENCE = MapKind(
     name="influence",
     title="Influence on {} within the slide",
-    meaning="how much the {} falls if the patch is removed from the slide, to first order",
+    meaning="how fast the {} falls if the patch counts less in the sums over the slide",
 )
 GRADIENTS = MapKind(
     name="integrated gradients",
