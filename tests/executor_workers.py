@@ -159,8 +159,12 @@ def equal_bags(one: Path, two: Path, slides: Iterable[str]) -> bool:
 
 
 def run_contents(folder: Path) -> dict[str, bytes]:
-    """Return all files of a run except logs and pictures, which contain the time."""
+    """Return the files of a training, without logs, and without pictures, which contain the time.
+
+    A command or an explanation measures maps.json later.
+    """
     files = [f for f in sorted(folder.rglob("*")) if f.is_file() and "log" not in f.parts]
+    files = [f for f in files if f.name != "maps.json"]
     return {
         str(file.relative_to(folder)): b"" if file.suffix == ".png" else file.read_bytes()
         for file in files

@@ -29,6 +29,7 @@ from caprmil.runs.run import RECIPE, Run
 from caprmil.training import cross_validation as training
 from caprmil.training.cross_validation import cross_validate
 from caprmil.training.recipe import ModelConfig, Recipe, read_recipe
+from executor_workers import run_contents
 from quick_scoring import quick_scoring
 
 
@@ -42,7 +43,7 @@ def hurry(tiny_run: Run) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def unbroken(tiny_recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     """The content of a run that was never interrupted."""
-    return contents(run_recipe(short(tiny_recipe), tmp_path_factory.mktemp("a") / "run").folder)
+    return run_contents(run_recipe(short(tiny_recipe), tmp_path_factory.mktemp("a") / "run").folder)
 
 
 def run_recipe(recipe: Recipe, out: Path) -> Run:
@@ -59,17 +60,6 @@ def quick(recipe: Recipe, **changes: Any) -> Recipe:
 def short(recipe: Recipe) -> Recipe:
     """The recipe with two folds of two epochs: enough to be interrupted in the middle."""
     return quick(recipe, train=replace(recipe.train, epochs=2))
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    """All files of a run but its logs and figures, which contain the time."""
-    files = [
-        file for file in sorted(folder.rglob("*")) if file.is_file() and "log" not in file.parts
-    ]
-    return {
-        str(file.relative_to(folder)): b"" if file.suffix == ".png" else file.read_bytes()
-        for file in files
-    }
 
 
 def relabel(table: Path, folder: Path, column: Callable[[int], str], header: str) -> Path:
@@ -145,7 +135,7 @@ def test_tensorboard_has_a_point_per_epoch(tiny_run: Run) -> None:
 def test_two_runs_of_a_recipe_are_equal(
     tiny_recipe: Recipe, unbroken: dict[str, bytes], tmp_path: Path
 ) -> None:
-    assert contents(run_recipe(short(tiny_recipe), tmp_path / "run").folder) == unbroken
+    assert run_contents(run_recipe(short(tiny_recipe), tmp_path / "run").folder) == unbroken
 
 
 # Other cohorts and settings
@@ -257,10 +247,10 @@ def test_a_missing_device_or_cohort_is_an_error_before_training(
 
 
 def test_a_finished_run_is_not_changed(tiny_recipe: Recipe, tiny_run: Run) -> None:
-    before = contents(tiny_run.folder)
+    before = run_contents(tiny_run.folder)
     with pytest.raises(RunError, match="holds a finished run"):
         run_recipe(tiny_recipe, tiny_run.folder)
-    assert contents(tiny_run.folder) == before
+    assert run_contents(tiny_run.folder) == before
 
 
 @pytest.mark.parametrize("name", ["thesis.tex", "run"])
@@ -327,7 +317,7 @@ def test_an_interrupted_run_resumes_and_ends_with_the_same_numbers(
     with pytest.raises(KeyboardInterrupt):
         run_recipe(short(tiny_recipe), tmp_path / "run")
     monkeypatch.undo()
-    assert contents(run_recipe(short(tiny_recipe), tmp_path / "run").folder) == unbroken
+    assert run_contents(run_recipe(short(tiny_recipe), tmp_path / "run").folder) == unbroken
 
 
 @pytest.fixture
@@ -409,7 +399,7 @@ def test_a_killed_process_loses_no_finished_work(
         os.kill(process.pid, how)
         assert process.wait(timeout=60) != 0
     assert subprocess.run(command, timeout=120).returncode == 0
-    assert contents(tmp_path / "run") == contents(tiny_run.folder)
+    assert run_contents(tmp_path / "run") == run_contents(tiny_run.folder)
 
 
 # Recipes
