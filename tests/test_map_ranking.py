@@ -25,9 +25,11 @@ from caprmil.explain.map_ranking import (
     validation_slides,
 )
 from caprmil.features import bags
+from caprmil.io.json_files import as_json
 from caprmil.models import create
 from caprmil.runs.run import Run
 from caprmil.targets import Classification
+from caprmil.viewer import Library
 
 
 @pytest.fixture(scope="module")
@@ -189,3 +191,36 @@ def test_of_two_opposite_contrasts_one_is_computed() -> None:
     assert of_contrasts(two, 2, compute).tolist() == [[-1.0, 1.0]] * 5
     assert of_contrasts(three, 3, compute).shape == (5, 3)
     assert asked == [[[-1.0, 1.0]], [[1.0, -0.5, -0.5], [-0.5, 1.0, -0.5], [-0.5, -0.5, 1.0]]]
+
+
+def test_a_run_that_was_copied_without_its_bags_has_no_ranking(run: Run, tmp_path: Path) -> None:
+    copy = shutil.copytree(run.folder, tmp_path / "run", ignore=shutil.ignore_patterns("maps.json"))
+    features = str(Path(next(iter(run.paths.values()))).parent)
+    for file in copy.glob("*.json"):
+        file.write_text(file.read_text().replace(features, str(tmp_path / "gone")))
+    moved = Run(copy)
+    assert all("gone" in str(path) for path in moved.paths.values())
+    assert map_ranking(moved) is None
+    bag = next(iter(run.paths.values()))
+    case = explain.explain_slide(moved, explain.locate_slide(moved, bag), device="cpu")
+    assert case.explanation.first == "sampled influence"
+    assert "faithfulness on this run is unknown" in case.faithfulness_text()
+    assert not (copy / "maps.json").exists()
+
+
+def test_the_viewer_stores_no_ranking(run: Run, tmp_path: Path) -> None:
+    copy = shutil.copytree(run.folder, tmp_path / "run", ignore=shutil.ignore_patterns("maps.json"))
+    library = Library(Run(copy), device="cpu")
+    before = set(copy.rglob("*"))
+    library.explained(next(iter(library.entries)))
+    assert set(copy.rglob("*")) == before
+
+
+def test_a_ranking_over_one_patient_is_stored_and_read() -> None:
+    nan = float("nan")
+    ranking = MapRanking(
+        first="influence", beats_chance=False, slides=1, areas={"influence": (0.5, nan, nan)}
+    )
+    read = MapRanking.from_dict(json.loads(as_json(ranking.as_dict())))
+    assert np.isnan(read.areas["influence"][1])
+    assert read.areas["influence"][0] == 0.5

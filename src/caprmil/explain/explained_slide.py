@@ -81,6 +81,7 @@ def explain_slide(
     method: Method | None = None,
     first: str | None = None,
     maps: Sequence[str] = (),
+    ranking: MapRanking | None = None,
     regions: bool = True,
     force: bool = False,
     device: str = "auto",
@@ -89,15 +90,16 @@ def explain_slide(
     """Predict a slide with a run, and explain the prediction.
 
     With several models, the explanation is that of the model nearest to their mean. The first map
-    is the most faithful one of the run, see `map_ranking`, or the given one. Without `regions` the
-    effect of regions is not measured. `force` accepts a bag of another encoder or scale.
+    is the given one, or the most faithful one of the run by its `ranking`, which is measured and
+    stored if it is neither given nor known. Without `regions` the effect of regions is not
+    measured. `force` accepts a bag of another encoder or scale.
     """
     used = pick_device(device)
-    ranking = map_ranking(run, device=used)
-    if first is None and ranking is not None:
-        first = ranking.first
     info = bags.inspect(reference.bag)
     run.check_bag(reference.name, info, force=force)
+    ranking = ranking or map_ranking(run, device=used)
+    if first is None and ranking is not None:
+        first = ranking.first
     exact = method in (None, "exact")
     with ExitStack() as stack:
         bag: Bag | Stream

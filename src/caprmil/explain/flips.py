@@ -108,9 +108,7 @@ def flips_of(
 
     None if the bags of its test slides no longer exist.
     """
-    ranking = None
-    with suppress(BagError):  # without validation slides, the usual map is the first
-        ranking = map_ranking(run, device=device)
+    ranking = map_ranking(run, device=device)  # without one, the usual map is the first
     first = None if ranking is None else ranking.first
     path = run.folder / FILE
     if path.exists():

@@ -5,6 +5,7 @@ It is measured once, after training or when a slide is first explained, and kept
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any
@@ -13,7 +14,7 @@ from zlib import crc32
 import numpy as np
 import torch
 
-from caprmil.errors import CaprmilError
+from caprmil.errors import BagError, CaprmilError
 from caprmil.explain.explanation import explain
 from caprmil.explain.faithfulness import RANDOM, Faithfulness, faithfulness
 from caprmil.explain.faithfulness_summary import FEW, summarise_faithfulness
@@ -22,7 +23,9 @@ from caprmil.features import bags
 from caprmil.features.bags import Bag
 from caprmil.io.atomic import write_text
 from caprmil.io.json_files import as_json
+from caprmil.io.paths import as_path
 from caprmil.io.progress import Step
+from caprmil.runs.inference import is_large
 from caprmil.runs.run import Run
 
 FILE = "maps.json"
@@ -52,7 +55,10 @@ class MapRanking:
 
     @classmethod
     def from_dict(cls, found: dict[str, Any]) -> "MapRanking":
-        areas = {str(name): tuple(map(float, n)) for name, n in found["areas"].items()}
+        areas = {
+            str(name): tuple(float("nan" if n is None else n) for n in numbers)  # of one patient
+            for name, numbers in found["areas"].items()
+        }
         if found["first"] not in KINDS or any(len(numbers) != 3 for numbers in areas.values()):
             raise ValueError("not a ranking of maps")
         return cls(
@@ -80,11 +86,15 @@ class MapRanking:
 
 
 def map_ranking(
-    run: Run, *, device: torch.device | str = "cpu", progress: Step | None = None
+    run: Run,
+    *,
+    store: bool = True,
+    device: torch.device | str = "cpu",
+    progress: Step | None = None,
 ) -> MapRanking | None:
     """Return the ranking of the maps of a run. It is measured and stored if it is not known.
 
-    None if the run has no validation slides to measure it on.
+    None if there are no validation slides to measure it on, e.g. where only the run was copied.
     """
     path = run.folder / FILE
     if path.exists():
@@ -95,8 +105,9 @@ def map_ranking(
                 f"{path} is damaged ({problem}). Remove it: it is measured again."
             ) from None
     ranking = measure_ranking(run, device=device, progress=progress)
-    if ranking is not None and run.finished:
-        write_text(path, as_json(ranking.as_dict()))
+    if store and ranking is not None and run.finished:
+        with suppress(CaprmilError):  # in a folder without write access it is measured again
+            write_text(path, as_json(ranking.as_dict()), replace=True)
     return ranking
 
 
@@ -104,18 +115,23 @@ def measure_ranking(
     run: Run, *, device: torch.device | str = "cpu", progress: Step | None = None
 ) -> MapRanking | None:
     """Measure the faithfulness of every map on a few validation slides."""
-    chosen = validation_slides(run)[:SLIDES]
+    chosen = validation_slides(run)
     found: list[Faithfulness] = []
-    for number, (fold, slide) in enumerate(chosen):
-        bag = sample_patches(bags.read(run.paths[slide]), slide)
-        if len(bag.features) < 2:
-            continue
-        model = run.model(fold).to(device)
-        target = run.fold_target(fold)
-        explanation = explain(model, bag, target=target, slide=slide, fold=fold, device=device)
-        found.append(faithfulness(model, bag, explanation, shares=SHARES, device=device))
-        if progress:
-            progress(number + 1, len(chosen))
+    for fold, slide in chosen:
+        with suppress(BagError):  # a missing or damaged bag does not cost the others
+            path = as_path(run.paths[slide])
+            if is_large(bags.inspect(path)):
+                continue
+            bag = sample_patches(bags.read(path), slide)
+            if len(bag.features) < 2:
+                continue
+            model, target = run.model(fold).to(device), run.fold_target(fold)
+            explanation = explain(model, bag, target=target, slide=slide, fold=fold, device=device)
+            found.append(faithfulness(model, bag, explanation, shares=SHARES, device=device))
+        if progress and found:
+            progress(len(found), min(SLIDES, len(chosen)))
+        if len(found) == SLIDES:
+            break
     if not found:
         return None
     summary = summarise_faithfulness(found, run.patients)

@@ -6,6 +6,7 @@ Everything is computed when it is first needed and kept in a cache. Nothing is w
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,14 @@ from PIL import Image
 from caprmil.cohort.cohort import find_bags
 from caprmil.errors import RunError, SlideError
 from caprmil.explain import (
+    MapRanking,
     MarkedRegion,
     PatchBoxes,
     SlideReference,
     explain_slide,
     find_regions,
     locate_slide,
+    map_ranking,
     open_slide,
     outputs_without,
     read_patch,
@@ -138,10 +141,19 @@ class Library:
             lambda explained: len(explained.data) + EXPLANATION_BYTES,
         )
 
+    @cached_property
+    def _ranking(self) -> MapRanking | None:
+        """The faithfulness of the maps of the run. The viewer measures it but does not store it."""
+        return map_ranking(self.run, store=False, device=self.device)
+
     def _explain(self, key: str) -> PackedSlide:
         explained = explain_slide(
-            self.run, self.reference(key), regions=False, device=self.device
-        )  # regions are measured while the slide is shown
+            self.run,
+            self.reference(key),
+            ranking=self._ranking,
+            regions=False,  # they are measured while the slide is shown
+            device=self.device,
+        )
         problem, slide = None, None
         try:
             slide = self.open_slide(key)
