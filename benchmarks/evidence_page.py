@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 CLASS = "tumour"
 RANDOM, TOKEN = "random", "best token (by the truth)"
 MAPS = (
+    *("sampled influence", "influence"),
     *("evidence, exact", "perturbation", "integrated gradients", "gradients"),
     *("attention", "class attention", "patch scores", TOKEN, RANDOM),
 )
