@@ -13,6 +13,8 @@ from caprmil.config import digest
 from caprmil.errors import BagError, UnknownNameError
 from record import Page, Record
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
 DATA = Path(os.environ.get("CAPRMIL_DATA", ROOT.parent / "shared" / "data")) / "classic-mil"
 

@@ -15,6 +15,8 @@ from caprmil.training import cross_validation as training
 from caprmil.training.recipe import Recipe
 from quick_scoring import quick_scoring
 
+pytestmark = pytest.mark.slow
+
 
 def invoke(*words: object) -> Result:
     return CliRunner().invoke(cli.app, [str(word) for word in words], catch_exceptions=False)
@@ -192,7 +194,6 @@ def test_a_mistake_in_a_sweep_is_an_error_before_anything_is_written(
 # reproduce
 
 
-@pytest.mark.slow
 def test_a_rehearsal_runs_and_is_not_trained_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

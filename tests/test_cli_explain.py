@@ -28,6 +28,8 @@ from caprmil.training.module import TrainConfig
 from caprmil.training.recipe import ModelConfig, Recipe
 from small_models import small_model
 
+pytestmark = pytest.mark.slow
+
 SIDE = 700  # pixels of a slide
 TABLES = {"explanation.json", "patches.csv", "scores.h5"}
 FIGURES = {"relevance.png", "relevance.pdf"}
@@ -169,7 +171,6 @@ def test_a_model_without_tokens_has_no_token_figures(study: Path, tmp_path: Path
     assert names(tmp_path) == {"run", "a", "b"}  # no incomplete folder is left
 
 
-@pytest.mark.slow
 def test_a_slide_without_a_scale_is_explained(study: Path, tmp_path: Path) -> None:
     """Coordinates are pixels: only the scale bar needs microns."""
     old = bags.read(study / "features" / "s1.h5")

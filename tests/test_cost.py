@@ -19,6 +19,8 @@ from caprmil.models.caprmil import CAPRMIL
 from caprmil.models.mean import MeanMIL
 from caprmil.runs.run import Run
 
+pytestmark = pytest.mark.slow
+
 MIB = 2**20
 
 
@@ -73,7 +75,6 @@ def test_the_memory_of_mean_is_as_counted_by_hand() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.slow
 def test_memory_agrees_with_the_resident_memory_of_the_process() -> None:
     program = """
 from pathlib import Path

@@ -7,6 +7,8 @@ import pytest
 
 from caprmil import demo
 
+pytestmark = pytest.mark.slow
+
 
 def files(folder: Path) -> dict[Path, int]:
     """Return when each slide, bag and model was written."""
@@ -14,7 +16,6 @@ def files(folder: Path) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in found}
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(2400)
 def test_a_plain_mean_loses_a_rare_signal_and_context_finds_it(tmp_path: Path) -> None:
     results, answers, reports = demo.demo(tmp_path, progress=False)

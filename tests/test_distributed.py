@@ -36,6 +36,8 @@ from caprmil.training.distributed import ProcessGroup
 from caprmil.training.module import MILModule, TrainConfig, fit
 from caprmil.training.recipe import ModelConfig, Recipe
 
+pytestmark = pytest.mark.slow
+
 TARGET = Classification(classes=("normal", "tumour"))
 STUDY = RareSignal(slides=20, width=16, patches=(10, 30), signal=0.3, stain=0.5)
 SLIDES = [Sample(f"s{n}", bags.from_arrays(STUDY.bag(n)[0]), n % 2) for n in range(20)]
@@ -103,7 +105,6 @@ def weights(model: MILModel) -> Tensor:
 # First, as a process is in one group at a time, and the other tests share theirs
 
 
-@pytest.mark.slow
 def test_the_error_of_a_worker_process_is_raised_by_the_main_process(
     tmp_path: Path, monkeypatch_module: pytest.MonkeyPatch
 ) -> None:
@@ -158,7 +159,6 @@ def test_one_device_has_the_batches_of_the_sampler() -> None:
 # The loss of one process
 
 
-@pytest.mark.slow
 def test_two_processes_with_one_bag_equal_one_process_with_two_bags(
     tmp_path: Path, two: ProcessGroup
 ) -> None:
@@ -169,7 +169,6 @@ def test_two_processes_with_one_bag_equal_one_process_with_two_bags(
     assert not two.running
 
 
-@pytest.mark.slow
 def test_bags_have_equal_weight_if_their_number_does_not_divide_evenly(
     tmp_path: Path, two: ProcessGroup
 ) -> None:
@@ -180,7 +179,6 @@ def test_bags_have_equal_weight_if_their_number_does_not_divide_evenly(
     assert same(single, together)
 
 
-@pytest.mark.slow
 def test_a_single_validation_bag_is_counted_once(tmp_path: Path, two: ProcessGroup) -> None:
     _, single = train(tmp_path / "one", n_validation=1)
     _, together = train(tmp_path / "two", two, n_validation=1)
@@ -204,7 +202,6 @@ def test_a_bag_that_only_fills_up_a_device_is_not_scored() -> None:
     assert module.validation_row["val_loss"] == 2.0
 
 
-@pytest.mark.slow
 def test_early_stopping_is_the_same_on_two_devices(tmp_path: Path, two: ProcessGroup) -> None:
     hasty = {"epochs": 30, "warmup_epochs": 20, "warmup_lr": 1e-3, "lr": 0.1, "patience": 2}
     one, single = train(tmp_path / "one", **hasty)
@@ -213,7 +210,6 @@ def test_early_stopping_is_the_same_on_two_devices(tmp_path: Path, two: ProcessG
     torch.testing.assert_close(weights(other), weights(one), rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.slow
 def test_two_devices_resume_a_training_of_one(tmp_path: Path, two: ProcessGroup) -> None:
     def stop(row: Row) -> None:
         if row["epoch"] == 1:
@@ -226,7 +222,6 @@ def test_two_devices_resume_a_training_of_one(tmp_path: Path, two: ProcessGroup)
     assert same(whole, resumed)
 
 
-@pytest.mark.slow
 def test_only_the_main_process_writes(tmp_path: Path, two: ProcessGroup) -> None:
     train(tmp_path, two)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
@@ -244,7 +239,6 @@ def test_every_parameter_has_a_gradient_from_every_bag() -> None:
             assert [n for n, p in model.named_parameters() if p.grad is None] == []
 
 
-@pytest.mark.slow
 def test_every_model_trains_on_two_devices_as_on_one(tmp_path: Path, two: ProcessGroup) -> None:
     for name in set(list_models()) - {"dgrmil"}:
         _, single = train(tmp_path / f"{name} alone", model=name, lr=1e-3)
@@ -324,7 +318,6 @@ def scores(run: Run) -> Any:
     return pytest.approx(run.predictions.answers, **CLOSE)
 
 
-@pytest.mark.slow
 def test_a_run_on_two_devices_equals_one_on_one_device(
     tmp_path: Path, tiny_recipe: Recipe, two: ProcessGroup
 ) -> None:
@@ -352,7 +345,6 @@ def command(recipe: Recipe, tmp_path: Path, *options: str) -> list[str]:
     return [*train, "--device", "cpu", "--devices", "2", *options]
 
 
-@pytest.mark.slow
 def test_torchrun_can_start_the_processes(tmp_path: Path, tiny_recipe: Recipe) -> None:
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     ended = subprocess.run(
@@ -387,7 +379,6 @@ def as_slurm(rank: int, *, port: int) -> dict[str, str]:
     }
 
 
-@pytest.mark.slow
 def test_processes_of_slurm_on_one_node_connect_to_each_other(
     tmp_path: Path, tiny_recipe: Recipe
 ) -> None:
@@ -430,7 +421,6 @@ def wait_for(what: Any, seconds: float = 120) -> None:
         time.sleep(0.2)
 
 
-@pytest.mark.slow
 def test_all_processes_end_with_the_main_one_and_the_run_resumes(
     tmp_path: Path, tiny_recipe: Recipe
 ) -> None:
@@ -453,7 +443,6 @@ def test_all_processes_end_with_the_main_one_and_the_run_resumes(
     assert Run(tmp_path / "run").finished
 
 
-@pytest.mark.slow
 def test_a_script_needs_no_main_guard(tmp_path: Path, tiny_recipe: Recipe) -> None:
     (tmp_path / "recipe.toml").write_text(config.dump(tiny_recipe))
     script = tmp_path / "script.py"

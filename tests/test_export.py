@@ -20,6 +20,8 @@ from caprmil.models import MODELS, MILModel, Output, create
 from caprmil.runs.run import Run
 from caprmil.targets import Regression
 
+pytestmark = pytest.mark.slow
+
 SUFFIXES = {name: kind.suffix for name, kind in export.FORMATS.items()}
 SMALL: dict[str, dict[str, Any]] = {
     "caprmil": {"dim": 16, "heads": 2},
@@ -66,7 +68,6 @@ def test_torch_export_predicts_as_the_model_does(tmp_path: Path) -> None:
     assert export.export_model(small("bayesmil"), tmp_path / "m.pt2", to="pt2").deviation < 1e-5
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("to", ["pt2", "onnx"])
 @pytest.mark.parametrize("name", SMALL)
 def test_every_model_predicts_the_same_in_every_format(name: str, to: str, tmp_path: Path) -> None:

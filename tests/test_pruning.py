@@ -16,6 +16,8 @@ from caprmil.runs.run import Run
 from caprmil.training import cross_validation as training
 from caprmil.training.recipe import Recipe
 
+pytestmark = pytest.mark.slow
+
 EPOCHS, WARMUP, FOLDS = 5, 2, ("fold-0", "fold-1")
 Curve = list[float]
 

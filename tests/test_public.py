@@ -73,14 +73,14 @@ def test_models_load_without_h5py_and_lightning() -> None:
     assert done.stdout.split() == ["False", "False"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("page", "written"),
     [
         ("README.md", ["runs/first/report/index.html"]),
-        pytest.param(
+        (
             "docs/quickstart.md",
             ["predictions.csv", "runs/first/scores.md", "runs/abmil/scores.md"],
-            marks=pytest.mark.slow,
         ),
     ],
 )

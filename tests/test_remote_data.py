@@ -23,6 +23,8 @@ from caprmil.training.recipe import read_recipe
 from remote_faults import fail_uploads_after, reset_connections
 from test_extraction import Colour, save, section
 
+pytestmark = pytest.mark.slow
+
 # Bags and cohorts
 
 

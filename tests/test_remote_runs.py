@@ -35,7 +35,7 @@ from caprmil.training.recipe import Recipe
 from quick_scoring import quick_scoring
 from remote_faults import fail_uploads_after
 
-SLOW_S3 = pytest.param("s3", marks=pytest.mark.slow)
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -111,7 +111,7 @@ def test_a_missing_bucket_is_found_before_training(s3: str, tiny_recipe: Recipe)
         train(tiny_recipe, as_path("s3://missing/run"))
 
 
-@pytest.mark.parametrize("remote_cohort", ["memory", SLOW_S3], indirect=True)
+@pytest.mark.parametrize("remote_cohort", ["memory", "s3"], indirect=True)
 def test_a_remote_run_has_the_scores_of_a_local_one(
     remote_cohort: RemotePath, recipe: Recipe, local: Run, tiny_cohort: Path
 ) -> None:
@@ -139,7 +139,7 @@ def test_a_remote_run_has_the_scores_of_a_local_one(
     assert set(run.validation) == set(local.validation)
 
 
-@pytest.mark.parametrize("remote_cohort", ["memory", SLOW_S3], indirect=True)
+@pytest.mark.parametrize("remote_cohort", ["memory", "s3"], indirect=True)
 def test_another_machine_resumes_a_killed_run_after_its_finished_folds(
     remote_cohort: RemotePath, recipe: Recipe, local: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -218,7 +218,6 @@ def test_folds_that_could_not_be_uploaded_are_not_trained_again(
     assert fitted == []
 
 
-@pytest.mark.slow
 def test_a_local_folder_of_another_cohort_is_renamed(
     partial_run: RemotePath, recipe: Recipe, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -307,7 +306,6 @@ def call(*arguments: Any) -> None:
     app([str(argument) for argument in arguments], standalone_mode=False)
 
 
-@pytest.mark.slow
 def test_the_commands_accept_urls(
     s3: str, recipe: Recipe, local: Run, tiny_cohort: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -17,6 +17,8 @@ from caprmil.synthetic import BenchmarkCohort
 from caprmil.training.recipe import Recipe
 from quick_scoring import quick_scoring
 
+pytestmark = pytest.mark.slow
+
 MODELS = {"camelyon16": "caprmil+gated", "tcga-nsclc": "mean", "panda": "clam", "bracs": "bayesmil"}
 """The model that is trained by each protocol here."""
 QUICK = ("train.epochs=1", "train.warmup_epochs=0", "splits.repeats=1", "splits.folds=2")

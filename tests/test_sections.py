@@ -16,6 +16,8 @@ from PIL import Image
 from caprmil.errors import CaprmilError, CohortError, UnknownNameError
 from caprmil.synthetic import ARTEFACTS, KINDS, TRUTH_UM, Section, SlideCohort
 
+pytestmark = pytest.mark.slow
+
 SMALL = Section(seed=3, width=1200, height=1000, tumour=0.2)
 STUDY = SlideCohort(slides=4, width=700, height=600, tumour=0.1)
 

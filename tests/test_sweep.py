@@ -32,6 +32,8 @@ from caprmil.training import cross_validation as training
 from caprmil.training.recipe import Recipe
 from quick_scoring import quick_scoring
 
+pytestmark = pytest.mark.slow
+
 
 def plan(*changes: str, **options: Any) -> Plan:
     return read_plan("slides.csv", changes, **options)
@@ -338,7 +340,6 @@ def search(tiny_recipe: Recipe) -> Callable[..., Plan]:
     return search
 
 
-@pytest.mark.slow
 def test_a_bayesian_search_that_was_stopped_resumes_with_the_same_points(
     trained: Trained, search: Callable[..., Plan], tmp_path: Path
 ) -> None:
@@ -536,7 +537,6 @@ def test_every_point_is_a_run_with_its_own_recipe(tokens: tuple[Plan, Path]) -> 
     assert config.load(folder / "sweep.toml", into=Plan) == own
 
 
-@pytest.mark.slow
 def test_a_point_that_was_killed_is_resumed_and_ends_with_the_same_scores(
     tokens: tuple[Plan, Path], tmp_path: Path
 ) -> None:

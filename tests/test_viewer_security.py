@@ -12,6 +12,8 @@ from caprmil.viewer import Library, create
 from caprmil.viewer.security import HEADERS, AccessMiddleware, access_rules, is_loopback
 from viewer_requests import BARE, FIRST, Reply, call, predict
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def app(library: Library) -> AccessMiddleware:
