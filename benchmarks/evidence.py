@@ -30,7 +30,6 @@ from sklearn.metrics import roc_auc_score
 from bags import MODELS
 from caprmil import config, encoders, explain, figures
 from caprmil.errors import CaprmilError, UnknownNameError
-from caprmil.explain.attribution import integrated_gradients, leave_one_out
 from caprmil.features import bags
 from caprmil.features.bags import Bag
 from caprmil.features.extract import Extraction
@@ -45,6 +44,7 @@ from caprmil.training.cross_validation import complete
 from caprmil.training.recipe import Recipe
 from evidence_page import CLASS, RANDOM, TOKEN, Job, Result, picture, report, table
 from record import Page, Record
+from timed_maps import timed_maps
 
 HALF = 0.5  # share of a patch from which it counts as tumour
 DRAWS = 50  # random maps per slide
@@ -151,7 +151,11 @@ def score_maps(
     """Return the scores of each map: AUC of all patches and of clear patches, and area."""
     of = trained.target.names.index(CLASS)
     explanation = explain.explain(model, bag, target=trained.target, slide=slide)
-    maps = every_map(model, bag, explanation, of)
+    features, cells = torch.from_numpy(bag.features)[None], bag.grid()
+    grid = None if cells is None else torch.from_numpy(cells)
+    maps, costs = timed_maps(model, features, grid, trained.target.contrasts[of])
+    stored = set(explanation.map_names) & {"class attention", "patch scores"}
+    maps |= {name: explanation.values(name, of) for name in stored}
     deletion = explain.faithfulness(model, bag, explanation, of=of, maps=maps).curves
     if explanation.assignments is not None:
         n_tokens = explanation.assignments.shape[-1]
@@ -163,6 +167,8 @@ def score_maps(
     scores[RANDOM] = {name: float(np.mean([each[name] for each in drawn])) for name in drawn[0]}
     for name, curves in deletion.items():
         scores[name]["area"] = curves.area
+    for name, cost in costs.items():
+        scores[name]["cost"] = cost
     return scores
 
 
@@ -175,30 +181,11 @@ def auc_scores(share: NDArray[np.float64], values: NDArray[Any]) -> dict[str, fl
     }
 
 
-def every_map(
-    model: MILModel, bag: Bag, explanation: explain.Explanation, of: int
-) -> dict[str, NDArray[Any]]:
-    """Return each map for a class, with the estimates for additive models too."""
-    features = torch.from_numpy(bag.features)[None]
-    cells = bag.grid()
-    grid = None if cells is None else torch.from_numpy(cells)
-    maps = explain.relevance_maps(model, features, grid, explanation, of=of)
-    exact = {"evidence, exact": maps.pop("evidence")} if explanation.exact else {}
-    maps.pop("evidence", None)
-    estimates = {
-        "perturbation": leave_one_out(model, features, grid),
-        "integrated gradients": integrated_gradients(model, features, grid),
-    }
-    contrast = explanation.target.contrasts[of]
-    found = {name: contrast.of(each.terms).numpy() for name, each in estimates.items()}
-    return {**exact, **found, **maps}
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the benchmark, print the table, write page and figure."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--models", default=",".join(MODELS), help="default: %(default)s")
-    parser.add_argument("--seeds", type=int, default=1, help="of the split and the weights")
+    parser.add_argument("--seeds", type=int, default=3, help="of the split and the weights")
     parser.add_argument("--out", type=Path, default=Path("docs/evidence.md"), help="the page")
     parser.add_argument(
         "--folder", type=Path, default=Path("runs/evidence"), help="for slides, features and runs"

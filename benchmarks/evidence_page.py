@@ -16,7 +16,7 @@ CLASS = "tumour"
 RANDOM, TOKEN = "random", "best token (by the truth)"
 MAPS = (
     *("sampled influence", "influence"),
-    *("evidence, exact", "perturbation", "integrated gradients", "gradients"),
+    *("evidence", "perturbation", "integrated gradients", "gradients"),
     *("attention", "class attention", "patch scores", TOKEN, RANDOM),
 )
 REFERENCES = (TOKEN, RANDOM)  # not compared with the other maps
@@ -84,6 +84,16 @@ def table(results: Sequence[Result], score: str) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
+def cost_table(results: Sequence[Result]) -> str:
+    """Return the CPU time of each map, as a multiple of a prediction of the same model."""
+    maps = present(results, "cost")
+    rows = [["", *maps], ["---", *["--:"] * len(maps)]]
+    for model, seeds in by_model(results).items():
+        costs = {name: values(seeds, name, "cost") for name in maps}
+        rows.append([model, *(f"{np.median(c):.1f}" if len(c) else "" for c in costs.values())])
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
 def _cell(value: float | None, best: float | None) -> str:
     if value is None:
         return ""
@@ -118,7 +128,7 @@ def summary(results: Sequence[Result]) -> list[str]:
         ranked = sorted(wins.items(), key=lambda item: -len(item[1]))
         text = "; ".join(f"{name} ({', '.join(of)})" for name, of in ranked)
         lines.append(f"{title}, with ties: {text}.")
-    for name in ("evidence, exact", "attention", "gradients"):
+    for name in ("evidence", "attention", "gradients"):
         means = {m: v.mean() for m, s in models.items() if len(v := values(s, name, "found"))}
         if means:
             (worse, least), *_, (better, most) = sorted(means.items(), key=lambda item: item[1]) * 2
@@ -157,6 +167,10 @@ It took {minutes:.0f} minutes on one core, without slides, features and runs tha
 {lines}
 
 {tables}
+
+### Cost: CPU time as a multiple of one prediction, median over slides
+
+{cost_table(results)}
 """
 
 

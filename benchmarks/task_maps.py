@@ -15,7 +15,6 @@ from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from statistics import median
-from time import process_time
 from typing import NamedTuple
 
 import numpy as np
@@ -28,13 +27,13 @@ from bags import Job as BagJob
 from bags import Recipe as BagRecipe
 from caprmil.errors import CaprmilError, UnknownNameError
 from caprmil.explain import explain, faithfulness
-from caprmil.explain.attribution import attribute, gradient_times_input, leave_one_out
 from caprmil.explain.map_kinds import COMPUTED, SAMPLED
 from caprmil.features import bags
 from caprmil.models import MILModel
 from caprmil.synthetic.tasks import OUTLIER, PARTNER, SIGNAL, TASKS
-from caprmil.targets import Contrast, Target, classification_metrics
+from caprmil.targets import Target, classification_metrics
 from record import Page, Record
+from timed_maps import timed_maps
 
 DEFAULT = SAMPLED.name
 RANDOM = "random"
@@ -131,49 +130,12 @@ def measure(
     explanation = explain(model, bag, target=target, slide="bag", first="evidence")
     contrast = explanation.target.contrasts[1]
     point = torch.from_numpy(features)[None]
-    maps, costs = every_map(model, point, contrast)
+    maps, costs = timed_maps(model, point, None, contrast)
     curves = faithfulness(model, bag, explanation, of=1, maps=maps).curves
     areas = {name: curves[name].area for name in MAPS if name in curves}
     planted, counted = np.isin(kinds, planted_kinds), kinds != OUTLIER
     found = {name: roc_auc_score(planted[counted], maps[name][counted]) for name in maps}
     return areas, found | {RANDOM: 0.5}, costs
-
-
-def every_map(
-    model: MILModel, features: torch.Tensor, contrast: Contrast
-) -> tuple[dict[str, Map], dict[str, float]]:
-    """Return each map of one bag, and its CPU time as a multiple of a prediction."""
-
-    def predict() -> torch.Tensor:
-        with torch.no_grad():
-            return model(features).attention[0]
-
-    ways: dict[str, Callable[[], torch.Tensor]] = {
-        **{name: partial(_first, way, model, features) for name, way in COMPUTED.items()},
-        "evidence": lambda: contrast.of(attribute(model, features)[0].terms),
-        "perturbation": lambda: contrast.of(leave_one_out(model, features).terms),
-        "gradients": lambda: gradient_times_input(model, features, contrast=contrast),
-        "attention": predict,
-    }
-    predict()
-    prediction = median(_seconds(predict)[1] for _ in range(5))
-    found, costs = {}, {}
-    for name, way in ways.items():
-        values, seconds = _seconds(way)
-        found[name], costs[name] = values.detach().numpy(), seconds / prediction
-    return found, costs
-
-
-def _first(
-    compute: Callable[..., torch.Tensor], model: MILModel, features: torch.Tensor
-) -> torch.Tensor:
-    """Return a map of the second class against the first."""
-    return compute(model, features, None, torch.tensor([[-1.0, 1.0]]))[:, 0]
-
-
-def _seconds(way: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, float]:
-    start = process_time()
-    return way(), process_time() - start
 
 
 def table(results: Sequence[Result], score: str) -> str:

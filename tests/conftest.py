@@ -1,5 +1,6 @@
 """Fixtures that tests share. In the tests of models, every annotated tensor is checked."""
 
+import importlib
 import os
 import shutil
 import signal
@@ -58,11 +59,19 @@ def tiny_recipe(tiny_cohort: Path) -> "Recipe":
 
 @pytest.fixture(scope="session")
 def tiny_run(tiny_recipe: "Recipe", tmp_path_factory: pytest.TempPathFactory) -> "Run":
-    """A finished run of that recipe. It is shared: copy its folder before changing anything."""
+    """A finished run of that recipe, with its maps ranked on two slides.
+
+    It is shared: copy its folder before changing anything.
+    """
     from caprmil.training.cross_validation import cross_validate
 
     folder = tmp_path_factory.mktemp("tiny_run") / "run"
-    return cross_validate(tiny_recipe, folder, device="cpu", progress=False)
+    run = cross_validate(tiny_recipe, folder, device="cpu", progress=False)
+    with pytest.MonkeyPatch.context() as patch:
+        ranking = importlib.import_module("caprmil.explain.map_ranking")
+        patch.setattr(ranking, "SLIDES", 2)
+        ranking.map_ranking(run)
+    return run
 
 
 @pytest.fixture(scope="session")
