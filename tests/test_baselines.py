@@ -9,16 +9,21 @@ import pytest
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss, roc_auc_score
 
-from caprmil.cohort.cohort import Cohort, load_cohort
+from caprmil.cohort.cohort import Cohort, CohortConfig, load_cohort
 from caprmil.cohort.folds import Fold, SplitConfig
+from caprmil.errors import CohortError
 from caprmil.evaluation import baselines
 from caprmil.features import bags
 from caprmil.runs.run import Run
+from caprmil.targets import Regression
 from caprmil.training.cross_validation import cross_validate
 from caprmil.training.module import TrainConfig
 from caprmil.training.recipe import ModelConfig, Recipe
 
 SLIDES = 48
+# Slide n is of class n % 2. Pure: its code has n % 2, mixed: the tens of n.
+PURE_CODES = "TCGA-{1}A-00{0:02d}-01Z-00-DX1"
+MIXED_CODES = "TCGA-{2}A-00{0:02d}-01Z-00-DX1"
 Loaded = tuple[Cohort, list[Fold]]
 
 
@@ -37,7 +42,7 @@ def write(
     """
     rng, lines = np.random.default_rng(0), [f"slide,patient,label{',site' * (site is not None)}"]
     for n in range(SLIDES):
-        slide, label = name.format(n), n % classes
+        slide, label = name.format(n, n % classes, n // 10), n % classes
         features = rng.normal(size=(count(n), 6))
         features += shift(n) - features.mean(axis=0)  # the mean has only the shift
         bags.write(folder / "features" / f"{slide}.h5", features.astype(np.float32))
@@ -211,11 +216,70 @@ def test_a_site_that_is_not_in_training_gets_the_shares_of_all(tmp_path: Path) -
 
 
 def test_the_site_is_read_from_tcga_barcodes(tmp_path: Path) -> None:
-    cohort, folds = read(write(tmp_path, name="TCGA-{:02d}-4244-01Z-00-DX1"))
+    cohort, folds = read(write(tmp_path, name=MIXED_CODES))
     sites = baselines.find_sites(cohort)
-    assert sites.of["TCGA-05-4244-01Z-00-DX1"] == "05"
+    assert sites.of["TCGA-4A-0041-01Z-00-DX1"] == "4A"
     assert sites.remark == "The site is taken from the barcodes of TCGA."
     assert "site" in baselines.predict_baselines(cohort, folds)
+
+
+@pytest.fixture(scope="module")
+def pure_codes(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
+    """A cohort of two studies, as TCGA-NSCLC is: no code is in both."""
+    return read(write(tmp_path_factory.mktemp("studies"), name=PURE_CODES))
+
+
+def test_codes_that_tcga_gives_per_study_are_not_sites(pure_codes: Loaded) -> None:
+    cohort, folds = pure_codes
+    labels: dict[str, set[object]] = {}
+    for entry in cohort.entries:
+        labels.setdefault(entry.name[5:7], set()).add(entry.label)
+    assert all(len(own) == 1 for own in labels.values()) and len(labels) < SLIDES
+    sites = baselines.find_sites(cohort)
+    assert not sites.of
+    assert "per study" in sites.remark and "[data] site" in sites.remark
+    assert set(baselines.predict_baselines(cohort, folds[:1])) == {"patch count", "mean feature"}
+
+
+def test_a_column_with_the_same_codes_is_not_a_site_either(pure_codes: Loaded) -> None:
+    cohort = pure_codes[0]
+    codes = [entry.name[5:7].lower() for entry in cohort.entries]
+    assert not baselines.find_sites(with_sites(cohort, "tissue_source_site", codes)).of
+
+
+def test_a_column_of_the_users_own_stays_if_it_is_pure(pure_codes: Loaded) -> None:
+    cohort = pure_codes[0]
+    sites = baselines.find_sites(with_sites(cohort, "hospital", ["Athens", "Paris"]))
+    assert set(sites.of.values()) == {"Athens", "Paris"}
+
+
+def test_one_code_with_two_labels_makes_codes_sites(pure_codes: Loaded) -> None:
+    cohort = pure_codes[0]
+    first = replace(cohort.entries[0], label=1)
+    assert cohort.entries[0].label == 0
+    assert baselines.find_sites(replace(cohort, entries=(first, *cohort.entries[1:]))).of
+
+
+def test_codes_are_sites_where_there_are_no_classes(tmp_path: Path) -> None:
+    table = write(tmp_path, name=PURE_CODES)
+    text = table.read_text().replace(",a", ",1.5").replace(",b", ",2.5")
+    table.write_text(text)
+    cohort, _ = load_cohort(table, tmp_path / "features", target=Regression())
+    assert baselines.find_sites(cohort).of
+
+
+def test_data_site_names_the_column_of_the_institution(tmp_path: Path) -> None:
+    table = write(tmp_path, name=PURE_CODES, site=halves)
+    table.write_text(table.read_text().replace("label,site", "label,sent by"))
+    cohort, _ = load_cohort(table, tmp_path / "features", CohortConfig(site="sent by"))
+    sites = baselines.find_sites(cohort)
+    assert set(sites.of.values()) == {"A", "B"}
+    assert sites.remark == "The site is taken from sent by."
+    assert cohort.entries[0].row == {"sent by": "A"}
+    with pytest.raises(CohortError, match=r"\[data\] site: no column is 'sent'. Did you mean 'sent"):
+        load_cohort(table, tmp_path / "features", CohortConfig(site="sent"))
+    with pytest.raises(CohortError, match="column 'label' is the label. Name the one of the inst"):
+        load_cohort(table, tmp_path / "features", CohortConfig(label="label", site="label"))
 
 
 def with_sites(cohort: Cohort, column: str, cells: list[str]) -> Cohort:

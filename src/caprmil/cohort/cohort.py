@@ -36,6 +36,8 @@ class CohortConfig:
     """Column of the slide, where its name is not recognised; patient and label likewise."""
     patient: str | None = None
     label: str | None = None
+    site: str | None = None
+    """Column of the institution, for the baseline `site`, where its name is not recognised."""
     missing: Literal["error", "skip"] = "error"
     """What to do about slides without a bag."""
     mixed_patients: bool = False
@@ -68,6 +70,8 @@ class Cohort:
     entries: tuple[Entry, ...]
     bags: dict[str, BagInfo]
     notes: tuple[str, ...] = ()
+    site: str | None = None
+    """The column of the site, if [data] site names it."""
 
     @property
     def patients(self) -> dict[str, str]:
@@ -156,6 +160,7 @@ def load_cohort(
     if found.problems:
         raise CohortError("\n- ".join([f"{name} cannot be used as it is.", *found.problems]))
 
+    site = columns.pop("site", None)  # stays a column like any other
     roles = set(columns.values())
     entries = tuple(
         Entry(
@@ -167,7 +172,8 @@ def load_cohort(
         )
         for slide, row in rows.items()
     )
-    return Cohort(target=target, entries=entries, bags=infos, notes=tuple(found.notes)), made
+    notes = tuple(found.notes)
+    return Cohort(target=target, entries=entries, bags=infos, notes=notes, site=site), made
 
 
 def find_bags(paths: Iterable[str | Path]) -> dict[str, Path]:
@@ -192,11 +198,15 @@ def _find_columns(
     header: list[str], config: CohortConfig, found: Findings, *, required: bool
 ) -> dict[str, str]:
     """Return the column of each role that has one."""
-    given = {"slide": config.slide, "patient": config.patient, "label": config.label}
+    given = {role: getattr(config, role) for role in ("slide", "patient", "label", "site")}
     columns = {role: column for role, column in given.items() if column is not None}
     for role, column in columns.items():
         if column not in header:
             raise CohortError(f"[data] {role}: no column is '{column}'.{suggest(column, header)}")
+        if role != "site" and column == config.site:
+            raise CohortError(
+                f"[data] site: column '{column}' is the {role}. Name the one of the institution."
+            )
     free = [name for name in header if name not in columns.values()]
     for role in ("slide", "patient", "label", "path"):
         known = tables.matching_columns(free, tables.COLUMNS[role])

@@ -28,6 +28,11 @@ SITE = (
     *("data_provider", "provider", "tissue_source_site", "source_site", "tss"),
 )
 BARCODE = re.compile(r"TCGA-(\w{2})-", re.IGNORECASE)
+PURE_CODES = (
+    "The site is left out. It would be the code of the tissue source site, which TCGA gives per "
+    "study: here every code has slides of one class only, so it names the class whatever the "
+    "scanner or the stain. Add a column with the institution, and name it in [data] site."
+)
 STRENGTHS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # inverse penalties of the linear model; less is simpler
 
 Answers: TypeAlias = NDArray[np.floating]
@@ -63,20 +68,38 @@ def predict_baselines(
 
 
 def find_sites(cohort: Cohort) -> Sites:
-    """Return the site of each slide: from a column that is called that, or from TCGA's barcodes."""
-    columns = tables.matching_columns(cohort.entries[0].row, SITE)
-    barcodes = {entry.name: BARCODE.match(entry.name) for entry in cohort.entries}
+    """Return the site of each slide: from a column that is called that, or from TCGA's barcodes.
+
+    TCGA gives a code to a site for each study. If the classes are studies, every code has one
+    class by construction, and says nothing about a confounder: it is no site then.
+    """
+    columns = [cohort.site] if cohort.site else []
+    columns = columns or tables.matching_columns(cohort.entries[0].row, SITE)
+    found = {entry.name: BARCODE.match(entry.name) for entry in cohort.entries}
+    codes = {name: match[1].upper() for name, match in found.items() if match}
     if columns:
         cells = {entry.name: entry.row[columns[0]] for entry in cohort.entries}
         known, source = {n: c for n, c in cells.items() if tables.is_known(c)}, columns[0]
-    elif all(barcodes.values()):
-        known = {name: found[1].upper() for name, found in barcodes.items() if found}
-        source = "the barcodes of TCGA"
+    elif len(codes) == len(cohort):
+        known, source = codes, "the barcodes of TCGA"
     else:
         return Sites({}, "The table has no column for the site, and slides have no TCGA barcodes.")
     if len(set(known.values())) < 2:
         return Sites({}, f"By {source}, there are fewer than two sites.")
+    # Tables of TCGA may have the code in a column, too.
+    are_codes = all(site.upper() == codes.get(name) for name, site in known.items())
+    if are_codes and _all_pure(known, cohort):
+        return Sites({}, PURE_CODES)
     return Sites(known, f"The site is taken from {source}.")
+
+
+def _all_pure(sites: Mapping[str, str], cohort: Cohort) -> bool:
+    """Return whether the slides of every site are of one class."""
+    labels = defaultdict(list)
+    for name, site in sites.items():
+        if (label := cohort[name].label) is not None:
+            labels[site].append(label)
+    return all(cohort.target.is_pure(own) for own in labels.values())
 
 
 def _mean_features(cohort: Cohort, progress: Step | None) -> dict[str, NDArray[np.float32]]:

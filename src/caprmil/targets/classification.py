@@ -258,6 +258,9 @@ class Classification(Target):
     def as_answers(self, labels: Labels) -> Answers:
         return np.eye(self.n_outputs)[labels]
 
+    def is_pure(self, labels: Iterable[Label]) -> bool:
+        return len(set(labels)) == 1
+
     def linear_model(self, strength: float) -> Any:
         from sklearn.linear_model import LogisticRegression
 

@@ -273,6 +273,10 @@ class Target:
         """Return the answers (n, A) that would be exactly right."""
         raise NotImplementedError
 
+    def is_pure(self, labels: Iterable[Label]) -> bool:
+        """Return whether slides with these labels are all of one class. False without classes."""
+        return False
+
     def linear_model(self, strength: float) -> Any:
         """Return a linear model of scikit-learn; less strength means a simpler model."""
         raise NotImplementedError
