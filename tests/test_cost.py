@@ -29,6 +29,7 @@ def some_cost(name: str, **changes: object) -> Cost:
     spreads = {"train_ms_spread": 0.1, "inference_ms_spread": 0.1, "inference_peak_mib": 3.0}
     sizes = {"in_dim": 1024, "n_outputs": 2, "n_patches": 1000, "device": "cpu"}
     counted = {"parameters": 314_318, "flops": 625_969_664}
+    counted["flops_as_written"] = changes.get("flops", counted["flops"])  # type: ignore[assignment]
     return Cost(name=name, **(sizes | counted | numbers | spreads | changes))  # type: ignore[arg-type]
 
 
@@ -175,6 +176,33 @@ def test_a_figure_that_differs_from_the_papers_has_a_note() -> None:
     (note,) = [line for line in notes if line.startswith("transmil")]
     assert "the paper has 85.02 GFLOP, torch's counter finds 27.67" in note
     assert not [line for line in notes if line.startswith("caprmil")]
+
+
+def test_operations_as_written_are_those_of_the_papers_equations() -> None:
+    model = CAPRMIL(1024, 2)
+    projection, maps, mlp = 1024 * 128, 3 * 128 * 128, 2 * 128 * 512  # products per patch
+    tokens = 3 * 8 * 16 * 4  # assignment, aggregation and context of 8 heads with 4 tokens
+    per_bag = 8 * (4 * 16 * 48 + 2 * 4 * 4 * 16) + 128 * 2  # the tokens, and the classifier
+    by_hand = 2 * (1000 * (projection + maps + mlp + tokens) + per_bag)
+    assert cost.flops(model, as_written=True) == pytest.approx(by_hand, rel=1e-3)
+    assert cost.flops(model) < 0.7 * by_hand
+
+
+def test_operations_are_printed_as_written_and_as_computed() -> None:
+    measured = cost.measure(CAPRMIL(1024, 2), 1000, name="caprmil", repeats=1)
+    (note,) = [line for line in cost_tables.notes([measured]) if line.startswith("caprmil")]
+    assert "as written 0.626, as computed 0.418 GFLOP" in note
+    assert "The paper counts them as written" in note
+    assert "no way of counting" not in note
+    elsewhere = cost_tables.notes([replace(measured, n_patches=999)])[-1]
+    assert "as computed 0.418" in elsewhere and "paper" not in elsewhere
+
+
+def test_a_figure_that_no_count_gives_is_compared_with_both() -> None:
+    changes = {"parameters": 2_672_146, "flops": 12_000_000_000}
+    transmil = replace(some_cost("transmil", **changes), flops_as_written=27_671_000_000)
+    note = cost_tables.notes([transmil])[-1]
+    assert "85.02 GFLOP, as written 27.671, as computed 12.000. We found no way" in note
 
 
 def test_the_parameters_of_dgrmil_differ_from_the_papers() -> None:

@@ -33,6 +33,8 @@ class Cost:
     parameters: int
     flops: int
     """Of a forward pass in evaluation: matrix products only, a multiply-add counts as two."""
+    flops_as_written: int
+    """Of the same pass by the equations of the model, before products are reordered."""
     train_ms: float
     """Median of a training step: forward, loss, backward, AdamW."""
     train_ms_spread: float
@@ -67,17 +69,22 @@ def parameters(model: MILModel) -> int:
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 
-def flops(model: MILModel, n_patches: int = 1000) -> int:
+def flops(model: MILModel, n_patches: int = 1000, *, as_written: bool = False) -> int:
     """Return the operations of one forward pass in evaluation; a multiply-add counts as two.
 
-    Torch's counter sees matrix products only, and nothing of the fused attention on CPUs. So
-    attention is computed in its plain form here.
+    A single bag may take a faster form with the same result. With `as_written` it takes
+    `forward_bags`, which has the equations of the model. Torch's counter sees matrix products only,
+    and nothing of the fused attention on CPUs. So attention is computed in its plain form here.
     """
     was_training = model.training
     bag = random_bag(model, n_patches)
     counter = FlopCounterMode(display=False)
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), counter:
-        model.eval()(bag.features, grid=bag.grid)
+        model.eval()
+        if as_written:
+            model.forward_bags(*model.validate(bag.features, None), bag.grid)
+        else:
+            model(bag.features, grid=bag.grid)
     model.train(was_training)
     return int(counter.get_total_flops())
 
@@ -155,6 +162,7 @@ class Bench:
             device=str(self.device),
             parameters=parameters(self.model),
             flops=flops(self.model, self.n_patches),
+            flops_as_written=flops(self.model, self.n_patches, as_written=True),
             train_ms=float(np.median(self.train_times)),
             train_ms_spread=interquartile_range(self.train_times),
             inference_ms=float(np.median(self.inference_times)),
