@@ -2,6 +2,7 @@
 
 import csv
 import shutil
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
@@ -73,8 +74,38 @@ def test_every_protocol_gives_a_table_next_to_the_paper(
     for row, figure in zip(rows, published, strict=True):
         gap = float(row["mean"]) - float(row["paper_mean"])
         assert float(row["difference_in_paper_stds"]) == pytest.approx(gap / figure.std)
-    assert (out / "table.tex").read_text().count(r"\\") == 3
+    assert (out / "table.tex").read_text().count(r"\\") == 4
     assert PROTOCOLS[name].title in (out / "table.md").read_text()
+
+
+@pytest.mark.parametrize("name", sorted(PROTOCOLS))
+def test_every_table_says_that_features_are_generated(
+    name: str, outputs: dict[str, tuple[Path, Reproduction]]
+) -> None:
+    out, _ = outputs[name]
+    for file in ("table.md", "table.tex", f"{MODELS[name]}/scores.md"):
+        assert "Features: generated, not of slides; 64 wide." in (out / file).read_text(), file
+    rows = csv.DictReader(StringIO((out / "table.csv").read_text()))
+    assert {(row["encoder"], row["width"], row["generated"]) for row in rows} == {
+        ("synthetic", "64", "true")
+    }
+
+
+def test_every_table_has_the_encoder_the_width_and_the_scale(
+    outputs: dict[str, tuple[Path, Reproduction]],
+) -> None:
+    result = outputs["panda"][1]
+    facts = replace(result.facts, encoder="virchow_2", in_dim=2560, mpp=0.51, patch_px=224)
+    real = replace(result, facts=facts)
+    ours = "Features: virchow_2, 2,560 wide, patches of 224 px at 0.51 um/px."
+    theirs = "The paper's: UNI, 1,024 wide, patches of 224 px at 0.5 um/px."
+    assert f"{ours} {theirs}" in real.as_markdown()
+    assert f"{ours} {theirs}".replace("_", r"\_") in real.as_latex()
+    row = next(csv.DictReader(StringIO(real.as_csv())))
+    shown = [row[column] for column in ("encoder", "width", "mpp", "generated")]
+    assert shown == ["virchow_2", "2560", "0.51", "false"]
+    unknown = replace(result, facts=replace(facts, encoder=None, mpp=None))
+    assert "an encoder that the bags do not name" in unknown.as_markdown()
 
 
 def test_a_model_is_trained_with_its_own_settings(

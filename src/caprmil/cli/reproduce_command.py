@@ -67,7 +67,7 @@ def reproduce(
         )
     rows = result.rows()
     show_table(list(rows[0]), [list(row.values()) for row in rows])
-    for note in result.notes:
+    for note in (result.features, *result.notes):
         typer.echo(f"- {note}")
     typer.echo(f"Written to {out}: table.md, table.csv, table.tex, and a run for each model.")
     if len(chosen) > 1:

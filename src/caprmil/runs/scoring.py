@@ -14,6 +14,7 @@ from caprmil.evaluation.comparison import compare_with_baselines
 from caprmil.evaluation.differences import Comparison
 from caprmil.evaluation.predictions import Predictions
 from caprmil.executors import job_status
+from caprmil.features.description import describe_features
 from caprmil.io.atomic import write_text
 from caprmil.io.json_files import as_json, read_json
 from caprmil.io.progress import Step, bar
@@ -33,8 +34,10 @@ def score_run(run: Run, cohort: Cohort, *, progress: bool = True) -> None:
     summary = predictions.summary(everything)
     with bar("Reading bags for baselines", shown=progress) as step:
         compared, remarks = _compare_with_baselines(run, cohort, everything, step)
+    facts = run.facts
+    features = describe_features(facts.encoder, facts.in_dim, facts.mpp, facts.patch_px)
     sections = {
-        "": summary.as_markdown(),
+        "": f"{features}\n\n{summary.as_markdown()}",
         "## Comparison with baselines\n\n": f"{remarks}\n\n{compared.as_markdown()}",
     }
     scores: dict[str, Any] = summary.as_dict() | {"baselines": compared.as_dict()}

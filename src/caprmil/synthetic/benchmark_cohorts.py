@@ -11,6 +11,7 @@ import numpy as np
 
 from caprmil.errors import UnknownNameError
 from caprmil.features import bags
+from caprmil.features.description import GENERATED
 from caprmil.io.atomic import write_text
 from caprmil.synthetic.cohort_folder import claim_folder
 
@@ -102,4 +103,4 @@ class BenchmarkCohort:
         side = int(np.ceil(np.sqrt(n)))
         coords = 224 * np.stack([np.arange(n) % side, np.arange(n) // side], axis=1)
         sizes: dict[str, Any] = {"patch_px": 224, "patch_level0": 224.0, "step": 224.0}
-        bags.write(path, features.astype(np.float32), coords, encoder="synthetic", mpp=1.0, **sizes)
+        bags.write(path, features.astype(np.float32), coords, encoder=GENERATED, mpp=1.0, **sizes)

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caprmil.features import bags
+from caprmil.features.description import GENERATED
 from caprmil.io.atomic import write_text
 from caprmil.synthetic.cohort_folder import claim_folder
 
@@ -76,7 +77,7 @@ class RareSignal:
                     path,
                     features,
                     coords,
-                    encoder="synthetic",
+                    encoder=GENERATED,
                     mpp=1.0,
                     scale_rule="exact",
                     **sizes,

@@ -39,6 +39,7 @@ class Protocol:
 
     title: str
     slides: int  # in the paper
+    mpp: float  # of the paper's patches
     classes: Mapping[str, Sequence[str]]  # each class, with other spellings
     label: Sequence[str] = ()  # names of the label column, in addition to the usual ones
     metric: str = "auc"
@@ -65,6 +66,7 @@ PROTOCOLS = {
     "camelyon16": Protocol(
         title="CAMELYON16",
         slides=399,
+        mpp=1.0,
         classes={"normal": ("negative", "0"), "tumour": ("tumor", "positive", "1")},
         part=_part_by_name,
         settings={"mean": ("train.lr=1e-3",), "bayesmil": ("model.prior=detection",)},
@@ -72,6 +74,7 @@ PROTOCOLS = {
     "tcga-nsclc": Protocol(
         title="TCGA-NSCLC",
         slides=1006,
+        mpp=1.0,
         classes={"LUSC": ("TCGA-LUSC", "0"), "LUAD": ("TCGA-LUAD", "1")},
         label=("subtype", "cohort", "project", "oncotree_code"),
         patient=_patient_by_barcode,
@@ -81,6 +84,7 @@ PROTOCOLS = {
     "panda": Protocol(
         title="PANDA",
         slides=10609,
+        mpp=0.5,
         classes={str(grade): (f"ISUP {grade}",) for grade in range(6)},
         label=("isup_grade", "isup"),
         metric="kappa",
@@ -90,6 +94,7 @@ PROTOCOLS = {
     "bracs": Protocol(
         title="BRACS",
         slides=547,
+        mpp=0.5,
         classes={
             "atypical": ("AT", "Group_AT", "FEA", "ADH", "Type_FEA", "Type_ADH", "0"),
             "benign": ("BT", "Group_BT", "N", "PB", "UDH", "Type_N", "Type_PB", "Type_UDH", "1"),

@@ -19,10 +19,11 @@ from caprmil.experiments.reproduce.protocols import (
     protocol_recipe,
     read_labels,
 )
+from caprmil.features.description import GENERATED, describe_features
 from caprmil.io import tables
 from caprmil.io.atomic import write_text
 from caprmil.io.paths import as_path, require_local
-from caprmil.runs.run import Run
+from caprmil.runs.run import Facts, Run
 from caprmil.targets.classification_metrics import ace_floor
 from caprmil.targets.metric import mean_and_spread
 from caprmil.training.cross_validation import complete_all
@@ -62,7 +63,18 @@ class Reproduction:
 
     protocol: Protocol
     scores: Sequence[ModelScore]
+    facts: Facts
+    """Of one of the runs: all have the same features."""
     notes: Sequence[str]
+
+    @property
+    def features(self) -> str:
+        """The encoder, width and scale of the features, next to the paper's."""
+        facts, theirs = self.facts, describe_features("UNI", 1024, self.protocol.mpp, 224)
+        ours = describe_features(facts.encoder, facts.in_dim, facts.mpp, facts.patch_px)
+        if facts.encoder == GENERATED:
+            return f"{ours} Scores on them mean nothing next to the paper's."
+        return f"{ours} The paper's: {theirs.removeprefix('Features: ')}"
 
     def rows(self) -> list[Row]:
         """Return the cells of each model and metric, by column."""
@@ -83,12 +95,13 @@ class Reproduction:
         rows = self.rows()
         cells = [list(row.values()) for row in rows]
         table = tables.markdown_table(list(rows[0]), cells, self.notes)
-        return f"# {self.protocol.title}\n\n{table}"
+        return f"# {self.protocol.title}\n\n{self.features}\n\n{table}"
 
     def as_latex(self) -> str:
         """Return a LaTeX table; it needs the package booktabs."""
         rows = self.rows()
         body = [" & ".join(row.values()).replace("±", r"$\pm$") + r" \\" for row in rows]
+        about = self.features.replace("_", r"\_")
         return "\n".join(
             [
                 r"\begin{tabular}{lrlrrrr}",
@@ -97,6 +110,7 @@ class Reproduction:
                 r"\midrule",
                 *body,
                 r"\bottomrule",
+                rf"\multicolumn{{7}}{{p{{.9\linewidth}}}}{{{about}}} \\",
                 r"\end{tabular}",
                 *(f"% {note}" for note in self.notes),
                 "",
@@ -107,13 +121,16 @@ class Reproduction:
         """Return every number in full precision."""
         text = StringIO()
         table = csv.writer(text, lineterminator="\n")
-        head = ["model", "parameters", "metric", "paper_mean", "paper_std"]
-        table.writerow([*head, "mean", "std", "difference_in_paper_stds", "ace_floor"])
+        head = ["model", "parameters", "metric", "paper_mean", "paper_std", "mean", "std"]
+        about = ["encoder", "width", "mpp", "generated"]
+        table.writerow([*head, "difference_in_paper_stds", "ace_floor", *about])
+        facts, generated = self.facts, self.facts.encoder == GENERATED
+        features = [facts.encoder or "", facts.in_dim, facts.mpp or "", str(generated).lower()]
         for score in self.scores:
             published = score.published or ("", "")
             numbers = [*published, *score.ours, score.difference, score.ace_floor]
             shown = ["" if isinstance(n, float) and isnan(n) else n for n in numbers]
-            table.writerow([score.model, score.parameters, score.metric, *shown])
+            table.writerow([score.model, score.parameters, score.metric, *shown, *features])
         return text.getvalue()
 
     def write(self, folder: Path) -> None:
@@ -166,7 +183,8 @@ def reproduce(
             notes += compared.warnings()
     notes += [protocol.remark] if protocol.remark else []
     notes += [*NOTES, *(f"Changed: {change}." for change in changes)]
-    result = Reproduction(protocol=protocol, scores=scores, notes=notes)
+    facts = next(iter(runs.values())).facts
+    result = Reproduction(protocol=protocol, scores=scores, facts=facts, notes=notes)
     result.write(out)
     return result
 
