@@ -378,6 +378,32 @@ def test_a_sweep_that_was_interrupted_trains_only_what_is_missing(
     assert trained == [point.name for point in points(own, 5)]
 
 
+@pytest.mark.parametrize("kind", ["grid", "random", "bayes"])
+def test_swapped_axes_are_the_same_sweep(
+    trained: Trained, search: Callable[..., Plan], tmp_path: Path, kind: str
+) -> None:
+    own, out = search(kind, **{"train.lr": "1e-4,1e-3,1e-2"}), tmp_path / "out"
+    run_sweep(own, out, trials=None if kind == "grid" else 4)
+    once, files = list(trained), {path: path.read_bytes() for path in out.glob("sweep.*")}
+    assert {path.name for path in files} == {"sweep.toml", "sweep.csv", "sweep.md", "sweep.png"}
+    swapped = replace(own, axes=dict(reversed(own.axes.items())))
+    results = run_sweep(swapped, out, trials=None if kind == "grid" else 4)
+    assert trained == once
+    assert {path.name for path in (out / "points").iterdir()} == set(once)
+    for path, content in files.items():
+        assert path.read_bytes() == content or path.suffix in (".csv", ".md")  # seconds grow
+    assert set(results.files.values()) == {f"sweep-tokens-lr.{end}" for end in ("csv", "md", "png")}
+    assert all((out / name).exists() for name in results.files.values())
+    changes = [each.point.changes for each in results.points]
+    assert all(list(own) == ["model.tokens", "train.lr"] for own in changes)
+    if kind == "grid":
+        expected = list(product(("2", "4", "8"), ("1e-4", "1e-3", "1e-2")))
+        assert [tuple(own.values()) for own in changes] == expected
+        assert "| tokens | lr |" in (out / "sweep-tokens-lr.md").read_text()
+        assert "| lr | tokens |" in (out / "sweep.md").read_text()
+    assert len(rows(out)) == 3 * len(once)
+
+
 def test_a_point_that_fails_is_reported_and_the_others_are_trained(
     trained: Trained, search: Callable[..., Plan], tmp_path: Path
 ) -> None:

@@ -206,6 +206,7 @@ def sweep(
         )
     typer.echo(results.as_markdown())
     if results.points:
-        typer.echo(f"Written to {out}: sweep.csv, sweep.md, sweep.png, and the runs in points/.")
+        files = ", ".join(results.files.values())
+        typer.echo(f"Written to {out}: {files}, and the runs in points/.")
     if results.failures:
         raise typer.Exit(2)

@@ -8,9 +8,13 @@ sweep.csv      every metric of every point and fold
 sweep.md       a table of the points
 sweep.png      a figure, written when the sweep is finished
 
+A sweep that is repeated with its axes in another order is the same sweep. Its tables and figure in
+that order are beside the others, e.g. sweep-heads-tokens.png.
+
 This file loads nothing, so that `caprmil status` is quick.
 """
 
 PLAN, POINTS, PRUNED = "sweep.toml", "points", "pruned.json"
 SECONDS, PROPOSALS = "seconds.json", "trials.json"
-CSV, MARKDOWN, FIGURE = "sweep.csv", "sweep.md", "sweep.png"
+STEM = "sweep"  # of the tables and the figure
+FIGURE = f"{STEM}.png"

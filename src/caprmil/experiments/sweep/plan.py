@@ -58,6 +58,10 @@ class Plan:
         """The direction of the plan's metric."""
         return self.find_metric(self.metric).higher_is_better
 
+    def has_order_of(self, other: "Plan") -> bool:
+        """Return whether the axes are in the order of those of another plan."""
+        return list(self.axes) == list(other.axes)
+
     def recipe_at(self, point: Point) -> Recipe:
         """Return the recipe of a point."""
         table = tomllib.loads(config.dump(self.recipe))

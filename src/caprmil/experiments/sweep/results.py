@@ -1,8 +1,9 @@
 """Results of a sweep: the scores of every point and fold, on the validation and the test parts."""
 
 import csv
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import StringIO
 from math import isnan, nan
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from caprmil import figures
 from caprmil.errors import count
 from caprmil.experiments import cost, paper
+from caprmil.experiments.sweep import STEM
 from caprmil.experiments.sweep.axes import Point
 from caprmil.experiments.sweep.plan import Plan
 from caprmil.experiments.sweep.pruning import Pruned
@@ -85,6 +87,32 @@ class SweepResults:
     """Why a point could not be trained, by name."""
     pruned: Sequence[Pruned] = ()
     """Points that were pruned. They are in the table, but have no scores."""
+    stem: str = STEM
+    """The name of the tables and of the figure, without its ending."""
+
+    @property
+    def files(self) -> dict[str, str]:
+        """The names of the tables and of the figure, by ending."""
+        return {ending: f"{self.stem}.{ending}" for ending in ("csv", "md", "png")}
+
+    def in_order_of(self, plan: Plan) -> "SweepResults":
+        """Return the results with the axes in the order of a plan, under a name of their own."""
+
+        def moved(point: Point) -> Point:
+            return replace(point, changes={key: point.changes[key] for key in plan.axes})
+
+        order = [point.changes for point in plan.space.grid()] if plan.search == "grid" else []
+
+        points = [replace(each, point=moved(each.point)) for each in self.points]
+        return replace(
+            self,
+            plan=plan,
+            points=sorted(points, key=lambda each: order.index(each.point.changes))
+            if order
+            else points,
+            pruned=[replace(each, point=moved(each.point)) for each in self.pruned],
+            stem=re.sub(r"[^\w.+-]", "_", "-".join([STEM, *plan.space.titles.values()])),
+        )
 
     def rank(self, value: float) -> float:
         """Return a score by which points are sorted: higher is better, and NaN is worst."""

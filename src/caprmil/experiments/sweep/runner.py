@@ -18,7 +18,7 @@ from caprmil.cohort.cohort import load_cohort
 from caprmil.errors import CaprmilError, RecipeError, RunError
 from caprmil.executors import Executor, Failed, LocalExecutor, Succeeded, Task, Worker
 from caprmil.executors.job_status import LOST_SECONDS, status_path
-from caprmil.experiments.sweep import CSV, FIGURE, MARKDOWN, PLAN, POINTS, PROPOSALS, SECONDS
+from caprmil.experiments.sweep import PLAN, POINTS, PROPOSALS, SECONDS
 from caprmil.experiments.sweep.axes import Point
 from caprmil.experiments.sweep.plan import Plan
 from caprmil.experiments.sweep.pruning import Pruned, PruningCheck
@@ -52,7 +52,8 @@ def run_sweep(
     Finished points are not trained again: the same call resumes a sweep that was stopped, and with
     more trials it continues. If a point cannot be trained, its error is reported and the others
     are trained. An executor with several workers trains several points at once, and the folds of
-    each in order.
+    each in order. A sweep with the same axes in another order is the same sweep: it has the same
+    points, and its tables in that order are written beside the others.
     """
     out, executor = require_local(out), executor or LocalExecutor()
     if not executor.remote:  # here and below: errors are found before anything is written
@@ -60,8 +61,8 @@ def run_sweep(
     check_writable(out)
     total = count_points(plan, trials)
     _check_plan(plan, trials)
-    _open_folder(out, plan)
-    outcomes = Outcomes(plan, out)
+    asked, plan = plan, _open_folder(out, plan)
+    outcomes = Outcomes(plan, asked, out)
     proposals = propose_points(
         plan,
         trials,
@@ -82,9 +83,9 @@ def run_sweep(
             outcomes.write(tasks.numbers)
             step(len(outcomes.scores), total, point.name)
             tasks.report(point, outcome)
-        results = outcomes.results(tasks.numbers)
-        if results.points:
-            figures.save(results.figure(), out / FIGURE, replace=True)
+        for results in outcomes.results(tasks.numbers):
+            if results.points:
+                figures.save(results.figure(), out / results.files["png"], replace=True)
     return results
 
 
@@ -156,10 +157,10 @@ class PointWorker(Worker):
 
 
 class Outcomes:
-    """The outcomes of the points so far."""
+    """The outcomes of the points so far. `asked` is the plan with the axes as they were given."""
 
-    def __init__(self, plan: Plan, out: Path) -> None:
-        self.plan, self.out = plan, out
+    def __init__(self, plan: Plan, asked: Plan, out: Path) -> None:
+        self.plan, self.asked, self.out = plan, asked, out
         self.outcomes: dict[str, Outcome] = {}
         self.scores: dict[str, Score] = {}
 
@@ -171,20 +172,26 @@ class Outcomes:
             pruned = isinstance(outcome, Pruned)
             self.scores[point.name] = TrialState.PRUNED if pruned else TrialState.FAIL
 
-    def results(self, names: Iterable[str]) -> SweepResults:
-        """Return the results in the order of the names, which is that of the proposals."""
+    def results(self, names: Iterable[str]) -> list[SweepResults]:
+        """Return the results in the order of the names, which is that of the proposals.
+
+        Last are those with the axes as they were given.
+        """
         known = {name: self.outcomes[name] for name in names if name in self.outcomes}
-        return SweepResults(
+        results = SweepResults(
             plan=self.plan,
             points=[each for each in known.values() if isinstance(each, PointResult)],
             failures={n: str(each) for n, each in known.items() if isinstance(each, CaprmilError)},
             pruned=[each for each in known.values() if isinstance(each, Pruned)],
         )
+        if self.asked.has_order_of(self.plan):
+            return [results]
+        return [results, results.in_order_of(self.asked)]
 
     def write(self, names: Iterable[str]) -> None:
-        results = self.results(names)
-        write_text(self.out / CSV, results.as_csv(), replace=True)
-        write_text(self.out / MARKDOWN, results.as_markdown(), replace=True)
+        for results in self.results(names):
+            write_text(self.out / results.files["csv"], results.as_csv(), replace=True)
+            write_text(self.out / results.files["md"], results.as_markdown(), replace=True)
 
 
 @contextmanager
@@ -239,15 +246,22 @@ def _check_plan(plan: Plan, trials: int | None) -> None:
         )
 
 
-def _open_folder(out: Path, plan: Plan) -> None:
-    """Write the plan to a new folder, or check that the plan in the folder is the same."""
+def _open_folder(out: Path, plan: Plan) -> Plan:
+    """Write the plan to a new folder, or check that the plan in the folder is the same.
+
+    Return the plan with its axes in the order of the folder. Names of points are in that order, and
+    so are the draws of a search.
+    """
     path, advice = out / PLAN, "Choose another folder for the new sweep."
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         write_text(path, config.dump(plan))
-    elif not path.exists():
+        return plan
+    if not path.exists():
         raise RunError(f"{out} exists and is not a sweep. {advice}")
-    elif changed := config.differences(config.load(path, into=Plan), plan):
+    kept = config.load(path, into=Plan)
+    if changed := config.differences(kept, plan):
         raise RunError(f"{out} holds another sweep ({'; '.join(changed)}). {advice}")
+    return kept
 
 
 @contextmanager
