@@ -432,6 +432,34 @@ def test_an_unused_split_has_a_note(tmp_path: Path) -> None:
     assert 'not used (1): split. Set [splits] kind = "fixed"' in cohort.notes[0]
 
 
+@pytest.mark.parametrize("kind", ["fixed", "kfold"])
+def test_a_patient_column_that_repeats_the_label_has_advice_that_helps(
+    tmp_path: Path, kind: Any
+) -> None:
+    table = write_split(tmp_path, HALVES)
+    lines = [line.split(",") for line in table.read_text().splitlines()]
+    patients = {"a": "patient_0", "b": "patient_1", "label": "case_id"}
+    write_table(tmp_path, *(",".join([patients[row[2]], *row[1:]]) for row in lines))
+    splits = SplitConfig(kind=kind, folds=2, validation=0)
+    text = problems(table, splits)
+    assert "case_id does not name patients" in text
+    assert "(patient_0, patient_1)" in text
+    assert "Patients in test" not in text
+    assert "too few patients" not in text
+    # What it advises.
+    found, folds = read(table, splits, slide="slide_id", patient="slide_id")
+    assert found.patients == {f"s{n}": f"s{n}" for n in range(len(found))}
+    assert folds
+    write_table(tmp_path, *(",".join(row[1:]) for row in lines))
+    assert read(table, splits)[1] == folds
+
+
+def test_two_patients_of_two_classes_can_be_predicted(tmp_path: Path) -> None:
+    write_study(tmp_path)
+    table = write_table(tmp_path, "patient,slide,label", "p,s0,a", "p,s1,a", "q,s2,b")
+    assert read(table)[0].patients == {"s0": "p", "s1": "p", "s2": "q"}
+
+
 def test_a_patient_in_train_and_test_is_a_leak_unless_allowed(tmp_path: Path) -> None:
     table = write_split(tmp_path, HALVES)
     table.write_text(table.read_text().replace("p4,", "p0,"))

@@ -13,6 +13,7 @@ import pandas as pd
 
 from caprmil.cohort import folds
 from caprmil.cohort.folds import Fold, Listing, Split, SplitConfig
+from caprmil.cohort.patients import are_labels, check_patients, not_patients, read_patients
 from caprmil.encoders.card import same_encoder
 from caprmil.errors import BagError, CohortError, RecipeError, shorten, suggest
 from caprmil.features import bags
@@ -138,7 +139,7 @@ def load_cohort(
     skip = config.missing == "skip" and paths
     rows = {slide: row for slide, row in listed.items() if slide in paths or not skip}
 
-    patients = _read_patients(rows, columns, found)
+    patients = read_patients(rows, columns.get("patient"), found)
     labels: dict[str, Label] = {}
     if (column := columns.get("label")) is not None:
         cells = {slide: row[column] for slide, row in rows.items()}
@@ -146,14 +147,17 @@ def load_cohort(
     elif not required:
         found.notes.append("No label column: there is nothing to score against.")
     if not config.mixed_patients:
-        _check_patients(patients, labels, target, found)
+        check_patients(patients, labels, target, found)
     infos = _inspect(paths, config, found, progress)
     _check_same_kind(infos, found)
     made: list[Fold] = []
     if splits is not None:
         usable = {slide: patients[slide] for slide in rows if slide in patients and slide in labels}
         fixed = _read_fixed(listed, usable, folder, splits, found)
-        if target.ready:
+        shared = splits.allow_shared_patients
+        if not shared and are_labels(patients, labels, target):  # there is nothing to split
+            found.problems.append(not_patients(columns["patient"], patients))
+        elif target.ready:
             strata, names = target.strata({slide: labels[slide] for slide in usable})
             groups = folds.Strata(of=strata, names=names, title=target.strata_title)
             made = folds.make(usable, groups, splits, found, fixed)
@@ -281,38 +285,6 @@ def _locate(
         advice = "Pass a folder of features" if features is None else "Extract their features"
         found.problem(headline, missing, f'{advice}, or set [data] missing = "skip".')
     return {name: own[0] for name, own in chosen.items() if own}
-
-
-def _read_patients(
-    rows: Mapping[str, Row], columns: Mapping[str, str], found: Findings
-) -> dict[str, str]:
-    """Return the patient of each slide that has one."""
-    if "patient" not in columns:
-        found.notes.append("No patient column: every slide counts as its own patient.")
-        return {name: name for name in rows}
-    patients = {name: row[columns["patient"]] for name, row in rows.items()}
-    unknown = [name for name, patient in patients.items() if not is_known(patient)]
-    advice = f"Fill column {columns['patient']}, or remove their rows."
-    found.problem("Slides without a patient", unknown, advice)
-    return {name: patient for name, patient in patients.items() if is_known(patient)}
-
-
-def _check_patients(
-    patients: Mapping[str, str],
-    labels: Mapping[str, Label],
-    target: Target,
-    found: Findings,
-) -> None:
-    """Check that every patient has one label."""
-    seen: dict[str, set[Label]] = defaultdict(set)
-    for name in patients.keys() & labels.keys():
-        seen[patients[name]].add(labels[name])
-    mixed = {p: [target.show_label(v) for v in sorted(own)] for p, own in sorted(seen.items())}
-    found.problem(
-        "Patients with more than one label",
-        [f"{patient} ({', '.join(own)})" for patient, own in mixed.items() if len(own) > 1],
-        "Correct them, or set [data] mixed_patients = true if the label belongs to the slide.",
-    )
 
 
 def _inspect(

@@ -11,10 +11,13 @@ import pandas as pd
 
 from caprmil import config
 from caprmil.cohort.folds import PARTS
+from caprmil.cohort.patients import are_labels, not_patients
 from caprmil.errors import CohortError, RecipeError, UnknownNameError, shorten
 from caprmil.experiments import paper
 from caprmil.io import tables
+from caprmil.io.findings import Findings
 from caprmil.slides.names import slide_name
+from caprmil.targets import Classification
 from caprmil.training.recipe import Recipe
 
 Row = dict[str, str]
@@ -69,6 +72,7 @@ PROTOCOLS = {
         mpp=1.0,
         classes={"normal": ("negative", "0"), "tumour": ("tumor", "positive", "1")},
         part=_part_by_name,
+        patient=str,  # every slide is of another patient
         settings={"mean": ("train.lr=1e-3",), "bayesmil": ("model.prior=detection",)},
     ),
     "tcga-nsclc": Protocol(
@@ -145,10 +149,11 @@ def _read(name: str) -> dict[str, Any]:
     return tomllib.loads(path.read_text(encoding="utf-8"))
 
 
-def read_labels(name: str, labels: str | Path) -> list[Row]:
+def read_labels(name: str, labels: str | Path, found: Findings | None = None) -> list[Row]:
     """Return the rows of a benchmark's table with the columns slide, patient, label and split.
 
-    Other columns are kept: a site may be among them.
+    Other columns are kept: a site may be among them. A column of patients that only repeats the
+    label is replaced by what the benchmark knows of its patients, with a note in `found`.
     """
     protocol, table = find_protocol(name), tables.read_table(labels, pad=True)
     columns = {
@@ -190,10 +195,32 @@ def read_labels(name: str, labels: str | Path) -> list[Row]:
             f"({len(without_part)}): {shorten(without_part)}. Add a column "
             "split: train, val or test."
         )
+    _replace_labels_as_patients(protocol, rows, columns["patient"], labels, found or Findings())
     if not any(row["split"] for row in rows):
         for row in rows:
             del row["split"]
     return rows
+
+
+def _replace_labels_as_patients(
+    protocol: Protocol, rows: Sequence[Row], column: str, table: str | Path, found: Findings
+) -> None:
+    """Replace patients that are only the labels by those in the names of the slides, or raise."""
+    target = Classification(classes=tuple(protocol.classes))
+    patients = {row["slide"]: row["patient"] for row in rows}
+    classes = {row["slide"]: target.parse_label(row["label"]) for row in rows}
+    if not column or not are_labels(patients, classes, target):
+        return
+    if protocol.patient is None:
+        raise CohortError(f"{table}: {not_patients(column, patients)}")
+    for row in rows:
+        row["patient"] = protocol.patient(row["slide"])
+    each = "every slide counts as its own patient"
+    taken = each if protocol.patient is str else "the patient is taken from the name of the slide"
+    found.notes.append(
+        f"Column {column} has one value for all slides of a class "
+        f"({shorten(sorted(set(patients.values())))}), so it does not name patients: {taken}."
+    )
 
 
 def _column(table: pd.DataFrame, name: str | Path, words: Sequence[str], needed: str = "") -> str:

@@ -22,6 +22,7 @@ from caprmil.experiments.reproduce.protocols import (
 from caprmil.features.description import GENERATED, describe_features
 from caprmil.io import tables
 from caprmil.io.atomic import write_text
+from caprmil.io.findings import Findings
 from caprmil.io.paths import as_path, require_local
 from caprmil.runs.run import Facts, Run
 from caprmil.targets.classification_metrics import ace_floor
@@ -162,12 +163,14 @@ def reproduce(
     Finished runs are not trained again. An executor runs the folds of all models.
     """
     protocol, out, features = find_protocol(name), require_local(out), as_path(features)
-    rows = read_labels(name, labels)
+    found = Findings()
+    rows = read_labels(name, labels, found)
     table = out / "cohort.csv"
     recipes = {model: protocol_recipe(name, model, table, features, changes) for model in models}
     for recipe in recipes.values():
         recipe.try_model()  # before anything is written or trained
-    notes = _check_slides(protocol, rows, features, out, next(iter(recipes.values())))
+    notes = [*found.notes]
+    notes += _check_slides(protocol, rows, features, out, next(iter(recipes.values())))
     _write_cohort(table, rows)
     runs = complete_all(
         {out / model: recipe for model, recipe in recipes.items()},
