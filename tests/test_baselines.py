@@ -234,10 +234,12 @@ def test_codes_that_tcga_gives_per_study_are_not_sites(pure_codes: Loaded) -> No
     labels: dict[str, set[object]] = {}
     for entry in cohort.entries:
         labels.setdefault(entry.name[5:7], set()).add(entry.label)
-    assert all(len(own) == 1 for own in labels.values()) and len(labels) < SLIDES
+    assert all(len(own) == 1 for own in labels.values())
+    assert len(labels) < SLIDES
     sites = baselines.find_sites(cohort)
     assert not sites.of
-    assert "per study" in sites.remark and "[data] site" in sites.remark
+    assert "per study" in sites.remark
+    assert "[data] site" in sites.remark
     assert set(baselines.predict_baselines(cohort, folds[:1])) == {"patch count", "mean feature"}
 
 
@@ -276,9 +278,13 @@ def test_data_site_names_the_column_of_the_institution(tmp_path: Path) -> None:
     assert set(sites.of.values()) == {"A", "B"}
     assert sites.remark == "The site is taken from sent by."
     assert cohort.entries[0].row == {"sent by": "A"}
-    with pytest.raises(CohortError, match=r"\[data\] site: no column is 'sent'. Did you mean 'sent"):
+    with pytest.raises(
+        CohortError, match=r"\[data\] site: no column is 'sent'. Did you mean 'sent"
+    ):
         load_cohort(table, tmp_path / "features", CohortConfig(site="sent"))
-    with pytest.raises(CohortError, match="column 'label' is the label. Name the one of the inst"):
+    with pytest.raises(
+        CohortError, match=r"column 'label' is the label\. Name the one of the inst"
+    ):
         load_cohort(table, tmp_path / "features", CohortConfig(label="label", site="label"))
 
 

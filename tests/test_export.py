@@ -74,6 +74,18 @@ def test_every_model_predicts_the_same_in_every_format(name: str, to: str, tmp_p
     assert export.export_model(small(name), tmp_path / f"m.{to}", to=to).deviation < 1e-5
 
 
+@pytest.mark.parametrize("to", SUFFIXES)
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("few_sizes")
+def test_two_streams_are_exported_as_the_mean_of_their_probabilities(
+    to: str, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    model = create("dsmil", 24, 3, hidden=8, both_streams=True).eval()
+    written = export.export_model(model, tmp_path / f"m{SUFFIXES[to]}", to=to)
+    assert written.deviation < 1e-5
+
+
 @pytest.mark.filterwarnings("ignore")  # torch calls TorchScript deprecated
 @pytest.mark.usefixtures("few_sizes")
 def test_several_models_are_exported_as_their_mean(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from caprmil.cohort.folds import Fold
 from caprmil.errors import CohortError, RecipeError, UnknownNameError
 from caprmil.experiments import paper, reproduce
 from caprmil.experiments.reproduce import PROTOCOLS, Reproduction, reproduction
+from caprmil.io.findings import Findings
 from caprmil.runs.run import Run
 from caprmil.synthetic import BenchmarkCohort
 from caprmil.training.recipe import Recipe
@@ -233,6 +234,55 @@ def test_patients_of_tcga_are_read_from_the_barcode(tmp_path: Path) -> None:
     assert row["patient"] == "TCGA-05-4244"
 
 
+def dummy_patients(name: str, table: Path, folder: Path) -> Path:
+    """The table of a benchmark with a column case_id that has one value for each class."""
+    words = {label: n for n, label in enumerate(PROTOCOLS[name].classes)}
+    rows = reproduce.read_labels(name, table)
+    lines = ["slide_id,case_id,label,split"]
+    for row in rows:
+        patient = f"patient_{words[row['label']]}"
+        lines.append(f"{row['slide']},{patient},{row['label']},{row.get('split', '')}")
+    (folder / "dummy.csv").write_text("\n".join(lines) + "\n")
+    return folder / "dummy.csv"
+
+
+def test_a_case_id_that_is_the_label_is_not_the_patient_of_camelyon16(
+    cohorts: dict[str, Path], tmp_path: Path
+) -> None:
+    table, found = dummy_patients("camelyon16", cohorts["camelyon16"], tmp_path), Findings()
+    rows = reproduce.read_labels("camelyon16", table, found)
+    assert all(row["patient"] == row["slide"] for row in rows)
+    (note,) = found.notes
+    assert "Column case_id has one value for all slides of a class (patient_0, patient_1)" in note
+    assert "every slide counts as its own patient" in note
+    with (tmp_path / "cohort.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    features = cohorts["camelyon16"].parent / "features"
+    recipe = reproduce.protocol_recipe("camelyon16", "mean", tmp_path / "cohort.csv", features, ())
+    _, folds = load_cohort(
+        recipe.cohort, recipe.features, recipe.data, recipe.splits, target=recipe.target
+    )
+    assert len(folds) == 10
+
+
+def test_a_case_id_that_is_the_label_has_advice_that_helps_elsewhere(
+    cohorts: dict[str, Path], tmp_path: Path
+) -> None:
+    (row, *_) = reproduce.read_labels(
+        "tcga-nsclc", dummy_patients("tcga-nsclc", cohorts["tcga-nsclc"], tmp_path)
+    )
+    assert row["patient"] == row["slide"][:12]
+    table = dummy_patients("panda", cohorts["panda"], tmp_path)
+    advice = r"case_id does not name patients.*If every slide is of another.*remove column case_id"
+    with pytest.raises(CohortError, match=advice):
+        reproduce.read_labels("panda", table)
+    lines = [line.split(",") for line in table.read_text().splitlines()]
+    table.write_text("\n".join(",".join([a, *rest]) for a, _, *rest in lines))
+    assert all(row["patient"] == row["slide"] for row in reproduce.read_labels("panda", table))
+
+
 def test_a_label_of_another_benchmark_is_refused_by_name(tmp_path: Path) -> None:
     table = tmp_path / "labels.csv"
     table.write_text("slide,label\nnormal_001,normal\ntumor_001,benign\n")
@@ -280,6 +330,17 @@ def test_every_model_has_a_recipe_for_every_protocol(name: str, model: str) -> N
         1.0,
         "last",
     )
+
+
+def test_the_recipe_of_dgrmil_is_one_setting_of_its_authors() -> None:
+    recipe = reproduce.protocol_recipe("panda", "dgrmil", Path("t.csv"), Path("f"), ())
+    model, train = recipe.model.settings, recipe.train
+    last = {"vectors": 6, "dropout": 0.15, "patch_dropout": 0.1, "warmup_epochs": 10}
+    assert last.items() <= model.items()
+    assert (model["diversity_weight"], model["triplet_weight"]) == (0.1, 0.1)
+    assert (train.epochs, train.patience, train.warmup_epochs) == (30, 20, 10)
+    rates = (train.lr, train.weight_decay, train.warmup_lr, train.min_lr)
+    assert rates == (1e-4, 1e-4, 1e-5, 1e-5)
 
 
 def test_the_papers_numbers_are_complete() -> None:

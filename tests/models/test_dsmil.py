@@ -99,10 +99,27 @@ def test_each_stream_has_half_of_the_loss() -> None:
     torch.testing.assert_close(terms["max"], F.cross_entropy(best, labels) / 2)
 
 
-def test_both_streams_answer_by_their_mean() -> None:
-    model, bag = DSMIL(24, 3, both_streams=True).double(), torch.randn(9, 24).double()
-    expected = (plain_bag_stream(model, bag) + model.instance_classifier(bag).amax(dim=0)) / 2
-    torch.testing.assert_close(model(bag[None]).logits[0], expected)
+def test_both_streams_answer_by_the_mean_of_their_probabilities() -> None:
+    torch.manual_seed(0)
+    model, bag = DSMIL(24, 3, both_streams=True).double().eval(), torch.randn(9, 24).double()
+    streams = plain_bag_stream(model, bag), model.instance_classifier(bag).amax(dim=0)
+    expected = sum(stream.exp() / stream.exp().sum() for stream in streams) / 2
+    of_mean_logits = (sum(streams) / 2).softmax(dim=0)  # type: ignore[arg-type]
+    assert (expected - of_mean_logits).abs().max() > 1e-3
+    torch.testing.assert_close(model(bag[None]).logits[0].softmax(dim=0), expected)
+    chunked = model.stream(lambda: bag[None].split(4, dim=1)).logits[0]
+    torch.testing.assert_close(chunked.softmax(dim=0), expected)
+
+
+def test_both_streams_have_influence_but_no_exact_evidence() -> None:
+    torch.manual_seed(0)
+    model, bag = DSMIL(24, 3, both_streams=True).double().eval(), torch.randn(1, 9, 24).double()
+    assert model.evidence(bag) is None
+    found, counts, step = model.influence(bag), torch.ones(9).double(), 1e-6
+    for patch in range(9):
+        more = counts + step * F.one_hot(torch.tensor(patch), 9)
+        change = model.forward_weighted(bag, more).logits - model(bag).logits
+        torch.testing.assert_close(found[patch], change[0] / step, rtol=1e-4, atol=1e-6)
 
 
 def test_the_critical_patch_learns_as_a_query_too() -> None:

@@ -48,7 +48,7 @@ def smooth_svm(margins: Float[Tensor, "*batch N"]) -> Float[Tensor, "*batch N"]:
     Temperature and margin are 1 (Berrada, Zisserman, Kumar: "Smooth Loss Functions for Deep Top-k
     Classification", ICLR 2018).
     """
-    violation = 1 - margins.float()
+    violation = 1 - margins.to(summing_dtype(margins))
     return torch.where(margins.abs() < HARD_MARGIN, F.softplus(violation), F.relu(violation))
 
 

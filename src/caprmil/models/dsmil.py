@@ -4,6 +4,7 @@ Li, Li, Eliceiri: "Dual-stream Multiple Instance Learning Network for Whole Slid
 Classification with Self-supervised Contrastive Learning", CVPR 2021.
 """
 
+import math
 from typing import ClassVar
 
 import torch
@@ -35,9 +36,10 @@ Queries = Float[Tensor, "B C K"]
 class DSMIL(MILModel):
     """Two streams: a classifier of patches, and a bag pooled by similarity to critical patches.
 
-    The logits are those of the bag stream; with `both_streams`, their mean with the highest patch
-    logits. `value_map` maps patches by a layer of the same width before they are summed, with
-    `dropout` before it.
+    The logits are those of the bag stream. With `both_streams`, the probabilities are the mean of
+    those of the bag and of the highest patch logits. The logits are then their logarithms: these
+    are not sums over patches, so that there is no exact evidence. `value_map` maps patches by a
+    layer of the same width before they are summed, with `dropout` before it.
 
     Differs from the release: a softmax over all classes, also over two, where the release has one
     sigmoid per class and a single logit for two classes. There is no projection before the two
@@ -104,7 +106,9 @@ class DSMIL(MILModel):
 
     def combine(self, bag: Logits, best: Logits) -> Logits:
         """Return the logits of the model from those of the two streams."""
-        return (bag + best) / 2 if self.both_streams else bag
+        if not self.both_streams:
+            return bag
+        return torch.stack([bag, best]).log_softmax(dim=-1).logsumexp(dim=0) - math.log(2)
 
     @property
     def streams(self) -> bool:
@@ -131,7 +135,9 @@ class DSMIL(MILModel):
             class_attention=attention.unsqueeze(0),
         )
 
-    def evidence_bag(self, features: Features, grid: Cells | None) -> Evidence:
+    def evidence_bag(self, features: Features, grid: Cells | None) -> Evidence | None:
+        if self.both_streams:
+            return None
         patch_logits, queries = self.instance_classifier(features[0]), self.query(features)
         critical = patch_logits.argmax(dim=0)
         attention = similarity(queries[:, critical], queries)[0]
@@ -141,13 +147,7 @@ class DSMIL(MILModel):
         values = F.linear(self.value(features[0]), weight)
         values = rearrange(values, "n (c k) -> n c k", c=self.n_outputs)
         terms = einsum(values, attention, "n c k, k n -> n c")
-        rest: Tensor = self.classify.bias
-        if self.both_streams:
-            is_critical = F.one_hot(critical, len(terms)).mT
-            bias = self.instance_classifier.bias
-            terms = (terms + is_critical * (patch_logits - bias)) / 2
-            rest = (rest + bias) / 2
-        return Evidence(terms=terms, rest=rest)
+        return Evidence(terms=terms, rest=self.classify.bias)
 
     def loss(self, output: Output, labels: Labels) -> dict[str, Float[Tensor, ""]]:
         return {

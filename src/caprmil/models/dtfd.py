@@ -22,7 +22,13 @@ from caprmil.models.base import (
     Output,
     evidence_of_sum,
 )
-from caprmil.models.layers import content_order, masked_softmax, seeded, weighted_sum
+from caprmil.models.layers import (
+    content_order,
+    masked_softmax,
+    seeded,
+    summing_dtype,
+    weighted_sum,
+)
 from caprmil.models.pooling import AttentionPool
 
 
@@ -98,7 +104,8 @@ class DTFDMIL(MILModel):
             scores = scores + counts.log()
         attention = masked_softmax(scores.expand(len(members), -1), members)
         pooled = weighted_sum(attention.mT, patches[0]).to(patches.dtype)
-        group_logits = self.first.classify(pooled).float()
+        group_logits = self.first.classify(pooled)
+        group_logits = group_logits.to(summing_dtype(group_logits))
         patch_logits = self.first.classify(patches)
 
         # Distillation.

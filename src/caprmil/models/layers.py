@@ -16,9 +16,9 @@ def weighted_cross_entropy(
     Not the weighted mean of torch: that divides by the weights, which then cancel in a batch of
     one bag.
     """
-    losses = F.cross_entropy(logits.float(), labels, reduction="none")
+    losses = F.cross_entropy(logits.to(summing_dtype(logits)), labels, reduction="none")
     if weights is not None:
-        losses = losses * weights.to(losses.device)[labels]
+        losses = losses * weights.to(losses)[labels]
     return losses.mean()
 
 
@@ -52,7 +52,7 @@ def weighted_sum(
 
 
 def summing_dtype(values: Tensor) -> torch.dtype:
-    """Return the precision for sums over patches: that of the values, and at least float32."""
+    """Return the precision for sums and losses: that of the values, and at least float32."""
     return torch.promote_types(values.dtype, torch.float32)
 
 

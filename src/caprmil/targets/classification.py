@@ -135,8 +135,7 @@ class Classification(Target):
             return weighted_cross_entropy
         counts = np.bincount([int(label) for label in labels], minlength=self.n_outputs)
         weights = len(labels) / self.n_outputs / np.maximum(counts, 1)
-        tensor = torch.tensor(weights, dtype=torch.float32)
-        return partial(weighted_cross_entropy, weights=tensor)
+        return partial(weighted_cross_entropy, weights=torch.from_numpy(weights))
 
     def answer(self, outputs: "Tensor") -> "Tensor":
         return outputs.softmax(dim=-1)

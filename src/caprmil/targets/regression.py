@@ -124,11 +124,13 @@ class Regression(Target):
         return self._loss
 
     def _loss(self, outputs: "Tensor", values: "Tensor") -> "Tensor":
+        import torch
         import torch.nn.functional as F
 
         losses: dict[str, Any] = {"l1": F.l1_loss, "l2": F.mse_loss, "huber": F.huber_loss}
-        standardised = (values.float() - self.mean) / self.std
-        found: Tensor = losses[self.loss](outputs.float().squeeze(-1), standardised)
+        outputs = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
+        standardised = (values.to(outputs.dtype) - self.mean) / self.std
+        found: Tensor = losses[self.loss](outputs.squeeze(-1), standardised)
         return found
 
     @property
