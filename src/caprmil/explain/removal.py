@@ -35,15 +35,18 @@ class RemovalEffect:
 
     def in_words(self) -> str:
         """Return a sentence for readers."""
-        change = "lowers" if self.after < self.before else "changes"
         what = answer_words(self.number, self.followed)
         before, after, random = (
             show_answer(self.number, value) for value in (self.before, self.after, self.random)
         )
         share = f"{100 * self.share:g}\u00a0%"
+        change = "lowers" if self.after < self.before else "raises"
+        effect = f"{change} the {what} from {before} to {after}"
+        if before == after:
+            effect = f"leaves the {what} at {before}"
         return (
-            f"Removing the {share} of patches that it marks most {change} the {what} from {before} "
-            f"to {after}; removing {share} at random: {random}."
+            f"Removing the {share} of patches that it marks most {effect}; removing {share} at "
+            f"random: {random}."
         )
 
 
