@@ -1,5 +1,6 @@
 """The first map of a run is the one that is most faithful on its validation slides."""
 
+import importlib
 import json
 import shutil
 from pathlib import Path
@@ -30,6 +31,12 @@ from caprmil.models import create
 from caprmil.runs.run import Run
 from caprmil.targets import Classification
 from caprmil.viewer import Library
+
+
+@pytest.fixture(autouse=True)
+def few_slides(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measure three slides: the module has the name of a function in its package."""
+    monkeypatch.setattr(importlib.import_module("caprmil.explain.map_ranking"), "SLIDES", 3)
 
 
 @pytest.fixture(scope="module")

@@ -404,6 +404,19 @@ def test_without_validation_the_last_weights_are_kept_after_all_epochs(tmp_path:
     assert same(state, {name.removeprefix("model."): value for name, value in last.items()})
 
 
+def test_the_loss_on_top_patches_counts_in_training_alone(tmp_path: Path) -> None:
+    weights, rows = learn(tmp_path / "top", top_k=3)
+    plain, plain_rows = learn(tmp_path / "plain")
+    assert not same(weights, plain)
+    assert rows[0]["train_loss"] > 1.5 * plain_rows[0]["train_loss"]  # the sum of two losses
+    assert abs(rows[0]["val_loss"] - plain_rows[0]["val_loss"]) < 0.2  # of the bags alone
+
+
+def test_the_loss_on_top_patches_is_refused_without_patch_logits(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="choose caprmil with the pool mean"):
+        learn(tmp_path, model=create("transmil", 16, 2, dim=16, heads=2, landmarks=4), top_k=3)
+
+
 def test_a_strong_signal_is_learnt(tmp_path: Path) -> None:
     _, history = learn(tmp_path, train=SLIDES[:12], epochs=12, lr=5e-3)
     assert max(row["val_auc"] for row in history) == 1.0

@@ -67,6 +67,7 @@ def test_blank_glass_has_no_tissue(case: str, seed: int) -> None:
     assert found.area_mm2 == 0
 
 
+@pytest.mark.slow
 def test_the_mean_overlap_over_all_cases_is_high() -> None:
     scores = [iou(found.mask, made.truth) for made, found in (detected(c, 200) for c in TISSUE)]
     assert np.mean(scores) > 0.93

@@ -39,13 +39,22 @@ from caprmil.models.influence import SummedParts
 from caprmil.models.layers import GELU, Dropout, summing_dtype, weighted_sum
 from caprmil.models.mean_mlp import means_after_mlp
 from caprmil.models.packing import Sizes, mask_from_sizes, pad_assignments, pad_packed
-from caprmil.models.pooling import MeanPool, Pool, pool_chunks, pool_evidence, pool_packed
+from caprmil.models.pooling import (
+    MeanPool,
+    Pool,
+    pool_chunks,
+    pool_evidence,
+    pool_packed,
+    top_means,
+)
 from caprmil.models.recompute import forward_recomputed, memory_by_size
 from caprmil.models.streaming import ContextStream
 from caprmil.models.token_removal import TokenRemoval
 
 MIN_TEMPERATURE = 1e-3
+SPREAD = 0.6  # standard deviation of GELU(z), z normal: what a patch has after the projection
 
+INITS = ("usual", "centred")
 Tokens = Float[Tensor, "B H M K"]
 
 
@@ -116,6 +125,20 @@ class ContextAttention(nn.Module):
         context = einsum(assignments.to(f.dtype), tokens, "b h n m, b h m k -> b h n k")
         return self.project_out(rearrange(context, "b h n k -> b n (h k)")), counted
 
+    @torch.no_grad()
+    def init_centred(self) -> None:
+        """Start with a context that is minus the mean of the slide's patches.
+
+        Tokens have nearly the same patches before training, so each is near their mean. Values and
+        output pass it on, with the sign reversed and undoing the scale of the LayerNorm.
+        """
+        width, value = self.qkv.in_features, self.qkv.weight[2 * self.qkv.in_features :]
+        nn.init.eye_(self.project_f.weight)
+        value.copy_(torch.eye(width))
+        nn.init.eye_(self.project_out.weight).mul_(-SPREAD)
+        for layer in (self.project_f, self.project_out):
+            nn.init.zeros_(layer.bias)
+
     def attend_tokens(self, tokens: Tokens) -> Tokens:
         """Return the tokens of each head after self-attention."""
         query, key, value = self.qkv(tokens).chunk(3, dim=-1)
@@ -182,17 +205,22 @@ class ContextStack(nn.Module):
         dim: int,
         depth: int,
         dropout: int | float,
+        init: str = "usual",
         **settings: Any,  # of the blocks
     ) -> None:
         super().__init__()
         if depth < 0:
             raise ValueError(f"There are at least 0 context blocks: {depth=}.")
+        if init not in INITS:
+            raise ValueError(f"init is {' or '.join(INITS)}, not {init!r}.")
         self.project = nn.Sequential(
             nn.Linear(in_dim, dim), nn.LayerNorm(dim), GELU(), Dropout(dropout)
         )
         self.blocks: Sequence[ContextBlock] = nn.ModuleList(  # type: ignore[assignment]
             ContextBlock(dim, dropout=dropout, **settings) for _ in range(depth)
         )
+        if init == "centred" and depth:
+            self.blocks[0].attend.init_centred()
 
     def forward(self, features: Features, mask: Mask) -> tuple[Patches, tuple[Assignments, ...]]:
         """Return patches in context, and their assignments to the tokens of each block."""
@@ -209,6 +237,8 @@ class CAPRMIL(MILModel):
     `pool` is the name of a pool ("mean", "attention", "gated") or of a registered model, which
     then follows the context stack with its own classifier and loss; a table of settings with such
     a `name`; or an object, `pool(patches, mask) -> (embedding, attention)` or a model.
+    With `init = "centred"` the first block starts by subtracting the mean of the slide, instead of
+    with random weights (docs/learning.md); the model is the same.
 
     Differs from the authors' code: dropout acts on the product with V, not on the attention
     matrix, and once on each branch, not twice (both as in the paper); the temperature is positive
@@ -227,6 +257,7 @@ class CAPRMIL(MILModel):
         mlp_ratio: int | float = 4,
         dropout: int | float = 0.1,
         learn_temperature: bool = True,
+        init: str = "usual",
         pool: str | dict[str, Any] | nn.Module = "mean",
     ) -> None:
         from caprmil.models.registry import build_pool  # which imports this class
@@ -239,6 +270,7 @@ class CAPRMIL(MILModel):
             "mlp_ratio": mlp_ratio,
             "dropout": dropout,
             "learn_temperature": learn_temperature,
+            "init": init,
         }
         super().__init__(in_dim, n_outputs, **stack, pool=pool)
         self.context = ContextStack(in_dim, **stack)
@@ -280,7 +312,10 @@ class CAPRMIL(MILModel):
             output = forward(patches, mask=mask, grid=grid)
             return replace(output, assignments=assignments + output.assignments)
         embedding, attention = self.pool(patches, mask)
-        return self.output(embedding, attention, assignments)
+        output = self.output(embedding, attention, assignments)
+        if not self.trains_top:
+            return output
+        return replace(output, aux={"top": top_means(self.classify(patches), mask, self.top_k)})
 
     def output(
         self,
@@ -332,7 +367,7 @@ class CAPRMIL(MILModel):
         if isinstance(self.pool, MILModel):
             output = self.pool.forward_packed(patches, sizes, grid)
             return replace(output, assignments=assignments + output.assignments)
-        if isinstance(self.pool, Pool):
+        if isinstance(self.pool, Pool) and not self.trains_top:
             return self.output(*pool_packed(self.pool, patches, sizes), assignments)
         return self.aggregate(pad_packed(patches, sizes), mask, None, assignments)
 
@@ -340,6 +375,7 @@ class CAPRMIL(MILModel):
         """Return whether only the mean of the patches is needed, in training on a CPU."""
         return (
             type(self.pool) is MeanPool
+            and not self.trains_top
             and len(self.context.blocks) > 0
             and self.training
             and torch.is_grad_enabled()
@@ -355,6 +391,8 @@ class CAPRMIL(MILModel):
 
     def memory_of(self, n: int) -> Memory:
         """Return what training keeps of a bag of n patches."""
+        if self.trains_top:
+            return "whole"
         device = next(self.parameters()).device
         return memory_by_size(n, device) if self.memory == "auto" else self.memory
 
@@ -448,7 +486,19 @@ class CAPRMIL(MILModel):
     def loss(self, output: Output, values: Tensor) -> dict[str, Float[Tensor, ""]]:
         if isinstance(self.pool, MILModel):
             return self.pool.loss(output, values)
-        return super().loss(output, values)
+        terms = super().loss(output, values)
+        if "top" in output.aux:
+            terms["top"] = self.criterion(output.aux["top"], values)
+        return terms
+
+    @property
+    def has_patch_logits(self) -> bool:  # type: ignore[override]
+        return isinstance(self.pool, Pool)
+
+    @property
+    def trains_top(self) -> bool:
+        """Whether the loss has a term for the top patches, which needs all patches at once."""
+        return self.top_k > 0 and self.training and torch.is_grad_enabled()
 
     def on_epoch_start(self, epoch: int, n_bags: int) -> None:
         if isinstance(self.pool, MILModel):

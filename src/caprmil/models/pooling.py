@@ -93,6 +93,14 @@ def pool_evidence(pool: Pool, chunks: Iterable[Patches], classify: nn.Linear) ->
     return Evidence(terms=terms, rest=classify.bias.to(terms.dtype))
 
 
+def top_means(logits: Float[Tensor, "B N C"], mask: Mask, k: int) -> Float[Tensor, "B C"]:
+    """Return the mean of the k highest logits of each class, over the patches of each bag."""
+    found = logits.masked_fill(~mask.bool().unsqueeze(-1), -torch.inf)
+    highest = found.topk(min(k, logits.shape[1]), dim=1).values
+    real = highest.isfinite()  # a bag may have fewer patches
+    return highest.where(real, 0).sum(dim=1) / real.sum(dim=1)
+
+
 def pool_packed(
     pool: Pool, patches: Float[Tensor, "1 N D"], sizes: Sizes
 ) -> tuple[Float[Tensor, "B D"], Float[Tensor, "B P"]]:

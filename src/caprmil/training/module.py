@@ -53,6 +53,9 @@ class TrainConfig:
     are small."""
     sampling: Literal["shuffle", "balanced"] = "shuffle"
     """balanced: draw bags with replacement, each class (or stratum) as often as the others."""
+    top_k: int = 0
+    """Adds a second loss: that of the mean of the k highest patch logits of each class. It helps to
+    find rare patches. CAPRMIL with a pool only, and classes only. 0: none."""
     clip: float = 0.0
     """Clip the norm of the gradient at this value. 0 does not clip."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
@@ -72,7 +75,8 @@ class TrainConfig:
             if getattr(self, name) < 1:
                 raise RecipeError(f"{name} must be 1 or more, not {getattr(self, name)}.")
         positive = ("lr", "warmup_lr", "min_lr")
-        for name in (*positive, "weight_decay", "clip", "min_delta", "cache_gb", "workers"):
+        others = ("weight_decay", "clip", "min_delta", "cache_gb", "workers", "top_k")
+        for name in (*positive, *others):
             value = getattr(self, name)
             if not isfinite(value) or value < 0 or (value == 0 and name in positive):
                 raise RecipeError(f"{name} cannot be {value}.")
@@ -112,6 +116,7 @@ class MILModule(pl.LightningModule):
         self.model, self.target, self.settings = model, target, train
         self.seed, self.n_bags = seed, n_bags
         model.save_memory(train.memory)
+        model.top_k = train.top_k
         self.call_model = compiled(model) if train.compile else model.__call__
         self.losses: list[tuple[float, int]] = []
         self.validation_outputs: list[ValidationOutput] = []
@@ -235,6 +240,7 @@ def fit(
     """
     settings, group = settings or TrainConfig(), group or ProcessGroup(device)
     check_distributed(model, settings, group)
+    check_top_k(model, target, settings)
     model.train()  # Lightning does not switch dropout on
     model.set_criterion(target.criterion([sample.label for sample in train]))
     last = folder / "last.ckpt"
@@ -330,6 +336,16 @@ def check_distributed(model: MILModel, settings: TrainConfig, group: ProcessGrou
         )
     if settings.compile:
         raise RunError("A compiled model trains on one device. Set train.compile = false.")
+
+
+def check_top_k(model: MILModel, target: Target, settings: TrainConfig) -> None:
+    """Raise an error if there can be no loss on the top patches."""
+    if settings.top_k and not (model.has_patch_logits and target.has_classes):
+        raise RecipeError(
+            "train.top_k needs logits of single patches, and classes: choose caprmil with the pool "
+            f"mean, attention or gated for a classification, not {model.title} for a "
+            f"{target.kind}. Or set train.top_k = 0."
+        )
 
 
 def kept_epoch(history: Sequence[Row], settings: TrainConfig) -> int:

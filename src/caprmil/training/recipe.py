@@ -18,7 +18,7 @@ from caprmil.io.paths import as_path
 from caprmil.models import MILModel, create, list_models
 from caprmil.models.registry import needs_classes
 from caprmil.targets import Classification, Target, find_target
-from caprmil.training.module import TrainConfig
+from caprmil.training.module import TrainConfig, check_top_k
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +62,10 @@ class Recipe:
 
     def try_model(self) -> MILModel:
         """Make the model before a cohort is read, with sizes that are only plausible."""
-        return self.model.build(1024, self.target.example())
+        target = self.target.example()
+        model = self.model.build(1024, target)
+        check_top_k(model, target, self.train)
+        return model
 
 
 def read_recipe(
