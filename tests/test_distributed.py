@@ -191,7 +191,7 @@ def test_a_single_validation_bag_is_counted_once(tmp_path: Path, two: ProcessGro
 def test_a_bag_that_only_fills_up_a_device_is_not_scored() -> None:
     right, wrong = torch.tensor([[0.0, 9.0]]), torch.tensor([[9.0, 0.0]])
     one, two, extra = (
-        (logits, torch.tensor([1]), {"bag": loss})
+        (logits, torch.tensor([1]), {"loss": loss})
         for logits, loss in ((right, 1.0), (right, 3.0), (wrong, 100.0))
     )
     group = SimpleNamespace(rank=0, gather=lambda _: [[one], [two], [extra]])

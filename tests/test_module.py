@@ -19,7 +19,7 @@ from torch import Tensor
 from caprmil.errors import BagError, RecipeError, RunError
 from caprmil.features import bags, batches
 from caprmil.features.batches import Batch, Sample, collate
-from caprmil.models import MILModel, create
+from caprmil.models import MODELS, MILModel, create
 from caprmil.models.layers import weighted_cross_entropy
 from caprmil.runs.history import Row
 from caprmil.runs.inference import TrainedModel, predict_samples
@@ -34,6 +34,7 @@ from caprmil.training.module import (
     learning_rate,
 )
 from caprmil.training.trainer import usable_precision
+from small_models import small_model
 
 TARGET = Classification(classes=("normal", "tumour"))
 STUDY = RareSignal(slides=20, width=16, patches=(10, 30), signal=0.3, stain=0.5)
@@ -269,6 +270,21 @@ def test_a_batch_of_bags_counts_by_its_mean() -> None:
         MILModule(model, TARGET, TrainConfig(), seed=0).loss_terms(as_batch(TRAIN))[1]["bag"]
     )
     assert together == pytest.approx(bag_loss(model, TRAIN), rel=1e-5)
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_the_validation_loss_of_every_model_is_the_plain_cross_entropy(name: str) -> None:
+    """Whatever weight the model gives to its bag term: curves and min_delta can be compared."""
+    model = small_model(name, 16, 2).requires_grad_(False)
+    module = MILModule(model, TARGET, TrainConfig(), seed=0, n_validation=len(TRAIN))
+    module.log = lambda *_, **__: None  # type: ignore[method-assign]
+    for slide in TRAIN:
+        module.validation_step(as_batch([slide]), 0)
+    module.on_validation_epoch_end()
+    assert module.validation_row["val_loss"] == pytest.approx(bag_loss(model, TRAIN), rel=1e-5)
+    terms = model.loss(model(**as_batch(TRAIN[:1]).inputs), as_batch(TRAIN[:1]).labels)
+    logged = {f"val_{term}" for term in terms if term != "bag"}
+    assert logged == module.validation_row.keys() - {"val_loss", "val_auc"}
 
 
 def test_batches_of_several_bags_train_a_model(tmp_path: Path) -> None:

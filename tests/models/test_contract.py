@@ -2,6 +2,7 @@
 
 from copy import deepcopy
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from caprmil.errors import BagError, RecipeError
 from caprmil.models import MODELS, POOLS, MILModel, Pool, create
 from caprmil.models.layers import weighted_cross_entropy
 from caprmil.models.packing import mask_from_sizes, pad_packed
+from caprmil.targets import Classification
 from small_models import SETTINGS, small_model
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -206,6 +208,56 @@ def test_a_class_weight_counts_in_a_batch_of_one(model: MILModel) -> None:
     weights = torch.tensor([1.0, 1.0, 3.0])
     model.set_criterion(partial(weighted_cross_entropy, weights=weights))
     torch.testing.assert_close(model.loss(output, labels)["bag"], 3 * plain)
+
+
+def test_a_model_in_float64_computes_in_float64(model: MILModel) -> None:
+    """Outputs and losses of every form: padded, packed, one bag, with and without gradients."""
+    model, labels = model.double(), torch.tensor([0, 2])
+    model.set_criterion(
+        Classification(classes=("a", "b", "c"), class_weights="balanced").criterion([0, 0, 1, 2])
+    )
+    bags, sizes = torch.randn(1, 14, 24).double(), (5, 9)
+    ways: list[dict[str, Any]] = [
+        {"features": bags, "sizes": sizes},
+        {"features": pad_packed(bags, sizes), "mask": mask_from_sizes(sizes, bags.device)},
+        {"features": bags},
+    ]
+    for memory, training, gradients in product(
+        ("whole", "keep", "stream"), (True, False), (True, False)
+    ):
+        model.train(training).save_memory(memory)
+        for way in ways:
+            with torch.set_grad_enabled(gradients):
+                output = model(**way)
+                terms = model.loss(output, labels[: len(output.logits)])
+            spread = output.uncertainty
+            found = {
+                **{name: getattr(output, name) for name in ("logits", "embedding", "attention")},
+                **{name: getattr(output, name) for name in ("class_attention", "scores")},
+                **{f"assignments {n}": each for n, each in enumerate(output.assignments)},
+                **({} if spread is None else vars(spread)),
+                **terms,
+            }
+            found = {name: value.dtype for name, value in found.items() if value is not None}
+            assert set(found.values()) == {torch.float64}, (memory, training, gradients, found)
+
+
+@pytest.mark.parametrize("memory", ["whole", "keep", "stream"])
+@pytest.mark.parametrize("depth", [1, 2])
+def test_packed_bags_have_assignments_in_every_memory_mode(memory: Any, depth: int) -> None:
+    model = small_model("caprmil", 24, 3, depth=depth).double()
+    model.save_memory(memory)
+    sizes, packed = (5, 1, 9), torch.randn(1, 15, 24).double()
+    for gradients in (True, False):
+        with torch.set_grad_enabled(gradients):
+            together = model(packed, sizes=sizes).assignments
+        assert len(together) == model.n_assignments == depth
+        for number, bag in enumerate(packed.split(sizes, dim=1)):
+            plain = model.forward_bags(bag, torch.ones(bag.shape[:2], dtype=torch.bool), None)
+            for one, other in zip(together, plain.assignments, strict=True):
+                n = bag.shape[1]
+                torch.testing.assert_close(one[number, :, :n], other[0])
+                assert one[number, :, n:].eq(0).all()
 
 
 def plant_a_signal(n_bags: int, n_outputs: int) -> tuple[Tensor, Tensor]:

@@ -69,7 +69,8 @@ class Output:
     class_attention: Float[Tensor, "B C N"] | None = None  # if each class has its own attention
     scores: Float[Tensor, "B N C"] | None = None  # class scores of single patches
     uncertainty: Uncertainty | None = None  # if the model draws at random
-    # One per context block. Models behind each other may have different heads and tokens.
+    # One per context block. Models behind each other may have different heads and tokens. Training
+    # that recomputes activations does not have them.
     assignments: tuple[Float[Tensor, "B _ N _"], ...] = ()
     aux: dict[str, Tensor] = field(default_factory=dict)  # only for the loss of the model itself
 
@@ -444,6 +445,10 @@ def merge_outputs(outputs: Sequence[Output], mask: Mask) -> Output:
     def class_attention(each: Output) -> Tensor | None:
         return None if each.class_attention is None else each.class_attention.mT
 
+    def assignments(number: int) -> Tensor:
+        found: Tensor = patches(lambda each: each.assignments[number].transpose(1, 2))
+        return found.transpose(1, 2)
+
     by_class = patches(class_attention)
     uncertainty = None
     if outputs[0].uncertainty is not None:
@@ -458,5 +463,6 @@ def merge_outputs(outputs: Sequence[Output], mask: Mask) -> Output:
         class_attention=None if by_class is None else by_class.mT,
         scores=patches(lambda each: each.scores),
         uncertainty=uncertainty,
+        assignments=tuple(map(assignments, range(len(outputs[0].assignments)))),
         aux={name: torch.cat([each.aux[name] for each in outputs]) for name in outputs[0].aux},
     )

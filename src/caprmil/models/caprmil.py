@@ -339,9 +339,9 @@ class CAPRMIL(MILModel):
             return evaluated
         self.check_features(features)
         n = features.shape[1]
-        how, pool = self.memory_of(n), self.pool
+        how, pool = self.memory_of(n), cast(Pool, self.pool)
         trains = self.training and torch.is_grad_enabled()
-        if trains and how != "whole" and isinstance(pool, Pool) and len(self.context.blocks):
+        if trains and how != "whole" and self.recomputes:
             return self.output(
                 *forward_recomputed(self.context, pool, features, keep=how == "keep")
             )
@@ -349,7 +349,12 @@ class CAPRMIL(MILModel):
 
     def packs(self, sizes: Sizes) -> bool:
         """Return whether bags are processed together: not if training recomputes activations."""
-        return self.memory_of(sum(sizes)) == "whole"
+        return not self.recomputes or self.memory_of(sum(sizes)) == "whole"
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether training can recompute activations. A model as the pool needs the whole bag."""
+        return isinstance(self.pool, Pool) and len(self.context.blocks) > 0
 
     def forward_packed(
         self, features: Float[Tensor, "1 N E"], sizes: Sizes, grid: Grid | None

@@ -163,11 +163,14 @@ class MILModule(pl.LightningModule):
     def validation_step(self, batch: Batch, _: int) -> None:
         outputs, terms = self.loss_terms(batch)
         self.check_finite(torch.stack(list(terms.values())).sum(), batch)
-        values = {name: float(term) for name, term in terms.items()}
+        # Models weigh the bag's term differently. The loss of the outputs alone can be compared.
+        plain = self.model.criterion(outputs, batch.labels)
+        values = {"loss": float(plain)}
+        values |= {name: float(term) for name, term in terms.items() if name != "bag"}
         self.validation_outputs.append((outputs.float().cpu(), batch.labels.cpu(), values))
 
     def on_validation_epoch_end(self) -> None:
-        """Score the whole validation part. Early stopping watches the bag loss alone.
+        """Score the whole validation part. Early stopping watches the loss of the outputs alone.
 
         All devices score all bags, each of which counts once and in its own position: they get the
         numbers that one device would get.
@@ -178,9 +181,7 @@ class MILModule(pl.LightningModule):
         answers = self.target.answer(torch.cat(outputs).double()).numpy()
         truth, sizes = torch.cat(labels).numpy(), [len(each) for each in labels]
         row = {
-            f"val_{name}" if name != "bag" else "val_loss": float(
-                np.average([t[name] for t in terms], weights=sizes)
-            )
+            f"val_{name}": float(np.average([t[name] for t in terms], weights=sizes))
             for name in terms[0]
         }
         metric = self.target.headline_metric
