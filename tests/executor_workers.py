@@ -161,10 +161,10 @@ def equal_bags(one: Path, two: Path, slides: Iterable[str]) -> bool:
 def run_contents(folder: Path) -> dict[str, bytes]:
     """Return the files of a training, without logs, and without pictures, which contain the time.
 
-    A command or an explanation measures maps.json later.
+    A command or an explanation measures maps.json later, and timing.json has measured times.
     """
     files = [f for f in sorted(folder.rglob("*")) if f.is_file() and "log" not in f.parts]
-    files = [f for f in files if f.name != "maps.json"]
+    files = [f for f in files if f.name not in ("maps.json", "timing.json")]
     return {
         str(file.relative_to(folder)): b"" if file.suffix == ".png" else file.read_bytes()
         for file in files

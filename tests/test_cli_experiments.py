@@ -1,6 +1,7 @@
 """The commands compare, calibrate, cost, sweep and reproduce, as a user runs them."""
 
 import csv
+import shlex
 import shutil
 import sys
 from collections.abc import Callable
@@ -168,6 +169,7 @@ def test_a_sweep_reports_a_failed_point_and_exits_with_2(
     names = {path.name for path in (tmp_path / "out").iterdir() if path.name[0] != "."}
     assert names == {
         *("points", "seconds.json", "sweep.csv", "sweep.md", "sweep.png", "sweep.toml"),
+        "commands.txt",
     }
 
 
@@ -208,7 +210,9 @@ def test_a_rehearsal_runs_and_is_not_trained_again(
     assert f"caprmil compare {out / 'mean'} {out / 'caprmil'}" in output
     assert {path.name for path in out.iterdir()} == {
         *("stand-in", "cohort.csv", "mean", "caprmil", "table.md", "table.csv", "table.tex"),
+        *("protocol.json", "commands.txt"),
     }
+    assert (out / "commands.txt").read_text() == f"caprmil {shlex.join(map(str, words))}\n"
     before = (out / "caprmil/scores.json").stat().st_mtime_ns
     assert caprmil(*words) == output
     assert (out / "caprmil/scores.json").stat().st_mtime_ns == before

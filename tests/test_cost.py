@@ -248,7 +248,7 @@ def test_the_command_writes_tables_and_pictures(tiny_run: Run, tmp_path: Path) -
     options = ["--patches", "60", "--features", "64", "--repeats", "1", "--device", "cpu"]
     result = CliRunner().invoke(app, [*words, *options], catch_exceptions=False)
     assert result.exit_code == 0
-    files = {"cost.csv", "cost.md", "cost.tex", "cost.png", "performance.png"}
+    files = {"cost.csv", "cost.md", "cost.tex", "cost.png", "performance.png", "commands.txt"}
     assert {file.name for file in (tmp_path / "o").iterdir()} == files
     assert "caprmil (run)" in (tmp_path / "o/cost.md").read_text()
     again = CliRunner().invoke(app, [*words, *options])

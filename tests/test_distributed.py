@@ -225,7 +225,7 @@ def test_two_devices_resume_a_training_of_one(tmp_path: Path, two: ProcessGroup)
 def test_only_the_main_process_writes(tmp_path: Path, two: ProcessGroup) -> None:
     train(tmp_path, two)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
-        *("history.csv", "kept.ckpt", "last.ckpt")
+        *("history.csv", "kept.ckpt", "last.ckpt", "timing.json")
     ]
 
 

@@ -3,6 +3,7 @@
 import csv
 import shutil
 import signal
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -23,6 +24,7 @@ from caprmil.models import MODELS, MILModel, create
 from caprmil.models.layers import weighted_cross_entropy
 from caprmil.runs.history import Row
 from caprmil.runs.inference import TrainedModel, predict_samples
+from caprmil.runs.timing import read_timing
 from caprmil.synthetic import RareSignal
 from caprmil.targets import Classification
 from caprmil.training.checkpoints import CheckpointKeeper
@@ -458,6 +460,31 @@ def test_an_interrupted_training_ends_with_the_same_weights(
     resumed = learn(tmp_path, **HASTY)
     assert same(whole[0], resumed[0])
     assert whole[1] == resumed[1] == read_table(tmp_path / "history.csv")
+
+
+def test_every_epoch_is_timed_once_and_a_pause_is_not_training(tmp_path: Path) -> None:
+    paused, started = 0.0, time.perf_counter()
+
+    def pause(row: Row) -> None:
+        nonlocal paused
+        time.sleep(0.2)
+        paused += 0.2
+        stop(row)
+
+    stop = stop_after(1)
+    with pytest.raises(KeyboardInterrupt):
+        learn(tmp_path, on_epoch=pause)
+    before = read_timing(tmp_path).epochs
+    stop = stop_after(-1)
+    learn(tmp_path, on_epoch=pause)
+    epochs = read_timing(tmp_path).epochs
+    assert [each.epoch for each in before] == [0, 1]
+    assert [each.epoch for each in epochs] == [0, 1, 2]
+    assert epochs[0] == before[0]  # the epoch that was saved; the second one was repeated
+    assert epochs[1] != before[1]
+    assert {each.peak_mib for each in epochs} == {None}  # on a CPU
+    measured = sum(each.seconds for each in epochs) + before[1].seconds
+    assert 0 < measured < time.perf_counter() - started - paused
 
 
 @pytest.mark.parametrize("changes", [{"weights": "last"}, {"validation": []}], ids=str)

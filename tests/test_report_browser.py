@@ -1,5 +1,6 @@
 """Reports in a real browser, opened from a file with the network off."""
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,9 @@ import numpy as np
 import pytest
 
 from caprmil import explain, report
+from caprmil.experiments.gathered_runs import gather
 from caprmil.features import bags
+from caprmil.report.paper_page import write_paper
 from caprmil.runs.run import Run
 from caprmil.synthetic import RareSignal, Section
 
@@ -43,6 +46,10 @@ def files(tiny_run: Run, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
     (folder / "atlas").mkdir()
     report.write_atlas(folder / "atlas", tiny_run, atlas, pictures, example)
     found["atlas"] = folder / "atlas" / "index.html"
+    shutil.copytree(tiny_run.folder, folder / "camelyon16" / "caprmil")
+    (folder / "camelyon16" / "protocol.json").write_text('{"protocol": "camelyon16"}')
+    write_paper(gather([folder / "camelyon16"]), folder / "paper")
+    found["paper"] = folder / "paper" / "index.html"
     return found
 
 
@@ -72,7 +79,7 @@ def visit(chromium: Any, files: dict[str, Path]) -> Iterator[Any]:
     assert problems == []
 
 
-@pytest.mark.parametrize("name", ["slide", "slide_003", "no_coordinates", "run", "atlas"])
+@pytest.mark.parametrize("name", ["slide", "slide_003", "no_coordinates", "run", "atlas", "paper"])
 def test_a_report_opens_with_an_empty_console(visit: Any, name: str) -> None:
     page = visit(name)
     assert page.locator("h1").is_visible()
@@ -80,7 +87,7 @@ def test_a_report_opens_with_an_empty_console(visit: Any, name: str) -> None:
     assert wide <= 0
 
 
-@pytest.mark.parametrize("name", ["slide", "slide_003", "run", "atlas"])
+@pytest.mark.parametrize("name", ["slide", "slide_003", "run", "atlas", "paper"])
 def test_a_report_is_not_wider_than_a_phone(visit: Any, name: str) -> None:
     page = visit(name)
     page.set_viewport_size({"width": 360, "height": 740})

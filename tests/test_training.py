@@ -26,6 +26,7 @@ from caprmil.io.json_files import read_json
 from caprmil.runs.history import read_history
 from caprmil.runs.inference import predict_samples
 from caprmil.runs.run import RECIPE, Run
+from caprmil.runs.timing import read_timing
 from caprmil.training import cross_validation as training
 from caprmil.training.cross_validation import cross_validate
 from caprmil.training.recipe import ModelConfig, Recipe, read_recipe
@@ -112,6 +113,16 @@ def test_a_run_has_scores_and_figures_and_no_checkpoints(tiny_run: Run) -> None:
     files = {str(file.relative_to(tiny_run.folder)) for file in tiny_run.folder.rglob("*")}
     assert {"curves.png", "roc.png", "scores.md"} < files
     assert not [name for name in files if name.endswith(".ckpt") or ".part" in name]
+
+
+def test_every_epoch_and_the_test_part_of_a_fold_are_timed(tiny_run: Run) -> None:
+    for fold in tiny_run.splits:
+        folder = tiny_run.fold_folder(fold.name)
+        timing = read_timing(folder)
+        epochs = [each.epoch for each in timing.epochs]
+        assert epochs == read_history(folder / "history.csv")["epoch"]
+        assert timing.test is not None
+        assert (timing.test.slides, timing.test.seconds > 0) == (len(fold.test), True)
 
 
 def test_the_epoch_that_was_kept_is_recorded(tiny_run: Run) -> None:

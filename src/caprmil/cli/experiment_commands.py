@@ -13,6 +13,7 @@ from caprmil.cli.shared import (
     Ray,
     RayCommand,
     app,
+    command_words,
     find_executor,
     name_runs,
     show_table,
@@ -54,6 +55,7 @@ def cost(
     Example:
       caprmil cost --models caprmil,abmil --patches 10000
     """
+    from caprmil.experiments.command_log import record_command
     from caprmil.experiments.cost import compare, cost_tables
     from caprmil.io.atomic import check_new
     from caprmil.io.progress import bar
@@ -79,7 +81,9 @@ def cost(
     for note in cost_tables.notes(costs):
         typer.echo(f"- {note}")
     if out is not None:
-        typer.echo(f"Written to {out}: {', '.join(_write_costs(costs, scores, out))}.")
+        written = _write_costs(costs, scores, out)
+        record_command(out, command_words())
+        typer.echo(f"Written to {out}: {', '.join(written)}.")
 
 
 def _write_costs(
@@ -171,6 +175,7 @@ def sweep(
     Example:
       caprmil sweep recipes/caprmil.toml --out sweeps/tokens --set model.tokens=2,4,8
     """
+    from caprmil.experiments.command_log import record_command
     from caprmil.experiments.sweep.plan import read_plan
     from caprmil.experiments.sweep.pruning import Pruned
     from caprmil.experiments.sweep.results import PARTS, PointResult, show
@@ -180,9 +185,12 @@ def sweep(
         recipe, change, features=features, search=search, metric=metric, seed=seed, prune=prune
     )
 
+    words = command_words()
+
     def on_point(number: int, total: int, point: "Point", outcome: "Outcome | None") -> None:
         prefix = f"{number}/{total} {point.name}: " if ray else "    "
         if outcome is None:
+            record_command(out, words)
             typer.echo(f"{number}/{total} {point.name}", err=True)
         elif isinstance(outcome, Pruned):
             typer.echo(f"{prefix}pruned {outcome}", err=True)

@@ -6,7 +6,16 @@ from typing import Annotated
 import typer
 
 from caprmil.cli.run_commands import Changes
-from caprmil.cli.shared import Device, Gpus, Ray, RayCommand, app, find_executor, show_table
+from caprmil.cli.shared import (
+    Device,
+    Gpus,
+    Ray,
+    RayCommand,
+    app,
+    command_words,
+    find_executor,
+    show_table,
+)
 
 
 @app.command(cls=RayCommand)
@@ -36,6 +45,8 @@ def reproduce(
     """
     from caprmil.errors import CohortError
     from caprmil.experiments import reproduce as protocols
+    from caprmil.experiments.command_log import record_command
+    from caprmil.experiments.reproduce.reproduction import PROTOCOL_FILE
     from caprmil.io.paths import require_local
 
     protocols.find_protocol(protocol)
@@ -54,17 +65,21 @@ def reproduce(
         typer.echo("A rehearsal on generated bags: its figures mean nothing.")
     if features is None or labels is None:
         raise CohortError("Pass --features DIR and --labels TABLE.csv, or --rehearse to try it.")
-    with find_executor(ray, device, gpus_per_worker) as executor:
-        result = protocols.reproduce(
-            protocol,
-            labels,
-            features,
-            chosen,
-            out,
-            changes=changes,
-            device=device,
-            executor=executor,
-        )
+    try:
+        with find_executor(ray, device, gpus_per_worker) as executor:
+            result = protocols.reproduce(
+                protocol,
+                labels,
+                features,
+                chosen,
+                out,
+                changes=changes,
+                device=device,
+                executor=executor,
+            )
+    finally:
+        if (out / PROTOCOL_FILE).exists():  # a run may be finished though another one failed
+            record_command(out, command_words())
     rows = result.rows()
     show_table(list(rows[0]), [list(row.values()) for row in rows])
     for note in (result.features, *result.notes):
@@ -73,3 +88,4 @@ def reproduce(
     if len(chosen) > 1:
         folders = " ".join(str(out / model) for model in chosen)
         typer.echo(f"Which differences are real: caprmil compare {folders}")
+    typer.echo(f"The paper's tables with these runs: caprmil paper {out} --out tables")

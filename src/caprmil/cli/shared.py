@@ -4,6 +4,7 @@ import re
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
+from contextvars import ContextVar
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -26,14 +27,26 @@ GROUPS = {
     "First steps": ("doctor", "demo"),
     "Slides and features": ("encode", "patch", "convert", "encoders"),
     "Training and prediction": ("train", "predict", "evaluate", "check", "status", "export"),
-    "Comparison": ("compare", "calibrate", "sweep", "cost", "models", "reproduce"),
+    "Comparison": ("compare", "calibrate", "sweep", "cost", "models", "reproduce", "paper"),
     "Explanation": ("explain", "faithfulness", "atlas", "report", "view"),
 }
 """The commands by group, in the order of `caprmil --help`."""
 
 
+_words: ContextVar[list[str]] = ContextVar("words")
+
+
+def command_words() -> list[str]:
+    """Return the words of the command that runs, as they were typed after `caprmil`."""
+    return list(_words.get())
+
+
 class GroupedCommands(TyperGroup):
-    """Lists the commands in groups in the help."""
+    """Lists the commands in groups in the help, and keeps the words of the command."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        _words.set(list(args))
+        return super().parse_args(ctx, args)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002
         width = max(map(len, self.commands))

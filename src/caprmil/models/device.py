@@ -27,3 +27,14 @@ def pick_device(
     except (RuntimeError, AssertionError) as problem:
         reason = str(problem).partition(".")[0].partition("\n")[0]
         raise RunError(f"There is no device '{name}' here ({reason}). Use auto or cpu.") from None
+
+
+def device_title(device: str | torch.device) -> str:
+    """Return what a device is called in tables: the name of a GPU, or the threads of a CPU."""
+    device = torch.device(device)
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    if device.type != "cpu":
+        return str(device)
+    threads = torch.get_num_threads()
+    return f"CPU, {threads} thread{'s' * (threads > 1)}"

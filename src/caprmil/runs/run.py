@@ -3,7 +3,8 @@
 run.json          versions, seed, target, encoder and scale of the bags, digest of the recipe
 recipe.toml       every setting, resolved
 splits.json       the slides in each part of each fold
-folds/NAME/       model/ (config.json, model.safetensors), fold.json, history.csv, test.csv, ...
+folds/NAME/       model/ (config.json, model.safetensors), fold.json, history.csv, timing.json,
+                  test.csv, ...
 predictions.csv   every test slide, predicted by models that have not seen it
 baselines/        the same slides, predicted without a model: patch_count.csv, mean_feature.csv, ...
 calibration.json  the temperature of each fold, and errors before and after

@@ -6,6 +6,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from time import perf_counter
 from typing import Any, TypeAlias
 
 import pandas as pd
@@ -25,12 +26,13 @@ from caprmil.io.json_files import as_json
 from caprmil.io.paths import RemotePath, as_path, require_local
 from caprmil.io.progress import Bar, bar
 from caprmil.models.compiling import find_compiler
-from caprmil.models.device import pick_device
+from caprmil.models.device import device_title, pick_device
 from caprmil.runs.history import Row
 from caprmil.runs.inference import TrainedModel, predict_samples
 from caprmil.runs.remote import remote_run
 from caprmil.runs.run import SCORES, Run, target_table
 from caprmil.runs.scoring import score_run
+from caprmil.runs.timing import TIMING, TestTiming, read_timing
 from caprmil.training.distributed import ProcessGroup
 from caprmil.training.module import check_distributed, fit, kept_epoch
 from caprmil.training.recipe import Recipe, make_loggers
@@ -330,7 +332,7 @@ def train_fold(
     run, recipe, cohort = training.run, training.recipe, training.cohort
     work = run.folder / "folds" / f".{fold.name}.part"
     work.mkdir(parents=True, exist_ok=True)
-    for name in ("history.csv", "last.ckpt", "kept.ckpt"):
+    for name in ("history.csv", TIMING, "last.ckpt", "kept.ckpt"):
         remove_leftovers(work / name)  # of a process that was killed while it wrote them
     torch.manual_seed(fold.seed)
     target = cohort.target.fit([cohort.labels[slide] for slide in fold.train])
@@ -355,7 +357,9 @@ def train_fold(
         path = work / f"{part}.csv"
         path.unlink(missing_ok=True)  # of a fold that was stopped at this point
         if slides:
+            start = perf_counter()
             answers = predict_samples(trained, training.samples(slides), cache=cache, device=chosen)
+            seconds = perf_counter() - start
             Predictions(
                 slides=tuple(slides),
                 target=cohort.target,
@@ -364,6 +368,10 @@ def train_fold(
                 patients=tuple(cohort.patients[slide] for slide in slides),
                 folds=(fold.name,) * len(slides),
             ).write(path)
+            if part == "test":
+                device_used = device_title(chosen)
+                tested = TestTiming(seconds=seconds, slides=len(slides), device=device_used)
+                replace(read_timing(work), test=tested).write(work)
     facts = {
         "kept_epoch": kept_epoch(history, recipe.train),
         "epochs": len(history),

@@ -27,6 +27,7 @@ from caprmil.targets import Target
 from caprmil.training.checkpoints import CheckpointKeeper, History
 from caprmil.training.data import EpochSampler, Steps
 from caprmil.training.distributed import ProcessGroup
+from caprmil.training.epoch_times import EpochTimes
 from caprmil.training.trainer import interruptible, make_trainer, quiet
 
 ValidationOutput = tuple[Tensor, Tensor, dict[str, float]]  # outputs, labels, loss terms
@@ -294,7 +295,8 @@ def _fit(
     history = History(folder / HISTORY, on_epoch)
     keeper = CheckpointKeeper(folder, history, partial(kept_epoch, settings=settings))
     early = EarlyStopping("val_loss", settings.min_delta, settings.patience)
-    callbacks: list[Callback] = [history, *([early] if validation else []), keeper]
+    times = EpochTimes(folder)  # first, so that it does not measure the others
+    callbacks: list[Callback] = [times, history, *([early] if validation else []), keeper]
     module = MILModule(
         model,
         target,

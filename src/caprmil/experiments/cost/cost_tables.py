@@ -10,6 +10,7 @@ import torch
 from caprmil.experiments import paper
 from caprmil.experiments.cost.measure import Cost
 from caprmil.io import tables
+from caprmil.models.device import device_title
 
 PAPER_BAG = (1000, 1024, 2)  # patches, features, outputs
 TOLERANCE = 0.025  # the paper prints two or three digits, and draws count differently
@@ -100,15 +101,9 @@ def as_csv(costs: Sequence[Cost]) -> str:
 def _conditions(costs: Sequence[Cost]) -> Iterator[str]:
     first = costs[0]
     widths = sorted({cost.in_dim for cost in costs})
-    threads = torch.get_num_threads()
-    device = f"CPU, {threads} thread{'s' * (threads > 1)}"
-    if first.device.startswith("cuda"):
-        device = torch.cuda.get_device_name(first.device)
-    elif not first.device.startswith("cpu"):
-        device = first.device
     yield (
         f"One bag of {first.n_patches:,} patches of {' or '.join(f'{w:,}' for w in widths)} "
-        f"features, fp32, {device}, torch {torch.__version__}."
+        f"features, fp32, {device_title(first.device)}, torch {torch.__version__}."
     )
     yield (
         "Times are medians over rounds in which the models alternate. A training step is "

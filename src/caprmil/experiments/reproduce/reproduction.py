@@ -23,6 +23,7 @@ from caprmil.features.description import GENERATED, describe_features
 from caprmil.io import tables
 from caprmil.io.atomic import write_text
 from caprmil.io.findings import Findings
+from caprmil.io.json_files import as_json
 from caprmil.io.paths import as_path, require_local
 from caprmil.runs.run import Facts, Run
 from caprmil.targets.classification_metrics import ace_floor
@@ -30,6 +31,7 @@ from caprmil.targets.metric import mean_and_spread
 from caprmil.training.cross_validation import complete_all
 from caprmil.training.recipe import Recipe
 
+PROTOCOL_FILE = "protocol.json"  # says which protocol a folder is of
 NOTES = (
     "diff / std: ours less the paper's, in units of the paper's spread. floor: the ACE that a "
     "perfectly calibrated model with these probabilities would have.",
@@ -172,6 +174,7 @@ def reproduce(
     notes = [*found.notes]
     notes += _check_slides(protocol, rows, features, out, next(iter(recipes.values())))
     _write_cohort(table, rows)
+    write_text(out / PROTOCOL_FILE, as_json({"protocol": name}), replace=True)
     runs = complete_all(
         {out / model: recipe for model, recipe in recipes.items()},
         device=device,

@@ -3,6 +3,7 @@
 sweep.toml     the plan
 points/NAME/   a run per point; pruned.json in a point that was pruned
 seconds.json   the training time of each point
+commands.txt   the commands that wrote the folder, if it was the command line
 trials.json    the proposals of a Bayesian search
 sweep.csv      every metric of every point and fold
 sweep.md       a table of the points
