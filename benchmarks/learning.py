@@ -53,16 +53,18 @@ class Way:
     train: dict[str, Any] = field(default_factory=dict)
 
 
-CENTRED, TOP = {"init": "centred"}, {"top_k": 10}
+CENTRED = {"init": "centred"}
+TOP, DROP = {"top_k": 10}, {"drop_patches": 0.9}
 WAYS: dict[str, Way] = {
     "mean": Way("mean"),
-    "abmil": Way("abmil"),
+    "abmil": Way("abmil", train={"lr": 5e-3}),
     "dsmil": Way("dsmil"),
     "caprmil": Way("caprmil"),
     "caprmil, centred": Way("caprmil", CENTRED),
-    "caprmil, top patches": Way("caprmil", {}, TOP),
-    "caprmil, robust": Way("caprmil", CENTRED, TOP),
-    "caprmil+gated, robust": Way("caprmil+gated", CENTRED, TOP),
+    "caprmil, top patches": Way("caprmil", train=TOP),
+    "caprmil, dropped patches": Way("caprmil", train=DROP),
+    "caprmil, robust": Way("caprmil", CENTRED, TOP | DROP),
+    "caprmil+gated, robust": Way("caprmil+gated", CENTRED, TOP | DROP),
 }
 
 
@@ -75,7 +77,7 @@ class Budget:
     test_bags: int = 160
     epochs: int = 20
     batch_size: int = 4
-    lr: float = 1e-3
+    lr: float = 2e-3
     weight_decay: float = 1e-3
     warmup_epochs: int = 2
     clip: float = 1.0
@@ -88,7 +90,7 @@ class Budget:
     def config(self, way: Way) -> TrainConfig:
         names = ("epochs", "batch_size", "lr", "weight_decay", "warmup_epochs", "clip")
         settings: dict[str, Any] = {name: getattr(self, name) for name in names}
-        return TrainConfig(**settings, patience=self.epochs, **way.train)
+        return TrainConfig(**settings | way.train, patience=self.epochs, weights="last")
 
 
 class Job(NamedTuple):
@@ -103,7 +105,7 @@ class Job(NamedTuple):
 
 @dataclass(frozen=True)
 class Result:
-    """The curve of one training, and the score of the kept weights on test bags."""
+    """The curve of one training, and the score of its last weights on test bags."""
 
     task: str
     patches: int

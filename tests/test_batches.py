@@ -15,7 +15,15 @@ import torch
 from caprmil.errors import BagError
 from caprmil.features import bags
 from caprmil.features.bags import Bag
-from caprmil.features.batches import BagDataset, Batch, Cache, Sample, collate, load
+from caprmil.features.batches import (
+    BagDataset,
+    Batch,
+    Cache,
+    Sample,
+    collate,
+    load,
+    random_rows,
+)
 from caprmil.training.data import EpochSampler
 
 
@@ -92,6 +100,38 @@ def test_the_grid_is_packed_and_padded_like_the_features() -> None:
 
 def test_there_is_no_grid_if_one_bag_has_none() -> None:
     assert batch(bag(2), bag(3, has_coords=False)).grid is None
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_dropped_patches_leave_whole_rows_of_each_bag(padded: bool) -> None:
+    torch.manual_seed(0)
+    both = batch(bag(40), bag(200), padded=padded)
+    fewer = both.drop_patches(0.9)
+    assert fewer.grid is not None
+    for number, content in enumerate((bag(40), bag(200))):
+        if padded:
+            assert fewer.mask is not None
+            rows = fewer.features[number][fewer.mask[number]]
+            cells = fewer.grid[number][fewer.mask[number]]
+        else:
+            assert fewer.sizes is not None
+            start = sum(fewer.sizes[:number])
+            rows = fewer.features[0, start : start + fewer.sizes[number]]
+            cells = fewer.grid[0, start : start + fewer.sizes[number]]
+        kept = (rows[:, 0].int() - 1) // 3  # the number of each patch in its bag
+        assert 1 <= len(kept) < len(content.features)
+        assert kept.tolist() == sorted(set(kept.tolist()))
+        assert torch.equal(cells[:, 0], kept % 2)
+        assert torch.equal(cells[:, 1], torch.div(kept, 2, rounding_mode="floor"))
+
+
+def test_the_share_of_dropped_patches_is_uniform_up_to_its_limit_and_one_patch_stays() -> None:
+    torch.manual_seed(0)
+    shares = [1 - random_rows(1000, 0.8).double().mean().item() for _ in range(400)]
+    assert np.mean(shares) == pytest.approx(0.4, abs=0.04)
+    assert min(shares) < 0.05
+    assert 0.75 < max(shares) < 0.86
+    assert all(random_rows(1, 0.99).all() for _ in range(50))
 
 
 def test_a_cached_bag_is_returned_again(tmp_path: Path) -> None:

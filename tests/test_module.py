@@ -153,7 +153,15 @@ def test_the_temperature_has_no_weight_decay() -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"epochs": 0}, {"lr": 0.0}, {"clip": -1.0}, {"warmup_epochs": 30}, {"patience": 0}],
+    [
+        {"epochs": 0},
+        {"lr": 0.0},
+        {"clip": -1.0},
+        {"warmup_epochs": 30},
+        {"patience": 0},
+        {"top_k": -1},
+        {"drop_patches": 1.0},
+    ],
     ids=str,
 )
 def test_an_invalid_setting_is_refused(wrong: dict[str, Any]) -> None:
@@ -428,6 +436,17 @@ def test_the_loss_on_top_patches_counts_in_training_alone(tmp_path: Path) -> Non
     assert not same(weights, plain)
     assert rows[0]["train_loss"] > 1.5 * plain_rows[0]["train_loss"]  # the sum of two losses
     assert abs(rows[0]["val_loss"] - plain_rows[0]["val_loss"]) < 0.2  # of the bags alone
+
+
+def test_dropped_patches_are_the_same_after_an_interruption(tmp_path: Path) -> None:
+    settings = {"drop_patches": 0.8, "weights": "last"}
+    whole, rows = learn(tmp_path / "whole", **settings)
+    with pytest.raises(KeyboardInterrupt):
+        learn(tmp_path / "stopped", on_epoch=stop_after(1), **settings)
+    resumed, again = learn(tmp_path / "stopped", **settings)
+    assert same(whole, resumed)
+    assert rows == again
+    assert not same(whole, learn(tmp_path / "plain", weights="last")[0])
 
 
 def test_the_loss_on_top_patches_is_refused_without_patch_logits(tmp_path: Path) -> None:

@@ -50,6 +50,29 @@ class Batch(NamedTuple):
             "sizes": self.sizes,
         }
 
+    def drop_patches(self, most: float) -> "Batch":
+        """Leave out random patches: of each bag another share, between 0 and `most`."""
+        if self.mask is not None:
+            lengths = self.mask.sum(dim=1).tolist()
+            kept = torch.nn.utils.rnn.pad_sequence(
+                [random_rows(n, most) for n in lengths], batch_first=True
+            )
+            return self._replace(mask=self.mask & kept.to(self.mask.device))
+        parts = [random_rows(n, most) for n in self.sizes or (self.features.shape[1],)]
+        rows = torch.cat(parts).to(self.features.device)
+        return self._replace(
+            features=self.features[:, rows],
+            grid=None if self.grid is None else self.grid[:, rows],
+            sizes=self.sizes and tuple(int(part.sum()) for part in parts),
+        )
+
+
+def random_rows(n: int, most: float) -> Tensor:
+    """Return which of n patches stay if a random share of them, up to `most`, is left out."""
+    kept = torch.rand(n) >= most * torch.rand(())
+    kept[torch.randint(n, ())] = True  # at least one
+    return kept
+
 
 class Cache:
     """A cache of bags up to a memory limit. Other bags are read from disk each time.

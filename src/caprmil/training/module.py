@@ -57,6 +57,9 @@ class TrainConfig:
     top_k: int = 0
     """Adds a second loss: that of the mean of the k highest patch logits of each class. It helps to
     find rare patches. CAPRMIL with a pool only, and classes only. 0: none."""
+    drop_patches: float = 0.0
+    """In every step, leave out random patches: of each bag another share, up to this one. A bag
+    then looks different in every epoch, and is harder to learn by heart."""
     clip: float = 0.0
     """Clip the norm of the gradient at this value. 0 does not clip."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
@@ -81,6 +84,10 @@ class TrainConfig:
             value = getattr(self, name)
             if not isfinite(value) or value < 0 or (value == 0 and name in positive):
                 raise RecipeError(f"{name} cannot be {value}.")
+        if not 0 <= self.drop_patches < 1:
+            raise RecipeError(
+                f"drop_patches is a share, from 0 to below 1, not {self.drop_patches}."
+            )
         if not 0 <= self.warmup_epochs < self.epochs:
             raise RecipeError(
                 f"warmup_epochs must be less than epochs ({self.epochs}), not {self.warmup_epochs}."
@@ -143,6 +150,8 @@ class MILModule(pl.LightningModule):
         self.model.on_epoch_start(self.current_epoch, self.n_bags)
 
     def training_step(self, batch: Batch, number: int) -> Tensor:
+        if self.settings.drop_patches:
+            batch = batch.drop_patches(self.settings.drop_patches)
         terms = self.loss_terms(batch)[1]
         loss = torch.stack(list(terms.values())).sum()
         self.check_finite(loss, batch)
