@@ -179,7 +179,8 @@ def picture(results: Sequence[Result]) -> "Figure":
     models = by_model(results)
     maps = present(results, "found")
     colours = {name: COLOURS[n % len(COLOURS)] for n, name in enumerate(maps)}
-    colours[TOKEN] = GREY
+    shapes = {name: "os"[n // len(COLOURS) % 2] for n, name in enumerate(maps)}
+    colours[TOKEN], shapes[TOKEN] = GREY, "D"
     figure = new_figure(10, 1.6 + 0.42 * len(models))
     panels = figure.subplots(1, 2, sharey=True)
     titles = {"found": ("Tumour found", "AUC of patches"), "area": ("Faithfulness", "Area")}
@@ -192,23 +193,22 @@ def picture(results: Sequence[Result]) -> "Figure":
                 if len(found) and name != RANDOM:
                     up = row + 0.08 * (number - (len(maps) - 2) / 2)
                     low = np.quantile(found, 0.1)
-                    shape = "D" if name == TOKEN else "o"
                     axes.plot([low, found.mean()], [up, up], color=colours[name], lw=1, alpha=0.45)
-                    axes.plot(
-                        found.mean(), up, shape, color=colours[name], ms=5, mec="white", mew=0.5,
-                    )  # fmt: skip
+                    style = {"color": colours[name], "ms": 5, "mec": "white", "mew": 0.5}
+                    axes.plot(found.mean(), up, shapes[name], **style)
         axes.set(ylim=(len(models) - 0.4, -0.6))
         axes.set_yticks(range(len(models)), labels=list(models))
-    _legend(figure, [name for name in maps if name != RANDOM], colours)
+    _legend(figure, [name for name in maps if name != RANDOM], colours, shapes)
     return figure
 
 
-def _legend(figure: "Figure", names: Sequence[str], colours: Mapping[str, str]) -> None:
+def _legend(
+    figure: "Figure", names: Sequence[str], colours: Mapping[str, str], shapes: Mapping[str, str]
+) -> None:
     from matplotlib.lines import Line2D
 
     marks = [
-        Line2D([], [], color=colours[name], marker="D" if name == TOKEN else "o", ls="", ms=6)
-        for name in names
+        Line2D([], [], color=colours[name], marker=shapes[name], ls="", ms=6) for name in names
     ]
     figure.legend(
         marks, names, loc="outside lower center", ncols=4, frameon=False, fontsize=9,

@@ -350,3 +350,30 @@ def test_a_run_stores_its_baselines(tiny_run: Run) -> None:
             tiny_run.predictions.folds,
         )
     assert "slides have no TCGA barcodes" in (tiny_run.folder / "scores.md").read_text()
+
+
+def test_a_mean_is_trained_beside_a_model_and_resumes(tmp_path: Path, tiny_recipe: Recipe) -> None:
+    stopped = []
+
+    def stop(fold: str, _: object) -> None:
+        stopped.append(fold)
+        if len(stopped) == 11:  # three folds of three epochs, then the Mean
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        cross_validate(tiny_recipe, tmp_path / "run", mean=True, device="cpu", on_epoch=stop)
+    assert not Run(tmp_path / "run").finished
+    run = cross_validate(tiny_recipe, tmp_path / "run", mean=True, device="cpu")
+    model = replace(tiny_recipe, model=ModelConfig(name="mean"), loggers={})
+    alone = cross_validate(model, tmp_path / "mean", device="cpu")
+    found = run.baselines["mean model"]
+    assert found.slides == alone.predictions.slides
+    assert np.array_equal(found.answers, alone.predictions.answers)
+    assert "| mean model |" in (run.folder / "scores.md").read_text()
+
+
+def test_a_mean_has_no_mean_beside_it(tmp_path: Path, tiny_recipe: Recipe) -> None:
+    model = replace(tiny_recipe, model=ModelConfig(name="mean"))
+    run = cross_validate(model, tmp_path / "run", mean=True, device="cpu")
+    assert "mean model" not in run.baselines
+    assert not (run.folder / "mean").exists()

@@ -69,7 +69,7 @@ def test_help_takes_less_than_a_second() -> None:
 def test_a_run_has_all_its_files(home: Path) -> None:
     names = {path.name for path in (home / "run").iterdir()}
     expected = {"recipe.toml", "run.json", "splits.json", "predictions.csv", "scores.json"}
-    expected |= {"scores.md", "curves.png", "roc.png", "folds", "maps.json"}
+    expected |= {"scores.md", "curves.png", "roc.png", "folds", "maps.json", "mean"}
     assert names == expected | {"baselines", "calibration.json", "reliability.png"}
 
 

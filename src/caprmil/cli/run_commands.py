@@ -46,6 +46,9 @@ def train(
     nodes: Annotated[
         int, typer.Option(help="Number of machines, with srun or torchrun: docs/slurm.md.", min=1)
     ] = 1,
+    mean: Annotated[
+        bool, typer.Option(help="Train a Mean on the same folds, to compare with; not at a URL.")
+    ] = True,
     ray: Ray = "",
     gpus_per_worker: Gpus = 1.0,
 ) -> None:
@@ -67,6 +70,7 @@ def train(
     settings = read_recipe(recipe, features=features, changes=change or [])
     with find_executor(ray, device, gpus_per_worker) as executor:
         options: dict[str, Any] = {"device": device, "devices": devices, "nodes": nodes}
+        options["mean"] = mean
         run = training.cross_validate(settings, out, **options, executor=executor)
     if not ray and not ProcessGroup(device, devices, nodes).is_main:
         return  # not the main process

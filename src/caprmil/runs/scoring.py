@@ -19,7 +19,7 @@ from caprmil.io.atomic import write_text
 from caprmil.io.json_files import as_json, read_json
 from caprmil.io.progress import Step, bar
 from caprmil.runs.history import HISTORY, read_history
-from caprmil.runs.run import BASELINES, CALIBRATION, PREDICTIONS, RELIABILITY, SCORES, Run
+from caprmil.runs.run import BASELINES, CALIBRATION, MEAN, PREDICTIONS, RELIABILITY, SCORES, Run
 
 _log = logging.getLogger("caprmil")
 
@@ -76,9 +76,20 @@ def _compare_with_baselines(
     run: Run, cohort: Cohort, answers: Predictions, step: Step
 ) -> tuple[Comparison, str]:
     """Predict the same slides without a model, and list the baselines that it does not beat."""
-    found = predict_baselines(cohort, run.splits, progress=step)
+    found = predict_baselines(cohort, run.splits, progress=step) | _mean_model(run)
     for name, table in found.items():
         _write_again(table, run.folder / BASELINES / f"{name.replace(' ', '_')}.csv")
     compared = compare_with_baselines("The model", answers, found)
     remarks = list(compared.warnings()) or ["The model beats every baseline."]
     return compared, "\n\n".join([*remarks, find_sites(cohort).remark])
+
+
+def _mean_model(run: Run) -> dict[str, Predictions]:
+    """Return the predictions of the Mean that was trained on the same folds, if it was."""
+    if not (run.folder / MEAN).is_dir():
+        return {}
+    mean = Run(run.folder / MEAN)
+    if len(mean.done) < len(mean.splits):
+        return {}
+    tables = [mean.read_predictions(mean.fold_folder(f.name) / "test.csv") for f in mean.splits]
+    return {"mean model": Predictions.concatenate(tables)}

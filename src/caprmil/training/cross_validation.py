@@ -30,12 +30,12 @@ from caprmil.models.device import device_title, pick_device
 from caprmil.runs.history import Row
 from caprmil.runs.inference import TrainedModel, predict_samples
 from caprmil.runs.remote import remote_run
-from caprmil.runs.run import SCORES, Run, target_table
+from caprmil.runs.run import MEAN, SCORES, Run, target_table
 from caprmil.runs.scoring import score_run
 from caprmil.runs.timing import TIMING, TestTiming, read_timing
 from caprmil.training.distributed import ProcessGroup
 from caprmil.training.module import check_distributed, fit, kept_epoch
-from caprmil.training.recipe import Recipe, make_loggers
+from caprmil.training.recipe import ModelConfig, Recipe, make_loggers
 from caprmil.training.run_folder import check_folder, lock_run, open_run
 
 OnEpoch: TypeAlias = Callable[[str, Row], None]
@@ -54,6 +54,7 @@ def cross_validate(
     nodes: int = 1,
     progress: bool = True,
     score: bool = True,
+    mean: bool = False,
     executor: Executor | None = None,
     on_epoch: OnEpoch | None = None,
 ) -> Run:
@@ -62,7 +63,8 @@ def cross_validate(
     `out` must be new, or hold an interrupted run of the same recipe: it is resumed, and ends with
     the numbers it would have had. Nothing in it is overwritten. A remote run is trained in a local
     copy. `table` replaces `recipe.cohort` and is written to cohort.csv in `out`. Without
-    `score` the folds are trained and predicted, and the run stays unfinished.
+    `score` the folds are trained and predicted, and the run stays unfinished. With `mean`, a Mean
+    is trained on the same folds, in a folder of the run, and is one of the baselines.
 
     On several devices, the bags of a step are divided. A recipe with fewer is changed to one each.
     """
@@ -73,6 +75,7 @@ def cross_validate(
         "device": device,
         "progress": progress,
         "score": score,
+        "mean": mean,
         "on_epoch": on_epoch,
     }
     if executor is not None and executor.remote:  # devices are those of its workers
@@ -115,6 +118,7 @@ def cross_validate_all(
     device: str = "auto",
     progress: bool = True,
     score: bool = True,
+    mean: bool = False,
     executor: Executor | None = None,
     group: ProcessGroup | None = None,
     on_epoch: OnEpoch | None = None,
@@ -130,8 +134,9 @@ def cross_validate_all(
     for out, recipe in recipes.items():
         _check(out, recipe, group, device=None if executor.remote else device)
     trainings = {out: _open_training(out, recipe, progress) for out, recipe in recipes.items()}
+    beside = {out: _open_mean(out, each) for out, each in trainings.items()} if mean else {}
     with ExitStack() as held:
-        for out in trainings:
+        for out in (*trainings, *(folder for means in beside.values() for folder in means)):
             held.enter_context(lock_run(out, wait=wait))
         on_change()
         options: dict[str, Any] = {"device": device, "progress": progress, "on_epoch": on_epoch}
@@ -139,12 +144,14 @@ def cross_validate_all(
         parts = [trainings] if executor.remote else [{out: t} for out, t in trainings.items()]
         failures = []
         for part in parts:
-            failures += _train(part, executor, group, on_change=on_change, **options)
+            means = {folder: each for out in part for folder, each in beside.get(out, {}).items()}
+            together = {**part, **means}
+            failures += _train(together, executor, group, on_change=on_change, **options)
             for training in part.values():
                 if score and len(training.run.done) == len(training.folds):
                     score_run(training.run, training.cohort, progress=progress)
     if failures:
-        count = sum(len(training.folds) for training in trainings.values())
+        count = sum(len(each.folds) * (2 if mean else 1) for each in trainings.values())
         raise RunError(
             f"{len(failures)} of {count} folds could not be trained: "
             f"{shorten(failures, separator='; ')} The others are there, and the same command tries "
@@ -289,6 +296,20 @@ def _open_training(out: Path, recipe: Recipe, progress: bool) -> Training:
     return Training(open_run(out, recipe, cohort, folds), recipe, cohort, tuple(folds))
 
 
+def _open_mean(out: Path, training: Training) -> dict[Path, Training]:
+    """Open a run of a Mean on the folds of another model, in its folder; nothing for a Mean."""
+    if training.recipe.model.name == "mean":
+        return {}
+    recipe = replace(
+        training.recipe,
+        model=ModelConfig(name="mean"),
+        train=replace(training.recipe.train, top_k=0),
+        loggers={},
+    )
+    run = open_run(out / MEAN, recipe, training.cohort, training.folds)
+    return {out / MEAN: replace(training, run=run, recipe=recipe)}
+
+
 def _train(
     trainings: Mapping[Path, Training],
     executor: Executor,
@@ -386,6 +407,7 @@ def _train_at(recipe: Recipe, out: Path, **options: Any) -> Run:
     if not isinstance(out, RemotePath):
         return cross_validate_all({out: recipe}, **options)[out]
     check_folder(out, recipe)
+    options["mean"] = False  # only finished folds and files of the run itself are uploaded
     with remote_run(out, config.digest(recipe)) as copy:
         try:
             if not (copy.folder / SCORES).exists():  # else it was only not uploaded
