@@ -63,8 +63,8 @@ WAYS: dict[str, Way] = {
     "caprmil, centred": Way("caprmil", CENTRED),
     "caprmil, top patches": Way("caprmil", train=TOP),
     "caprmil, dropped patches": Way("caprmil", train=DROP),
-    "caprmil, robust": Way("caprmil", CENTRED, TOP | DROP),
-    "caprmil+gated, robust": Way("caprmil+gated", CENTRED, TOP | DROP),
+    "caprmil, all three": Way("caprmil", CENTRED, TOP | DROP),
+    "caprmil+gated, all three": Way("caprmil+gated", CENTRED, TOP | DROP),
 }
 
 
