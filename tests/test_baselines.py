@@ -20,6 +20,8 @@ from caprmil.training.cross_validation import cross_validate
 from caprmil.training.module import TrainConfig
 from caprmil.training.recipe import ModelConfig, Recipe
 
+pytestmark = pytest.mark.slow
+
 SLIDES = 48
 # Slide n is of class n % 2. Pure: its code has n % 2, mixed: the tens of n.
 PURE_CODES = "TCGA-{1}A-00{0:02d}-01Z-00-DX1"
@@ -324,7 +326,6 @@ def test_without_two_sites_the_reason_is_noted(
 # Runs
 
 
-@pytest.mark.slow
 def test_a_run_that_does_not_beat_a_baseline_reports_it(tmp_path: Path) -> None:
     table = write(tmp_path, **PLANTED["patch count"])
     recipe = Recipe(

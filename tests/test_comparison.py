@@ -20,6 +20,8 @@ from caprmil.targets import Classification
 from caprmil.targets.classification_metrics import ace_floor
 from caprmil.targets.metric import METRICS, mean_and_spread
 
+pytestmark = pytest.mark.slow
+
 SCORES = METRICS["classification"]
 
 
@@ -141,7 +143,7 @@ def test_values_are_the_mean_over_folds_of_the_metrics() -> None:
         assert d.of_second == pytest.approx(mean_and_spread(folds))
 
 
-@pytest.mark.parametrize("classes", [2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("classes", [2, 3])
 def test_the_interval_of_the_area_covers_the_truth(classes: int) -> None:
     truth = norm.cdf(1.2 / np.sqrt(2)) - norm.cdf(0.6 / np.sqrt(2))  # two normal distributions
     if classes > 2:
@@ -150,7 +152,7 @@ def test_the_interval_of_the_area_covers_the_truth(classes: int) -> None:
     assert 0.91 <= np.mean([low <= truth <= high for low, high in found]) <= 0.985
 
 
-@pytest.mark.parametrize("slides", [pytest.param(1, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("slides", [1, 3])
 def test_two_equal_models_differ_in_one_of_twenty_tests(slides: int) -> None:
     false = np.mean([pair(slides=slides, seed=seed).p < 0.05 for seed in range(300)])
     assert 0.02 <= false <= 0.085

@@ -27,6 +27,8 @@ from caprmil.runs.run import Run
 from caprmil.targets import Classification
 from small_models import small_model
 
+pytestmark = pytest.mark.slow
+
 WIDTH = 8
 
 TARGET = Classification(classes=("normal", "tumour"))

@@ -21,6 +21,8 @@ from caprmil import figures
 from caprmil.errors import CaprmilError, CohortError
 from caprmil.targets import Regression, find_metric
 
+pytestmark = pytest.mark.slow
+
 AUC, ACE = find_metric("auc"), find_metric("ace")
 Slides = tuple[np.ndarray, np.ndarray]
 
@@ -471,7 +473,6 @@ def test_a_token_map_shows_the_weights_of_its_head(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("columns", "rows"), [(20, 2), (2, 20), (1, 1)])
-@pytest.mark.slow
 def test_slides_of_any_shape_are_drawn(columns: int, rows: int, tmp_path: Path) -> None:
     canvas, n = on_slide(columns, rows, 4), columns * rows
     shares, values = soft(2, n, 4), np.random.default_rng(0).normal(size=n)

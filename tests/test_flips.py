@@ -31,6 +31,8 @@ from caprmil.runs.run import Run
 from caprmil.targets import Classification, Regression
 from small_models import small_model
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def few(monkeypatch: pytest.MonkeyPatch) -> None:

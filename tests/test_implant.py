@@ -39,6 +39,8 @@ from caprmil.slides.regions import Regions
 from caprmil.targets import Classification, Regression
 from small_models import small_model
 
+pytestmark = pytest.mark.slow
+
 NAMES = ("a", "b")
 
 
@@ -266,7 +268,6 @@ def run(tiny_run: Run, tmp_path_factory: pytest.TempPathFactory) -> Run:
     return Run(shutil.copytree(tiny_run.folder, folder))
 
 
-@pytest.mark.slow
 def test_the_command_writes_a_table_a_file_and_a_figure(run: Run) -> None:
     source, slide = run.splits[0].test[:2]
     output = caprmil("explain", run.folder, source, "--implant", "top:10%", "--into", slide)

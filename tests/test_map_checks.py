@@ -37,6 +37,8 @@ from caprmil.runs.run import Run
 from caprmil.targets import Classification, Regression
 from small_models import small_model
 
+pytestmark = pytest.mark.slow
+
 CLASSES = Classification(classes=("a", "b"))
 CONTRAST = CLASSES.contrasts[1]
 

@@ -45,6 +45,8 @@ from caprmil.slides.qc import Record
 from caprmil.synthetic import RareSignal, Section
 from caprmil.targets import Classification
 
+pytestmark = pytest.mark.slow
+
 NASTY = "</script><img src=x onerror=alert(1)>"
 KINDS = {"encoder": "synthetic", "mpp": 1.0}
 PLACED = {**KINDS, "patch_px": 224, "patch_level0": 224.0, "step": 224.0}

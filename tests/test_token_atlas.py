@@ -29,6 +29,8 @@ from caprmil.report import atlas_files
 from caprmil.runs.run import Run
 from small_models import small_model
 
+pytestmark = pytest.mark.slow
+
 FILES = {"index.html", "atlas.csv", "atlas.png", "atlas.json"}
 
 

@@ -38,6 +38,8 @@ from caprmil.viewer.server import PORT, listen, url
 from caprmil.viewer.tiles import TILE
 from viewer_requests import BARE, FIRST, SECOND, call, predict, rounded_down, texture
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def app(library: Library) -> AccessMiddleware:
@@ -500,7 +502,6 @@ def test_the_address_can_be_opened() -> None:
     assert url("0.0.0.0", 80, "abc") == f"http://{socket.gethostname()}:80/?token=abc"
 
 
-@pytest.mark.slow
 def test_the_command_prints_an_address_and_stops_at_ctrl_c(tiny_run: Run) -> None:
     command = [sys.executable, "-m", "caprmil", "view", str(tiny_run.folder), "--no-open"]
     settings = {**os.environ, "PYTHONUNBUFFERED": "1"}
