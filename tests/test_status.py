@@ -118,3 +118,17 @@ print({"torch", "lightning", "optuna"} & {*sys.modules})
     command = [sys.executable, "-c", program, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
+
+
+def test_the_folds_of_the_mean_beside_a_model_are_tasks_of_its_run(
+    tiny_run: Run, tmp_path: Path
+) -> None:
+    run = shutil.copytree(tiny_run.folder, tmp_path / "run")
+    mean = shutil.copytree(tiny_run.folder, run / "mean")
+    (run / "scores.json").unlink()
+    shutil.rmtree(mean / "folds" / "fold-2")
+    states = {task.name: task.state for task in read_status(run).tasks}
+    assert states["mean/fold-1"] == "done"
+    assert states["mean/fold-2"] == "to do"
+    assert "mean/scores" not in states  # only its predictions are needed
+    assert list(states)[-1] == "scores"

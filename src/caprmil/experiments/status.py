@@ -17,7 +17,7 @@ from caprmil.experiments.sweep import FIGURE, PLAN, POINTS, PRUNED
 from caprmil.experiments.sweep.axes import SearchSpace
 from caprmil.io.json_files import read_json
 from caprmil.io.paths import RemotePath, as_path
-from caprmil.runs.remote import FOLDS, LAST, START, finished_folds
+from caprmil.runs.remote import FOLDS, LAST, MEAN, START, finished_folds
 from caprmil.slides.qc import Record
 
 RECIPE, SPLITS, SCORES = START[0], START[1], LAST
@@ -90,7 +90,7 @@ def _slides(folder: Path) -> Iterator[TaskStatus]:
             yield unfinished
 
 
-def _folds(folder: Path, prefix: str = "") -> Iterator[TaskStatus]:
+def _folds(folder: Path, prefix: str = "", *, scored: bool = True) -> Iterator[TaskStatus]:
     try:
         folds: list[str] = [fold["name"] for fold in read_json(folder / SPLITS)["folds"]]
     except (OSError, ValueError, KeyError):  # it was stopped before these files were written
@@ -107,6 +107,10 @@ def _folds(folder: Path, prefix: str = "") -> Iterator[TaskStatus]:
             yield TaskStatus(name, "stopped", RESUMES)
         else:
             yield TaskStatus(name, "to do")
+    if not scored:
+        return
+    if (folder / MEAN / RECIPE).exists():  # only its predictions are needed
+        yield from _folds(folder / MEAN, f"{prefix}{MEAN}/", scored=False)
     yield TaskStatus(f"{prefix}scores", "done" if (folder / SCORES).exists() else "to do")
 
 

@@ -51,7 +51,7 @@ class Batch(NamedTuple):
         }
 
     def drop_patches(self, most: float) -> "Batch":
-        """Leave out random patches: of each bag another share, between 0 and `most`."""
+        """Leave out random patches: a random share of each bag, between 0 and `most`."""
         if self.mask is not None:
             lengths = self.mask.sum(dim=1).tolist()
             kept = torch.nn.utils.rnn.pad_sequence(

@@ -23,6 +23,7 @@ from caprmil.errors import RunError, StorageError
 from caprmil.io.paths import RemotePath, download_all, upload, upload_all
 
 FOLDS, FOLD = "folds", "fold.json"
+MEAN = "mean"  # a run of a Mean on the same folds, inside a run
 START = ("recipe.toml", "splits.json", "run.json")  # uploaded first, in this order
 LAST = "scores.json"
 LOCK = ".lock"

@@ -56,7 +56,6 @@ FORMAT = 2  # of the files in a run
 FACTS, RECIPE, SPLITS = "run.json", "recipe.toml", "splits.json"
 PREDICTIONS, SCORES = "predictions.csv", "scores.json"
 BASELINES, CALIBRATION, RELIABILITY = "baselines", "calibration.json", "reliability.png"
-MEAN = "mean"  # a run of a Mean on the same folds, inside a run
 PARTS = ("train", "validation", "test")
 
 

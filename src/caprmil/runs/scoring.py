@@ -19,7 +19,8 @@ from caprmil.io.atomic import write_text
 from caprmil.io.json_files import as_json, read_json
 from caprmil.io.progress import Step, bar
 from caprmil.runs.history import HISTORY, read_history
-from caprmil.runs.run import BASELINES, CALIBRATION, MEAN, PREDICTIONS, RELIABILITY, SCORES, Run
+from caprmil.runs.remote import MEAN
+from caprmil.runs.run import BASELINES, CALIBRATION, PREDICTIONS, RELIABILITY, SCORES, Run
 
 _log = logging.getLogger("caprmil")
 

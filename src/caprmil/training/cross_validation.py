@@ -29,8 +29,8 @@ from caprmil.models.compiling import find_compiler
 from caprmil.models.device import device_title, pick_device
 from caprmil.runs.history import Row
 from caprmil.runs.inference import TrainedModel, predict_samples
-from caprmil.runs.remote import remote_run
-from caprmil.runs.run import MEAN, SCORES, Run, target_table
+from caprmil.runs.remote import MEAN, remote_run
+from caprmil.runs.run import SCORES, Run, target_table
 from caprmil.runs.scoring import score_run
 from caprmil.runs.timing import TIMING, TestTiming, read_timing
 from caprmil.training.distributed import ProcessGroup
@@ -134,9 +134,13 @@ def cross_validate_all(
     for out, recipe in recipes.items():
         _check(out, recipe, group, device=None if executor.remote else device)
     trainings = {out: _open_training(out, recipe, progress) for out, recipe in recipes.items()}
-    beside = {out: _open_mean(out, each) for out, each in trainings.items()} if mean else {}
+    means = {
+        out / MEAN: _open_mean(out, training)
+        for out, training in trainings.items()
+        if mean and training.recipe.model.name != "mean"
+    }
     with ExitStack() as held:
-        for out in (*trainings, *(folder for means in beside.values() for folder in means)):
+        for out in (*trainings, *means):
             held.enter_context(lock_run(out, wait=wait))
         on_change()
         options: dict[str, Any] = {"device": device, "progress": progress, "on_epoch": on_epoch}
@@ -144,14 +148,15 @@ def cross_validate_all(
         parts = [trainings] if executor.remote else [{out: t} for out, t in trainings.items()]
         failures = []
         for part in parts:
-            means = {folder: each for out in part for folder, each in beside.get(out, {}).items()}
-            together = {**part, **means}
+            beside = {out / MEAN: means[out / MEAN] for out in part if out / MEAN in means}
+            together = {**part, **beside}
             failures += _train(together, executor, group, on_change=on_change, **options)
-            for training in part.values():
-                if score and len(training.run.done) == len(training.folds):
+            for out, training in part.items():
+                own = [training, *([means[out / MEAN]] if out / MEAN in means else [])]
+                if score and all(each.trained for each in own):
                     score_run(training.run, training.cohort, progress=progress)
     if failures:
-        count = sum(len(each.folds) * (2 if mean else 1) for each in trainings.values())
+        count = sum(len(training.folds) for training in (trainings | means).values())
         raise RunError(
             f"{len(failures)} of {count} folds could not be trained: "
             f"{shorten(failures, separator='; ')} The others are there, and the same command tries "
@@ -190,6 +195,11 @@ class Training:
             for fold in self.folds
             if not self.run.fold_folder(fold.name).exists()
         ]
+
+    @property
+    def trained(self) -> bool:
+        """Whether all folds are trained."""
+        return len(self.run.done) == len(self.folds)
 
     def remove_checkpoints(self) -> None:
         """Remove the checkpoints of finished folds."""
@@ -296,10 +306,8 @@ def _open_training(out: Path, recipe: Recipe, progress: bool) -> Training:
     return Training(open_run(out, recipe, cohort, folds), recipe, cohort, tuple(folds))
 
 
-def _open_mean(out: Path, training: Training) -> dict[Path, Training]:
-    """Open a run of a Mean on the folds of another model, in its folder; nothing for a Mean."""
-    if training.recipe.model.name == "mean":
-        return {}
+def _open_mean(out: Path, training: Training) -> Training:
+    """Open a run of a Mean on the folds of another model, in its folder."""
     recipe = replace(
         training.recipe,
         model=ModelConfig(name="mean"),
@@ -307,7 +315,7 @@ def _open_mean(out: Path, training: Training) -> dict[Path, Training]:
         loggers={},
     )
     run = open_run(out / MEAN, recipe, training.cohort, training.folds)
-    return {out / MEAN: replace(training, run=run, recipe=recipe)}
+    return replace(training, run=run, recipe=recipe)
 
 
 def _train(

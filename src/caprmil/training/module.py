@@ -58,8 +58,8 @@ class TrainConfig:
     """Adds a second loss: that of the mean of the k highest patch logits of each class. It helps to
     find rare patches. CAPRMIL with a pool only, and classes only. 0: none."""
     drop_patches: float = 0.0
-    """In every step, leave out random patches: of each bag another share, up to this one. A bag
-    then looks different in every epoch, and is harder to learn by heart."""
+    """In every step, leave out a random share of the patches of each bag, at most this one. A bag
+    then looks different in every epoch, and is harder to memorise."""
     clip: float = 0.0
     """Clip the norm of the gradient at this value. 0 does not clip."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
