@@ -342,7 +342,7 @@ def command(recipe: Recipe, tmp_path: Path, *options: str) -> list[str]:
     file = tmp_path / "recipe.toml"
     file.write_text(config.dump(recipe))
     train = ["-m", "caprmil", "train", str(file), "--out", str(tmp_path / "run")]
-    return [*train, "--device", "cpu", "--devices", "2", *options]
+    return [*train, "--device", "cpu", "--devices", "2", "--no-mean", *options]
 
 
 def test_torchrun_can_start_the_processes(tmp_path: Path, tiny_recipe: Recipe) -> None:

@@ -104,7 +104,7 @@ def test_the_array_encodes_every_slide_once(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_one_training_on_two_nodes(tmp_path: Path, tiny_recipe: Recipe) -> None:
     (tmp_path / "recipe.toml").write_text(config.dump(tiny_recipe))
-    script = SCRIPTS["train"].replace("--devices 4", "--device cpu --devices 1")
+    script = SCRIPTS["train"].replace("--devices 4", "--no-mean --device cpu --devices 1")
     ended = run(
         script,
         tmp_path,
@@ -129,7 +129,7 @@ def test_ray_on_two_nodes_encodes_and_trains(tmp_path: Path, tiny_recipe: Recipe
     (tmp_path / "recipe.toml").write_text(config.dump(tiny_recipe))
     changes = {
         "--encoder uni ": "--mpp 1 ",
-        "--features features ": "",
+        "--features features ": "--no-mean ",
         "6379": str(find_free_network_port()),
     }
     script = SCRIPTS["ray"]

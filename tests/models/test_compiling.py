@@ -2,8 +2,10 @@
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from textwrap import dedent
+from typing import Any
 
 import pytest
 import torch
@@ -61,24 +63,38 @@ def test_a_compiled_model_has_the_gradients_of_the_plain_one() -> None:
     """)
 
 
-@pytest.mark.slow
-def test_training_compiles_if_asked_and_keeps_the_names_of_the_weights(tmp_path: Path) -> None:
-    run_in_new_process(f"""
-        import torch
-        from pathlib import Path
-        from caprmil.features import bags
-        from caprmil.features.batches import Sample
-        from caprmil.models import ABMIL
-        from caprmil.targets import Classification
-        from caprmil.training.module import TrainConfig, fit
+def test_training_compiles_if_asked_and_keeps_the_names_of_the_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from caprmil.features import bags
+    from caprmil.features.batches import Sample
+    from caprmil.targets import Classification
+    from caprmil.training.module import TrainConfig, fit
 
-        arrays = [torch.randn(9 + n, 8).numpy() for n in range(6)]
-        samples = [Sample(f"s{{n}}", bags.from_arrays(a), n % 2) for n, a in enumerate(arrays)]
-        model = ABMIL(8, 2, dim=8, hidden=4)
-        target = Classification(classes=("no", "yes"))
-        names, folder = model.state_dict().keys(), Path({str(tmp_path)!r})
-        settings = TrainConfig(epochs=2, warmup_epochs=0, compile=True)
-        options = {{"settings": settings, "device": "cpu", "folder": folder, "target": target}}
-        rows = fit(model, samples[:4], samples[4:], **options)
-        assert len(rows) == 2 and model.state_dict().keys() == names
-    """)
+    calls = []
+
+    def compile_nothing(forward: Callable[..., Any], **_: Any) -> Callable[..., Any]:
+        def run(*arguments: Any, **keywords: Any) -> Any:
+            calls.append(keywords)
+            return forward(*arguments, **keywords)
+
+        return run
+
+    monkeypatch.setattr(torch, "compile", compile_nothing)
+    monkeypatch.setattr("caprmil.models.compiling.find_compiler", lambda: "c++")
+    arrays = [torch.randn(9 + n, 8).numpy() for n in range(6)]
+    samples = [Sample(f"s{n}", bags.from_arrays(a), n % 2) for n, a in enumerate(arrays)]
+    model = ABMIL(8, 2, dim=8, hidden=4)
+    names = model.state_dict().keys()
+    rows = fit(
+        model,
+        samples[:4],
+        samples[4:],
+        folder=tmp_path,
+        settings=TrainConfig(epochs=2, warmup_epochs=0, compile=True),
+        device="cpu",
+        target=Classification(classes=("no", "yes")),
+    )
+    assert len(rows) == 2
+    assert len(calls) >= 2 * 4
+    assert model.state_dict().keys() == names
