@@ -1,8 +1,10 @@
 """ExportedModel files predict bags of any size as the model does, or are not kept."""
 
 import json
+import pickle
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +95,7 @@ def test_several_models_are_exported_as_their_mean(tmp_path: Path) -> None:
     written = export.export_model(models, tmp_path / "model.ts", to="torchscript")
     bag = torch.randn(40, 24)
     probabilities, logits, attention = map(
-        torch.from_numpy, export.FORMATS["torchscript"].open(written.path)[0](bag.numpy())
+        torch.from_numpy, export.FORMATS["torchscript"].open(written.path)(bag.numpy())
     )
     with torch.no_grad():
         mean = torch.stack([m(bag[None]).logits[0].softmax(dim=-1) for m in models]).mean(dim=0)
@@ -202,6 +204,43 @@ def test_other_files_have_no_metadata(tmp_path: Path) -> None:
     scripted.save(str(tmp_path / "other.ts"))
     with pytest.raises(ExportError, match="was not written by caprmil export"):
         export.read_metadata(tmp_path / "other.ts")
+
+
+class Executes:
+    """Writes a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.path,)
+
+
+@pytest.mark.parametrize("to", ["pt2", "torchscript"])
+def test_reading_the_metadata_runs_nothing_in_the_file(to: str, tmp_path: Path) -> None:
+    metadata = {"fold": "a"}
+    path = tmp_path / f"m{SUFFIXES[to]}"
+    written = export.export_model(small("mean"), path, to=to, metadata=metadata)
+    hostile, marker = tmp_path / f"hostile{path.suffix}", tmp_path / "executed"
+    with zipfile.ZipFile(path) as old, zipfile.ZipFile(hostile, "w") as new:
+        for name in old.namelist():
+            pickled = name.endswith((".pt", ".pkl"))
+            new.writestr(name, pickle.dumps(Executes(marker)) if pickled else old.read(name))
+    assert export.read_metadata(hostile) == {**written.metadata}
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize("to", SUFFIXES)
+def test_a_damaged_file_is_an_error_of_one_line(to: str, tmp_path: Path) -> None:
+    path = tmp_path / f"m{SUFFIXES[to]}"
+    export.export_model(small("mean"), path, to=to, metadata={"fold": "a"})
+    whole, broken = path.read_bytes(), tmp_path / f"broken{path.suffix}"
+    for content in (b"", b"no archive", whole[:-100], whole[: len(whole) // 2]):
+        broken.write_bytes(content)
+        with pytest.raises(ExportError, match="is damaged|was not written by caprmil export"):
+            export.read_metadata(broken)
+    with pytest.raises(ExportError, match="cannot be read: No such file"):
+        export.read_metadata(tmp_path / f"missing{path.suffix}")
 
 
 def test_existing_files_are_not_overwritten(tiny_run: Run, tmp_path: Path) -> None:

@@ -241,7 +241,7 @@ def test_an_exported_model_answers_as_the_run(
 ) -> None:
     monkeypatch.setattr(model_export, "SIZES", (1, 17))
     (written,) = export.export_run(run, "torchscript", tmp_path / "model.ts", fold="fold-0")
-    answer, *_ = export.FORMATS["torchscript"].open(written.path)[0](
+    answer, *_ = export.FORMATS["torchscript"].open(written.path)(
         bags.read(paths["slide_003"]).features.astype(np.float32)
     )
     expected = run.predict({"slide_003": paths["slide_003"]}, fold="fold-0", device="cpu")

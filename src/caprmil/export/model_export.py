@@ -118,7 +118,7 @@ def export_model(
                 f"{module.model_name} cannot be exported to {to}: torch could not trace it for "
                 f"bags of any size ({_first_line(problem)}). Use caprmil predict."
             ) from problem
-        deviation = _check(kind.open(partial)[0], module, features)
+        deviation = _check(kind.open(partial), module, features)
     return ExportedModel(path=path, to=to, deviation=deviation, metadata=metadata)
 
 

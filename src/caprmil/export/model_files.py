@@ -3,6 +3,8 @@
 import json
 import logging
 import warnings
+import zipfile
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -19,6 +21,7 @@ from caprmil.export.export_module import ExportModule
 OPSET = 20  # of ONNX: supported by onnxruntime 1.17 and later
 EXAMPLE = 50  # patches of the bag that a model is traced with; any other number must work too
 METADATA = "caprmil.json"  # the name of the metadata in a file of any format
+LONGEST = 2**24  # bytes of metadata
 
 Values: TypeAlias = NDArray[np.float32]
 Predict: TypeAlias = Callable[[Values], list[Values]]
@@ -29,7 +32,8 @@ class Format(NamedTuple):
 
     suffix: str
     write: Callable[[ExportModule, Path, str], None]
-    open: Callable[[Path], tuple[Predict, str]]  # the model and its metadata
+    open: Callable[[Path], Predict]  # runs what the file contains: for own files only
+    read: Callable[[Path], bytes | None]  # the metadata; runs nothing
     usage: tuple[str, str]
     needs: tuple[str, ...] = ()  # packages
 
@@ -50,12 +54,23 @@ def _write_onnx(module: ExportModule, path: Path, metadata: str) -> None:
     written.save(str(path), external_data=False)
 
 
-def _open_onnx(path: Path) -> tuple[Predict, str]:
+def _open_onnx(path: Path) -> Predict:
     import onnxruntime
 
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    metadata = session.get_modelmeta().custom_metadata_map.get(METADATA, "")
-    return lambda features: session.run(None, {"features": features}), metadata
+    return lambda features: session.run(None, {"features": features})
+
+
+def _read_onnx(path: Path) -> bytes | None:
+    import onnx
+    from google.protobuf.message import DecodeError
+
+    try:
+        model = onnx.load(str(path), load_external_data=False)
+    except DecodeError as problem:
+        raise ExportError(f"{path} is damaged: it is not an ONNX file.") from problem
+    found = {entry.key: entry.value for entry in model.metadata_props}
+    return found[METADATA].encode() if METADATA in found else None
 
 
 def _write_pt2(module: ExportModule, path: Path, metadata: str) -> None:
@@ -63,9 +78,22 @@ def _write_pt2(module: ExportModule, path: Path, metadata: str) -> None:
     torch.export.save(recorded, path, extra_files={METADATA: metadata})
 
 
-def _open_pt2(path: Path) -> tuple[Predict, str]:
-    extra = {METADATA: ""}
-    return _predict_with(torch.export.load(path, extra_files=extra).module()), extra[METADATA]
+def _open_pt2(path: Path) -> Predict:
+    return _predict_with(torch.export.load(path).module())
+
+
+def _read_archive(path: Path) -> bytes | None:
+    """Read the metadata from the zip archive of torch. Nothing else in it is opened."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            entries = [e for e in archive.infolist() if e.filename.endswith(f"/extra/{METADATA}")]
+            if not entries:
+                return None
+            if len(entries) > 1 or entries[0].file_size > LONGEST:
+                raise ExportError(f"{path} is damaged: its {METADATA} is repeated or too long.")
+            return archive.read(entries[0])
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as problem:
+        raise ExportError(f"{path} is damaged: {problem}") from problem
 
 
 def _write_torchscript(module: ExportModule, path: Path, metadata: str) -> None:
@@ -74,10 +102,8 @@ def _write_torchscript(module: ExportModule, path: Path, metadata: str) -> None:
     torch.jit.save(traced, str(path), _extra_files={METADATA: metadata})
 
 
-def _open_torchscript(path: Path) -> tuple[Predict, str]:
-    extra: dict[str, Any] = {METADATA: ""}
-    module = torch.jit.load(str(path), _extra_files=extra)  # type: ignore[no-untyped-call]
-    return _predict_with(module), bytes(extra[METADATA]).decode() if extra[METADATA] else ""
+def _open_torchscript(path: Path) -> Predict:
+    return _predict_with(torch.jit.load(str(path)))  # type: ignore[no-untyped-call]
 
 
 def _example(module: ExportModule) -> tuple[torch.Tensor]:
@@ -97,6 +123,7 @@ FORMATS = {
         ".onnx",
         _write_onnx,
         _open_onnx,
+        _read_onnx,
         (
             'session = onnxruntime.InferenceSession("{path}")',
             '{names} = session.run(None, {{"features": features}})',
@@ -107,12 +134,14 @@ FORMATS = {
         ".pt2",
         _write_pt2,
         _open_pt2,
+        _read_archive,
         ('program = torch.export.load("{path}").module()', "{names} = program(features)"),
     ),
     "torchscript": Format(
         ".ts",
         _write_torchscript,
         _open_torchscript,
+        _read_archive,
         ('program = torch.jit.load("{path}")', "{names} = program(features)"),
     ),
 }
@@ -131,19 +160,29 @@ def find_format(name: str) -> Format:
 
 
 def read_metadata(path: str | Path) -> dict[str, Any]:
-    """Return the metadata of an exported file: target, encoder, scale, model, version."""
+    """Return the metadata of an exported file: target, encoder, scale, model, version.
+
+    Nothing in the file is run, so the file of a stranger can be read.
+    """
     path = Path(path)
     name = next((name for name, kind in FORMATS.items() if kind.suffix == path.suffix), None)
     if name is None:
         suffixes = ", ".join(kind.suffix for kind in FORMATS.values())
         raise ExportError(f"{path} is not an exported model: their names end in {suffixes}.")
-    with quiet():
-        text = find_format(name).open(path)[1]
-    if not text:
+    try:
+        text = find_format(name).read(path)
+    except OSError as problem:
+        raise ExportError(f"{path} cannot be read: {problem.strerror}.") from problem
+    if text is None:
         raise ExportError(
             f"{path} was not written by caprmil export: there is no {METADATA} in it."
         )
-    metadata: dict[str, Any] = json.loads(text)
+    try:
+        metadata = json.loads(text)
+    except ValueError as problem:
+        raise ExportError(f"{path} is damaged: its {METADATA} is not JSON.") from problem
+    if not isinstance(metadata, dict):
+        raise ExportError(f"{path} is damaged: its {METADATA} is not a table.")
     return metadata
 
 
