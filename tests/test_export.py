@@ -237,7 +237,7 @@ def test_a_damaged_file_is_an_error_of_one_line(to: str, tmp_path: Path) -> None
     whole, broken = path.read_bytes(), tmp_path / f"broken{path.suffix}"
     for content in (b"", b"no archive", whole[:-100], whole[: len(whole) // 2]):
         broken.write_bytes(content)
-        with pytest.raises(ExportError, match="is damaged|was not written by caprmil export"):
+        with pytest.raises(ExportError, match=r"is damaged|was not written by caprmil export"):
             export.read_metadata(broken)
     with pytest.raises(ExportError, match="cannot be read: No such file"):
         export.read_metadata(tmp_path / f"missing{path.suffix}")

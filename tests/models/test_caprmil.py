@@ -243,6 +243,15 @@ def test_a_fixed_temperature_is_one() -> None:
     assert not any("temperature" in name for name in model.state_dict())
 
 
+def test_temperatures_start_where_the_setting_says() -> None:
+    model = CAPRMIL(24, 2, depth=2, temperature=0.15)
+    for block in model.context.blocks:
+        torch.testing.assert_close(block.attend.temperature(), torch.full((8,), 0.15))
+    for wrong in (0, 1e-3, -1, float("inf"), float("nan")):
+        with pytest.raises(ValueError, match=r"starts above 0\.001"):
+            CAPRMIL(24, 2, temperature=wrong)
+
+
 def test_titles_have_the_name_of_the_pool() -> None:
     assert CAPRMIL(24, 2).title == "CAPRMIL + mean"
     assert CAPRMIL(24, 2, pool={"name": "clam", "k": 2}).title == "CAPRMIL + clam"

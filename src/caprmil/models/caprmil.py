@@ -61,13 +61,15 @@ Tokens = Float[Tensor, "B H M K"]
 class Temperature(nn.Module):
     """One temperature per head: MIN_TEMPERATURE + softplus(raw), or 1 if it is not learnt.
 
-    It starts at 0.5. Near 0.5 it changes 0.39 times as fast as a bare parameter under Adam.
+    Near 0.5, the usual start, it changes 0.39 times as fast as a bare parameter under Adam.
     """
 
     fixed: Float[Tensor, " H"]
 
-    def __init__(self, heads: int, *, learn: bool, start: float = 0.5) -> None:
+    def __init__(self, heads: int, *, learn: bool, start: int | float = 0.5) -> None:
         super().__init__()
+        if not MIN_TEMPERATURE < start < torch.inf:
+            raise ValueError(f"A temperature starts above {MIN_TEMPERATURE}: temperature={start}.")
         raw = torch.tensor(start - MIN_TEMPERATURE, dtype=torch.float64).expm1().log()
         raw = raw.to(torch.get_default_dtype()).repeat(heads)
         self.raw = nn.Parameter(raw) if learn else None
@@ -81,7 +83,14 @@ class ContextAttention(nn.Module):
     """Attention between patches through M tokens per head, linear in N (3.1.3)."""
 
     def __init__(
-        self, dim: int, *, heads: int, tokens: int, dropout: int | float, learn_temperature: bool
+        self,
+        dim: int,
+        *,
+        heads: int,
+        tokens: int,
+        dropout: int | float,
+        learn_temperature: bool,
+        temperature: int | float = 0.5,
     ) -> None:
         super().__init__()
         if not 1 <= heads <= dim:
@@ -99,7 +108,7 @@ class ContextAttention(nn.Module):
         self.project_f = nn.Linear(dim, heads * head_dim)
         self.cluster = nn.Linear(head_dim, tokens)  # shared by the heads
         nn.init.orthogonal_(self.cluster.weight)
-        self.temperature = Temperature(heads, learn=learn_temperature)
+        self.temperature = Temperature(heads, learn=learn_temperature, start=temperature)
         self.qkv = nn.Linear(head_dim, 3 * head_dim, bias=False)  # shared by the heads
         self.project_out = nn.Linear(heads * head_dim, dim)
         self.dropout = Dropout(dropout)
@@ -172,14 +181,14 @@ class ContextBlock(nn.Module):
         tokens: int,
         mlp_ratio: int | float,
         dropout: int | float,
-        learn_temperature: bool,
+        **temperature: Any,  # settings of the attention
     ) -> None:
         super().__init__()
         if int(mlp_ratio * dim) < 1:
             raise ValueError(f"The MLP needs a width: {mlp_ratio=}.")
         self.norm_attend = nn.LayerNorm(dim)
         self.attend = ContextAttention(
-            dim, heads=heads, tokens=tokens, dropout=dropout, learn_temperature=learn_temperature
+            dim, heads=heads, tokens=tokens, dropout=dropout, **temperature
         )
         self.norm_mlp = nn.LayerNorm(dim)
         self.mlp = MLP(dim, int(mlp_ratio * dim))
@@ -237,6 +246,7 @@ class CAPRMIL(MILModel):
     `pool` is the name of a pool ("mean", "attention", "gated") or of a registered model, which
     then follows the context stack with its own classifier and loss; a table of settings with such
     a `name`; or an object, `pool(patches, mask) -> (embedding, attention)` or a model.
+    `temperature` is where the temperatures start; a lower one has sharper assignments.
     With `init = "centred"` the first block starts by subtracting the mean of the slide, instead of
     with random weights (docs/learning.md); the model is the same.
 
@@ -257,6 +267,7 @@ class CAPRMIL(MILModel):
         mlp_ratio: int | float = 4,
         dropout: int | float = 0.1,
         learn_temperature: bool = True,
+        temperature: int | float = 0.5,
         init: str = "usual",
         pool: str | dict[str, Any] | nn.Module = "mean",
     ) -> None:
@@ -270,6 +281,7 @@ class CAPRMIL(MILModel):
             "mlp_ratio": mlp_ratio,
             "dropout": dropout,
             "learn_temperature": learn_temperature,
+            "temperature": temperature,
             "init": init,
         }
         super().__init__(in_dim, n_outputs, **stack, pool=pool)
