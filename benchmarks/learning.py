@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from sklearn.metrics import roc_auc_score
 
 from bags import MODELS
@@ -41,7 +42,20 @@ if TYPE_CHECKING:
 
 LEARNT = 0.9  # validation AUC from which a model counts as having learnt
 TARGET = Classification(classes=("negative", "positive"))
-INSIDE = 4  # positive validation bags that are looked into
+INSIDE = 4  # validation bags of each class that are looked into
+PARTS = {  # of CAPRMIL, by words in the names of their parameters
+    "projection": ("context.project.",),
+    "assignment": ("project_x", "cluster", "temperature"),
+    "context": ("project_f", "qkv", "project_out"),
+    "MLP": (".mlp.",),
+    "classifier": ("classify.",),
+}
+TOKENS = {
+    "planted": "planted patches in the token with most of them",
+    "entropy": "entropy of the assignments",
+    "temperature": "temperature",
+}
+GRADIENTS = {part: part for part in PARTS}
 
 
 @dataclass(frozen=True)
@@ -53,7 +67,7 @@ class Way:
     train: dict[str, Any] = field(default_factory=dict)
 
 
-CENTRED = {"init": "centred"}
+CENTRED, SHARP = {"init": "centred"}, {"temperature": 0.15}
 TOP, DROP = {"top_k": 10}, {"drop_patches": 0.9}
 WAYS: dict[str, Way] = {
     "mean": Way("mean"),
@@ -63,8 +77,9 @@ WAYS: dict[str, Way] = {
     "caprmil, centred": Way("caprmil", CENTRED),
     "caprmil, top patches": Way("caprmil", train=TOP),
     "caprmil, dropped patches": Way("caprmil", train=DROP),
-    "caprmil, all three": Way("caprmil", CENTRED, TOP | DROP),
-    "caprmil+gated, all three": Way("caprmil+gated", CENTRED, TOP | DROP),
+    "caprmil, low temperature": Way("caprmil", SHARP),
+    "caprmil, all four": Way("caprmil", CENTRED | SHARP, TOP | DROP),
+    "caprmil+gated, all four": Way("caprmil+gated", CENTRED | SHARP, TOP | DROP),
 }
 
 
@@ -77,7 +92,7 @@ class Budget:
     test_bags: int = 160
     epochs: int = 20
     batch_size: int = 4
-    lr: float = 2e-3
+    lr: float = 1e-3
     weight_decay: float = 1e-3
     warmup_epochs: int = 2
     clip: float = 1.0
@@ -149,11 +164,12 @@ def run(budget: Budget, job: Job) -> Result:
     known = counts[0] + counts[1]
     torch.manual_seed(job.seed)
     model = create(way.model, made[0][0].shape[1], 2, **MODELS[way.model], **way.settings)
-    positive = [bag for bag in made[counts[0] : known] if bag[1]][:INSIDE]
+    some = made[counts[0] : known][: 2 * INSIDE]  # every second one is positive
+    positive = [bag for bag in some if bag[1]]
     inside: dict[str, list[float]] = {}
 
     def on_epoch(_: Row) -> None:
-        for name, value in look_inside(model, positive).items():
+        for name, value in (gradient_norms(model, some) | look_inside(model, positive)).items():
             inside.setdefault(name, []).append(round(value, 4))
 
     with TemporaryDirectory(prefix="caprmil-") as folder:
@@ -206,6 +222,30 @@ def look_inside(model: MILModel, positive: Sequence[tuple[Any, int, Any]]) -> di
     }
 
 
+def gradient_norms(
+    model: MILModel, some: Sequence[tuple[NDArray[np.float32], int, Any]]
+) -> dict[str, float]:
+    """Return the norm of the gradient of the bag loss, by part of CAPRMIL; it trains nothing."""
+    if model.token_shape is None:
+        return {}
+    training, parameters = model.training, dict(model.named_parameters())
+    with torch.enable_grad():
+        losses = [
+            model.loss(model.eval()(torch.from_numpy(bag)[None]), torch.tensor([label]))["bag"]
+            for bag, label, _ in some
+        ]
+        found = torch.autograd.grad(torch.stack(losses).mean(), list(parameters.values()))
+    model.train(training)
+    gradients = dict(zip(parameters, found, strict=True))
+    return {
+        part: float(
+            sum(g.square().sum() for n, g in gradients.items() if any(w in n for w in words))
+        )
+        ** 0.5
+        for part, words in PARTS.items()
+    }
+
+
 def by_cell(results: Sequence[Result]) -> dict[tuple[str, str, int], list[Result]]:
     """Return the results of each way, task and size."""
     found: dict[tuple[str, str, int], list[Result]] = {}
@@ -234,16 +274,12 @@ def tables(results: Sequence[Result], budget: Budget) -> str:
     return "\n\n".join(parts)
 
 
-def inside_table(results: Sequence[Result]) -> str:
-    """Return what happens to the tokens: the mean over seeds after the first and the last epoch."""
-    titles = {
-        "planted": "planted patches in the token with most of them",
-        "entropy": "entropy of the assignments",
-        "temperature": "temperature",
-    }
-    rows = [["", "task", "patches", *titles.values()], ["---", "---", *["--:"] * 4]]
+def inside_table(results: Sequence[Result], titles: Mapping[str, str]) -> str:
+    """Return what changes inside: the mean over seeds after the first and after the last epoch."""
+    numbers = ["--:"] * (1 + len(titles))
+    rows = [["", "task", "patches", *titles.values()], ["---", "---", *numbers]]
     for (way, task, size), cell in by_cell(results).items():
-        known = [result.inside for result in cell if result.inside]
+        known = [result.inside for result in cell if result.inside.keys() >= titles.keys()]
         if known:
             texts = [
                 f"{mean(k[name][0] for k in known):.2f} to {mean(k[name][-1] for k in known):.2f}"
@@ -319,7 +355,13 @@ Seeds {", ".join(map(str, seeds))}. It took {minutes:.0f} minutes of one core in
 Of {INSIDE} positive validation bags per seed. A share of 1 is a token of planted patches alone; an
 entropy of 1 is an assignment to all tokens alike.
 
-{inside_table(results)}
+{inside_table(results, TOKENS)}
+
+### Gradients of CAPRMIL: after the first and after the last epoch
+
+The norm of the gradient of the bag loss on {2 * INSIDE} validation bags per seed, by part.
+
+{inside_table(results, GRADIENTS)}
 """
 
 

@@ -29,10 +29,10 @@ def test_ways_can_be_added_and_finished_ones_are_not_trained_again(
 ) -> None:
     page = tmp_path / "page.md"
     assert "| abmil |" in run(page, "abmil")
-    text = run(page, "abmil;caprmil, all three")
+    text = run(page, "abmil;caprmil, all four")
     assert "1 of 2 are already in" in capsys.readouterr().out
     assert text.count("\n| abmil |") == 2
-    assert text.count("\n| caprmil, all three |") == 3  # also of its tokens
+    assert text.count("\n| caprmil, all four |") == 4  # also of its tokens and gradients
     assert (tmp_path / "page-40.png").stat().st_size > 5000
 
 
