@@ -490,10 +490,11 @@ def test_inspecting_and_reading_give_the_same_metadata(tmp_path: Path, kind: str
     assert bags.inspect(path).kind == kind
 
 
-def test_inspecting_does_not_read_the_features(path: Path) -> None:
-    with h5py.File(path, "w") as file:  # 400 GB, but no chunk is stored
-        file.create_dataset("features", (10**8, 1024), np.float32, chunks=(1, 1024))
-    assert bags.inspect(path).n_patches == 10**8
+def test_inspecting_does_not_read_the_features(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    h5(path, features=FEATURES)
+    monkeypatch.delattr(h5py.Dataset, "__getitem__")
+    monkeypatch.delattr(h5py.Dataset, "read_direct")
+    assert bags.inspect(path).n_patches == len(FEATURES)
 
 
 def test_bags_load_without_torch() -> None:
@@ -502,6 +503,46 @@ def test_bags_load_without_torch() -> None:
 
 
 # Invalid files
+
+
+@pytest.mark.parametrize("function", [bags.inspect, bags.read])
+@pytest.mark.parametrize("chunks", [None, (1, 1024)])
+def test_an_array_that_was_declared_and_never_written_is_an_error(
+    path: Path, chunks: tuple[int, int] | None, function: Any
+) -> None:
+    with h5py.File(path, "w") as file:  # 4 GB of zeros in a file of a few kB
+        file.create_dataset("features", (10**6, 1024), np.float32, chunks=chunks)
+    with pytest.raises(BagError, match=r"features is declared .* never written"):
+        function(path)
+
+
+def test_a_file_that_was_not_written_to_its_end_is_an_error(path: Path) -> None:
+    with h5py.File(path, "w") as file:
+        file.create_dataset("features", (100, 8), np.float32, chunks=(10, 8))[:90] = 1
+    with pytest.raises(BagError, match="never written"):
+        bags.read(path)
+
+
+@pytest.mark.parametrize("how", ["external link", "soft link", "external storage", "virtual"])
+def test_features_in_another_file_are_not_read(path: Path, how: str) -> None:
+    other = path.with_name("other.h5")
+    h5(other, features=FEATURES)
+    with h5py.File(path, "w") as file:
+        if how == "external link":
+            file["features"] = h5py.ExternalLink(other.name, "features")
+        elif how == "soft link":
+            file["other"] = h5py.ExternalLink(other.name, "/")
+            file["features"] = h5py.SoftLink("/other/features")
+        elif how == "external storage":
+            size = other.stat().st_size // 8
+            storage = [(str(other), 0, 4 * size)]
+            file.create_dataset("features", (size, 1), np.float32, external=storage)
+        else:
+            layout = h5py.VirtualLayout(FEATURES.shape, np.float32)
+            layout[:] = h5py.VirtualSource(str(other), "features", FEATURES.shape)
+            file.create_virtual_dataset("features", layout)
+    with pytest.raises(BagError, match=r"features is (a link|stored in another file)"):
+        bags.read(path)
 
 
 @pytest.mark.parametrize("function", [bags.inspect, bags.read])

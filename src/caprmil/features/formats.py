@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from math import isfinite
+from math import isfinite, prod
 from pathlib import Path
 from threading import Lock
 from typing import Any, TypeVar
@@ -189,11 +189,50 @@ def _content(
 
 
 def _h5_content(path: Path, file: Any) -> FileContent:
-    arrays = {name: item for name, item in file.items() if isinstance(item, h5py.Dataset)}
+    arrays = own_datasets(path, file)
     attributes: dict[str, Any] = {}
     for holder in (*arrays.values(), file):
         attributes |= holder.attrs
     return _content(path, "h5", arrays, attributes)
+
+
+def own_datasets(path: Path, file: Any) -> dict[str, Any]:
+    """Return the arrays that are stored in an HDF5 file itself.
+
+    HDF5 can point at other files, and an array can be declared without being written. The former is
+    not followed, and the latter would be read as zeros: features and coordinates like these are
+    errors.
+    """
+    arrays = {}
+    for name in file:
+        problem = _h5_problem(file, name)
+        if problem is None:
+            arrays[name] = file[name]
+        elif problem and name in (*_FEATURES, *_COORDS):
+            raise BagError(
+                f"{path} cannot be used: {name} {problem}. Extract the features again, or ask for "
+                "a complete file."
+            )
+    return arrays
+
+
+def _h5_problem(file: Any, name: str) -> str | None:
+    """Return why an array cannot be read: None if it can, nothing if it is not an array."""
+    if not isinstance(file.get(name, getlink=True), h5py.HardLink):
+        return "is a link to another place, which is not followed"
+    item = file[name]
+    if not isinstance(item, h5py.Dataset):
+        return ""
+    if item.external or item.is_virtual:
+        return "is stored in another file, which is not read"
+    if file.driver == "fileobj" or not item.size:  # of a remote file, only parts are here
+        return None
+    if item.chunks is None:
+        complete = item.id.get_storage_size() >= item.nbytes
+    else:
+        chunks = (-(-side // chunk) for side, chunk in zip(item.shape, item.chunks, strict=True))
+        complete = item.id.get_num_chunks() >= prod(chunks)
+    return None if complete else f"is declared with {item.shape} numbers that were never written"
 
 
 def _h5_kind(features: str, coords: str | None, attributes: Mapping[str, Any]) -> str:

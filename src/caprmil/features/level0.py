@@ -148,14 +148,16 @@ def _extra_fields(attributes: Mapping[str, Any]) -> dict[str, Any]:
 def _clam_grid(name: str, path: Path, coords: NDArray[Any]) -> dict[str, Any] | None:
     """Return the metadata of CLAM's coordinate file, if there is one for the same patches."""
     for folder in path.parents[:3]:
-        with suppress(OSError, KeyError), h5py.File(folder / "patches" / f"{name}.h5") as file:
-            stored = dict(file["coords"].attrs)
+        found = folder / "patches" / f"{name}.h5"
+        with suppress(OSError, KeyError, BagError), h5py.File(found) as file:
+            grid = formats.own_datasets(found, file)["coords"]
+            stored = dict(grid.attrs)
             downsample = float(np.ravel(stored["downsample"])[0])
             custom = float(stored.get("custom_downsample", 1))
             side = float(stored["patch_size"]) * downsample * custom
             level0 = downsample == 1 and "level_dim" in stored
             size = {"slide_size": tuple(stored["level_dim"].tolist())} if level0 else {}
-            if np.array_equal(file["coords"], coords):
+            if np.array_equal(grid, coords):
                 return {"patch_level0": side, **size, **_extra_fields(stored)}
     return None
 
