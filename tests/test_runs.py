@@ -68,6 +68,20 @@ def test_a_damaged_run_is_an_error(copy: Path, name: str, text: str) -> None:
         Run(copy)
 
 
+@pytest.mark.parametrize("temperature", ["0", "-1", "1e999", '"warm"', "[]", "NaN"])
+def test_a_temperature_that_is_not_positive_is_an_error(copy: Path, temperature: str) -> None:
+    (copy / "calibration.json").write_text(f'{{"temperatures": {{"fold-0": {temperature}}}}}')
+    with pytest.raises(RunError, match=r"a temperature is a positive number\. Delete the file"):
+        _ = Run(copy).temperatures
+
+
+@pytest.mark.parametrize("text", ["", "{", "3", '{"temperatures": [1]}', "[" * 100_000])
+def test_a_damaged_calibration_is_an_error(copy: Path, text: str) -> None:
+    (copy / "calibration.json").write_text(text)
+    with pytest.raises(RunError, match=r"calibration\.json is damaged"):
+        _ = Run(copy).temperatures
+
+
 @pytest.mark.parametrize("text", ["{", "{}", '{"target": 3}', '{"target": {"kind": "x"}}'])
 def test_a_damaged_fold_is_an_error(copy: Path, text: str) -> None:
     (copy / "folds" / "fold-0" / "fold.json").write_text(text)

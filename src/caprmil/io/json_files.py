@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from caprmil.errors import RunError
+
 
 def as_json(table: Mapping[str, Any]) -> str:
     """Return a table as JSON text. NaN becomes null, which any program can read."""
@@ -21,6 +23,11 @@ def _plain(value: Any) -> Any:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the table in a JSON file."""
-    table: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    """Return the table in a JSON file of a run."""
+    try:
+        table = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as problem:
+        raise RunError(f"{path} is damaged ({problem}). Restore it from a copy.") from problem
+    if not isinstance(table, dict):
+        raise RunError(f"{path} is damaged: it has no table. Restore it from a copy.")
     return table

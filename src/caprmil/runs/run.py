@@ -173,7 +173,16 @@ class Run:
         if not path.exists():
             return {}
         found = read_json(path).get("temperatures", {})
-        return {name: t for name, t in found.items() if t is not None and not math.isclose(t, 1.0)}
+        try:
+            known = {name: float(t) for name, t in found.items() if t is not None}
+        except (AttributeError, TypeError, ValueError):
+            known = {"": math.nan}
+        if not all(0 < t < math.inf for t in known.values()):
+            raise RunError(
+                f"{path} is damaged: a temperature is a positive number. Delete the file, then: "
+                f"caprmil calibrate {self.folder}"
+            )
+        return {name: t for name, t in known.items() if not math.isclose(t, 1.0)}
 
     def calibrate(self, by_fold: Mapping[str, NDArray[np.float64]]) -> NDArray[np.float64] | None:
         """Return the mean of calibrated answers; None if a fold is not calibrated."""
