@@ -1,5 +1,6 @@
 """The command line: training, prediction, scoring and errors."""
 
+import shutil
 import subprocess
 import sys
 import time
@@ -8,6 +9,7 @@ from io import StringIO
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
@@ -134,6 +136,23 @@ def test_another_cohort_is_scored_by_every_folds_model(home: Path, tmp_path: Pat
     output = caprmil("evaluate", home / "run", *words)
     assert output.strip().startswith("8 slides, 8 patients, 2 folds.")
     assert len((tmp_path / "out.csv").read_text().splitlines()) == 1 + 2 * 8
+
+
+def test_another_cohort_is_scored_with_the_label_column_of_the_run(
+    home: Path, tmp_path: Path
+) -> None:
+    run = shutil.copytree(home / "run", tmp_path / "run")
+    recipe = (run / "recipe.toml").read_text()
+    assert recipe.count("[data]\n") == 1
+    (run / "recipe.toml").write_text(recipe.replace("[data]\n", '[data]\nlabel = "outcome"\n'))
+    table = RareSignal(slides=8, width=16, patches=(30, 60), seed=5).write(tmp_path)
+    frame = pd.read_csv(table).rename(columns={"label": "outcome"})
+    frame["slide"], frame["patient"] = "other_" + frame["slide"], "other_" + frame["patient"]
+    frame.assign(label="something else").to_csv(table, index=False)
+    for path in (tmp_path / "features").iterdir():
+        path.rename(path.with_name(f"other_{path.name}"))
+    output = caprmil("evaluate", run, "--cohort", table, "--features", tmp_path / "features")
+    assert output.strip().startswith("8 slides, 8 patients, 2 folds.")
 
 
 def test_slides_of_the_training_cohort_are_not_scored_again(home: Path) -> None:

@@ -13,6 +13,7 @@ scores.json, scores.md, curves.png, roc.png, reliability.png
 
 import logging
 import math
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -44,7 +45,7 @@ from caprmil.features.batches import Cache, Sample
 from caprmil.io.json_files import read_json
 from caprmil.io.paths import RemotePath, as_path, scratch_folder
 from caprmil.io.progress import Step
-from caprmil.io.tables import TableLike
+from caprmil.io.tables import TableLike, read_table
 from caprmil.models import MILModel
 from caprmil.models.device import pick_device
 from caprmil.runs.inference import TrainedModel, predict_file, predict_samples
@@ -330,8 +331,17 @@ class Run:
         device: str = "auto",
         progress: Step | None = None,
     ) -> Predictions:
-        """Predict the slides of an external cohort with each fold's model, with their labels."""
-        settings = CohortConfig(label=label, scan=False, mixed_patients=True)
+        """Predict the slides of an external cohort with each fold's model, with their labels.
+
+        Columns have the names that they have in the run, where the table has them.
+        """
+        frame = read_table(table)
+        columns: dict[str, Any] = {
+            role: name for role, name in self.columns.items() if name in frame.columns
+        }
+        if label is not None:
+            columns["label"] = label
+        settings = CohortConfig(**columns, scan=False, mixed_patients=True)
         cohort, _ = load_cohort(table, features, settings, target=self.target)
         self.check_unseen(cohort.patients)
         for slide, info in cohort.bags.items():
@@ -354,6 +364,18 @@ class Run:
             if progress:
                 progress(number, len(self.done))
         return Predictions.concatenate(tables)
+
+    @property
+    def columns(self) -> dict[str, str]:
+        """The columns of slide, patient and label, as far as the recipe of the run names them."""
+        path = self.folder / RECIPE
+        try:
+            data = tomllib.loads(path.read_text(encoding="utf-8")).get("data", {})
+            return {role: data[role] for role in ("slide", "patient", "label") if role in data}
+        except (OSError, ValueError, TypeError, AttributeError) as problem:
+            raise RunError(
+                f"{path} is missing or damaged ({_reason(problem)}). Restore it from a copy."
+            ) from problem
 
     def bag_paths(self) -> list[Path]:
         """Return the run's own bags, as far as they still exist."""
