@@ -90,11 +90,11 @@ class Budget:
     train_bags: int = 240
     validation_bags: int = 60
     test_bags: int = 160
-    epochs: int = 20
+    epochs: int = 30
     batch_size: int = 4
     lr: float = 1e-3
     weight_decay: float = 1e-3
-    warmup_epochs: int = 2
+    warmup_epochs: int = 3
     clip: float = 1.0
 
     @property
