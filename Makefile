@@ -10,7 +10,7 @@ TORCHMIL ?= .torchmil
 # Without bytecode, every process would compile torch and Lightning again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo bench test test-slow test-encoders check format lock clean
+.PHONY: help demo bench test test-slow test-encoders torture check format lock clean
 
 help:  ## List the targets.
 	@sed -n 's/^\([a-z-]*\):.*## /\1  /p' $(MAKEFILE_LIST)
@@ -33,6 +33,9 @@ test: $(VENV)/.dev  ## Run the tests, without the slow ones.
 
 test-slow: $(VENV)/.dev  ## Run the slow tests.
 	$(BIN)/pytest -m slow
+
+torture: $(VENV)/.dev  ## Kills, damaged files, bombs, pickles, hostile requests, full disks: a quarter of an hour on two cores.
+	$(BIN)/python tests/torture $(TORTURE)
 
 $(ENCODERS)/.done: pyproject.toml
 	$(PYTHON) -m venv $(ENCODERS)

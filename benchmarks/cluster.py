@@ -3,7 +3,7 @@
     OMP_NUM_THREADS=1 python benchmarks/cluster.py --page docs/cluster.md
 
 200 small synthetic slides are encoded with lite0, and a run of 10 folds is trained: in a plain
-loop, with one Ray worker, and with two. The three take turns, and the table has the medians. The
+loop, with one Ray worker, and with two. The three alternate, and the table has the medians. The
 start of Ray, and that of its workers, are measured apart.
 """
 

@@ -128,8 +128,8 @@ def threads(number: int) -> Iterator[None]:
 def alternate(variants: Mapping[str, Callable[[], Epoch]], rounds: int) -> dict[str, Epoch]:
     """Return the median epoch of each variant, measured in alternating order."""
     found: dict[str, list[Epoch]] = {name: [] for name in variants}
-    for turn in range(rounds):
-        for name in variants if turn % 2 == 0 else reversed(list(variants)):
+    for round_number in range(rounds):
+        for name in variants if round_number % 2 == 0 else reversed(list(variants)):
             found[name].append(variants[name]())
     return {name: Epoch(*map(median, zip(*epochs, strict=True))) for name, epochs in found.items()}
 

@@ -10,7 +10,6 @@ import argparse
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from statistics import mean, median
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
 
 LEARNT = 0.9  # validation AUC from which a model counts as having learnt
 TARGET = Classification(classes=("negative", "positive"))
-INSIDE = 4  # validation bags of each class that are looked into
+INSIDE = 4  # validation bags of each class for `token_statistics`
 PARTS = {  # of CAPRMIL, by words in the names of their parameters
     "projection": ("context.project.",),
     "assignment": ("project_x", "cluster", "temperature"),
@@ -68,18 +67,20 @@ class Way:
 
 
 CENTRED, SHARP = {"init": "centred"}, {"temperature": 0.15}
-TOP, DROP = {"top_k": 10}, {"drop_patches": 0.9}
+TOP, DROP, PROBES = {"top_k": 10}, {"drop_patches": 0.9}, {"probes": 4}
 WAYS: dict[str, Way] = {
     "mean": Way("mean"),
     "abmil": Way("abmil", train={"lr": 5e-3}),
+    "abmil, probes": Way("abmil", train={"lr": 5e-3} | PROBES),
     "dsmil": Way("dsmil"),
     "caprmil": Way("caprmil"),
     "caprmil, centred": Way("caprmil", CENTRED),
     "caprmil, top patches": Way("caprmil", train=TOP),
     "caprmil, dropped patches": Way("caprmil", train=DROP),
     "caprmil, low temperature": Way("caprmil", SHARP),
-    "caprmil, all four": Way("caprmil", CENTRED | SHARP, TOP | DROP),
-    "caprmil+gated, all four": Way("caprmil+gated", CENTRED | SHARP, TOP | DROP),
+    "caprmil, probes": Way("caprmil", train=PROBES),
+    "caprmil, all but probes": Way("caprmil", CENTRED | SHARP, TOP | DROP),
+    "caprmil, all five": Way("caprmil", CENTRED | SHARP, TOP | DROP | PROBES),
 }
 
 
@@ -108,6 +109,14 @@ class Budget:
         return TrainConfig(**settings | way.train, patience=self.epochs, weights="last")
 
 
+LARGE = 20_000  # patches of a large bag
+LARGE_BUDGET = {"epochs": 6, "warmup_epochs": 1}  # an update costs ten times as much
+
+
+def budget_for(patches: int) -> Budget:
+    return Budget(**LARGE_BUDGET) if patches >= LARGE else Budget()
+
+
 class Job(NamedTuple):
     """One way of training on one task, with a bag size and a seed."""
 
@@ -130,7 +139,7 @@ class Result:
     settings: str  # the digest of the budget
     auc: float
     curve: list[float]  # validation AUC after each epoch
-    inside: dict[str, list[float]]  # see `look_inside`, after each epoch
+    inside: dict[str, list[float]]  # `token_statistics` and `gradient_norms` after each epoch
     seconds: float
 
     @property
@@ -152,9 +161,9 @@ def job_digest(task: str, way: str) -> str:
     return digest(asdict(WAYS[way]), MODELS[WAYS[way].model], asdict(TASKS[task]()))
 
 
-def run(budget: Budget, job: Job) -> Result:
+def run(job: Job) -> Result:
     """Train a model, and score it on other bags."""
-    start, way = process_time(), WAYS[job.way]
+    start, way, budget = process_time(), WAYS[job.way], budget_for(job.patches)
     task = TASKS[job.task](patches=job.patches, seed=job.seed)
     counts = (budget.train_bags, budget.validation_bags, budget.test_bags)
     made = [task.bag(number) for number in range(sum(counts))]
@@ -169,7 +178,9 @@ def run(budget: Budget, job: Job) -> Result:
     inside: dict[str, list[float]] = {}
 
     def on_epoch(_: Row) -> None:
-        for name, value in (gradient_norms(model, some) | look_inside(model, positive)).items():
+        for name, value in (
+            gradient_norms(model, some) | token_statistics(model, positive)
+        ).items():
             inside.setdefault(name, []).append(round(value, 4))
 
     with TemporaryDirectory(prefix="caprmil-") as folder:
@@ -196,7 +207,7 @@ def run(budget: Budget, job: Job) -> Result:
 
 
 @torch.no_grad()
-def look_inside(model: MILModel, positive: Sequence[tuple[Any, int, Any]]) -> dict[str, float]:
+def token_statistics(model: MILModel, positive: Sequence[tuple[Any, int, Any]]) -> dict[str, float]:
     """Return how CAPRMIL assigns patches to tokens: entropy, temperature, and planted patches.
 
     The entropy is that of the assignment of a patch, as a share of the highest possible. The share
@@ -225,7 +236,7 @@ def look_inside(model: MILModel, positive: Sequence[tuple[Any, int, Any]]) -> di
 def gradient_norms(
     model: MILModel, some: Sequence[tuple[NDArray[np.float32], int, Any]]
 ) -> dict[str, float]:
-    """Return the norm of the gradient of the bag loss, by part of CAPRMIL; it trains nothing."""
+    """Return the norm of the gradient of the bag loss by part of CAPRMIL, without an update."""
     if model.token_shape is None:
         return {}
     training, parameters = model.training, dict(model.named_parameters())
@@ -275,7 +286,7 @@ def tables(results: Sequence[Result], budget: Budget) -> str:
 
 
 def inside_table(results: Sequence[Result], titles: Mapping[str, str]) -> str:
-    """Return what changes inside: the mean over seeds after the first and after the last epoch."""
+    """Return statistics of tokens and gradients after the first and the last epoch, over seeds."""
     numbers = ["--:"] * (1 + len(titles))
     rows = [["", "task", "patches", *titles.values()], ["---", "---", *numbers]]
     for (way, task, size), cell in by_cell(results).items():
@@ -333,6 +344,8 @@ def report(
     settings = "\n".join(f"{name} = {value!r}" for name, value in asdict(budget).items())
     minutes = sum(result.seconds for result in results) / 60
     seeds = sorted({result.seed for result in results})
+    changes = " and ".join(f"{name} = {value}" for name, value in LARGE_BUDGET.items())
+    large = f"From {LARGE:,} patches on, {changes}. " if max(images, default=0) >= LARGE else ""
     pictures = "\n\n".join(
         f"![Curves at {size:,} patches]({image})" for size, image in images.items()
     )
@@ -344,7 +357,7 @@ def report(
 {settings}
 ```
 
-Seeds {", ".join(map(str, seeds))}. It took {minutes:.0f} minutes of one core in all.
+{large}Seeds {", ".join(map(str, seeds))}. It took {minutes:.0f} minutes of one core in all.
 
 {pictures}
 
@@ -393,10 +406,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for task in args.tasks.split(",")
             for way in args.ways.split(";")
         ]
-        record = Record(args.out.with_suffix(".jsonl"), Result, digest(asdict(budget)))
-        for _ in record.complete(jobs, partial(run, budget), processes=args.processes):
+        path = args.out.with_suffix(".jsonl")
+        record = Record(path, Result, digest(asdict(budget_for(args.patches))))
+        for _ in record.complete(jobs, run, processes=args.processes):
             pass
-        results = in_order(record.kept())  # the page has those of all sizes and seeds so far
+        # The page has the results of all sizes and seeds so far.
+        kept = [
+            result
+            for size in (0, LARGE)
+            for result in Record(path, Result, digest(asdict(budget_for(size)))).kept()
+            if budget_for(result.patches) == budget_for(size)
+        ]
+        results = in_order(kept)
         images = {}
         for size in sorted({result.patches for result in results}):
             image = args.out.with_name(f"{args.out.stem}-{size}.png")

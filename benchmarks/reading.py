@@ -11,6 +11,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from math import ceil
@@ -31,6 +32,7 @@ from scipy.ndimage import gaussian_filter
 
 from caprmil.features import bags
 from caprmil.io.atomic import write_text
+from caprmil.slides.isolated_file import process_ids
 from caprmil.slides.readers import Pixels
 from caprmil.slides.slide import Slide
 
@@ -61,9 +63,19 @@ class Cost(NamedTuple):
 
 
 def timed(action: Callable[[], object]) -> Cost:
-    cpu, wall = process_time(), perf_counter()
+    cpu, wall = cpu_seconds(), perf_counter()
     action()
-    return Cost(process_time() - cpu, perf_counter() - wall)
+    return Cost(cpu_seconds() - cpu, perf_counter() - wall)
+
+
+def cpu_seconds() -> float:
+    """Return the CPU time of this process, and of the processes that read open slides."""
+    total = process_time()
+    for pid in process_ids():
+        for stat in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+            with suppress(OSError, IndexError):  # it has ended meanwhile
+                total += int(stat.read_text().split()[0]) / 1e9
+    return total
 
 
 def median_cost(costs: Sequence[Cost]) -> Cost:
@@ -158,14 +170,14 @@ def compare(path: Path, case: Case, sizes: Sizes) -> list[object]:
     costs: tuple[list[Cost], list[Cost]] = ([], [])
     squares: list[Square] = []
     off: list[tuple[int, float]] = []
-    for turn in range(sizes.rounds):
+    for round_number in range(sizes.rounds):
         with Slide(path, fast=case.fast) as slide, openslide.OpenSlide(path) as other:
             other.set_cache(openslide.OpenSlideCache(OPENSLIDE_CACHE))
             squares = squares_of(case, slide.size, sizes.patches)
             readers = (partial(read_caprmil, slide), partial(read_openslide, other, case.level))
-            for number in (0, 1) if turn % 2 == 0 else (1, 0):
+            for number in (0, 1) if round_number % 2 == 0 else (1, 0):
                 costs[number].append(timed(partial(read_all, readers[number], squares)))
-            if turn == 0:
+            if round_number == 0:
                 off = [difference(*(read(square) for read in readers)) for square in squares]
     count, (ours, theirs) = len(squares), map(median_cost, costs)
     return [
@@ -204,22 +216,21 @@ def opening_table(path: Path, sizes: Sizes) -> str:
     costs: dict[str, list[Cost]] = {name: [] for name in methods}
     for _ in range(sizes.rounds):
         for name, method in methods.items():
-            costs[name].append(timed(lambda opened=method: opened().close()))  # type: ignore[misc]
+            opened: list[Any] = []  # closed after the measurement: its process is part of it
+            costs[name].append(timed(lambda opened=opened, method=method: opened.append(method())))  # type: ignore[misc]
+            opened[0].close()
     rows = [[name, f"{1e3 * median_cost(own).cpu:.1f}"] for name, own in costs.items()]
     return markdown([["", "CPU ms"], *rows])
 
 
 def peak_mib() -> float:
-    """Return the peak resident memory of this process."""
-    status = Path("/proc/self/status")
-    if status.exists():  # getrusage would include the parent's memory at fork
-        fields = dict(line.split(":", 1) for line in status.read_text().splitlines())
-        return int(fields["VmHWM"].split()[0]) / 1024
-    import resource
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2 ** (
-        20 if sys.platform == "darwin" else 10
-    )
+    """Return the peak resident memory of this process and of those that read open slides."""
+    total = 0.0
+    for pid in ("self", *process_ids()):
+        with suppress(OSError, KeyError):  # it has ended meanwhile
+            lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+            total += int(dict(line.split(":", 1) for line in lines)["VmHWM"].split()[0])
+    return total / 1024
 
 
 def memory_of(path: Path, count: int, side: int) -> tuple[float, float]:
@@ -228,7 +239,7 @@ def memory_of(path: Path, count: int, side: int) -> tuple[float, float]:
         before = peak_mib()
         for square in grid(slide.size, side, count):
             slide.read(*square, side)
-    return before, peak_mib()
+        return before, peak_mib()  # while the process of the slide exists
 
 
 def memory_table(path: Path, sizes: Sizes) -> str:
@@ -244,7 +255,10 @@ def memory_table(path: Path, sizes: Sizes) -> str:
         command = [sys.executable, __file__, "--memory-of", str(path), str(count), str(side)]
         peaks = json.loads(run(command, check=True, capture_output=True, text=True).stdout)
         rows.append([f"{count:,}", *(f"{peak:.0f}" for peak in peaks)])
-    return f"Patches of {side} px in row order, each measured in a new process.\n\n{markdown(rows)}"
+    return (
+        f"Patches of {side} px in row order, each row measured in a new process. Its memory, that "
+        f"of the slide's process and of their server are added.\n\n{markdown(rows)}"
+    )
 
 
 def write_as_trident(path: Path, features: NDArray[Any], coords: NDArray[Any]) -> None:
@@ -285,10 +299,10 @@ def store_table(folder: Path, sizes: Sizes) -> str:
         write_as_trident(folder / f"{kind}.h5", features.astype(kind), coords)
     ways = {"h5py": read_h5py, "bags.read": bags.read}
     costs: dict[tuple[str, str], list[Cost]] = {(f, way): [] for f in files for way in ways}
-    for turn in range(1 + 3 * sizes.rounds):
+    for round_number in range(1 + 3 * sizes.rounds):
         for file, way in costs:
             cost = timed(partial(ways[way], files[file]))
-            if turn:  # the first turn fills the page cache
+            if round_number:  # the first round fills the page cache
                 costs[file, way].append(cost)
     rows: list[Sequence[object]] = [
         ["", "MiB", "h5py `[:]`, CPU ms", "relative", "`bags.read`, CPU ms", "relative"]

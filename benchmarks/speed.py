@@ -254,7 +254,7 @@ def parts(name: str, job: Job, settings: Settings) -> dict[str, float]:
     return sums
 
 
-def forget(record: Record[Result], jobs: Sequence[Job]) -> None:
+def remove_results(record: Record[Result], jobs: Sequence[Job]) -> None:
     """Remove stored results of these jobs from the file, so that they are measured again."""
     if record.path.exists():
         kept = [result for result in record.kept() if result.job not in set(jobs)]
@@ -295,7 +295,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     record = Record(args.out.with_suffix(".jsonl"), Result, settings.digest)
     jobs = plan(groups, sizes, settings)
     if args.again:
-        forget(record, jobs)
+        remove_results(record, jobs)
     run = partial(measure, settings=settings)
     for result in record.complete(jobs, run, processes=1 if args.quick else None):
         print(summary(result), flush=True)

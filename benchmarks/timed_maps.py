@@ -29,20 +29,22 @@ def timed_maps(
         with torch.no_grad():
             return model(features, grid=None if grid is None else grid[None]).attention[0]
 
-    ways: dict[str, Callable[[], torch.Tensor]] = {
+    computations: dict[str, Callable[[], torch.Tensor]] = {
         name: partial(_first, COMPUTED[name], model, features, grid, direction)
         for name in available(model)
     }
     if model.evidence(features, grid) is not None:
-        ways["evidence"] = lambda: contrast.of(attribute(model, features, grid)[0].terms)
-    ways["perturbation"] = lambda: contrast.of(leave_one_out(model, features, grid).terms)
-    ways["gradients"] = lambda: gradient_times_input(model, features, grid, contrast=contrast)
-    ways["attention"] = predict
+        computations["evidence"] = lambda: contrast.of(attribute(model, features, grid)[0].terms)
+    computations["perturbation"] = lambda: contrast.of(leave_one_out(model, features, grid).terms)
+    computations["gradients"] = lambda: gradient_times_input(
+        model, features, grid, contrast=contrast
+    )
+    computations["attention"] = predict
     predict()
     prediction = median(_seconds(predict)[1] for _ in range(5))
     found, costs = {}, {}
-    for name, way in ways.items():
-        values, seconds = _seconds(way)
+    for name, compute_map in computations.items():
+        values, seconds = _seconds(compute_map)
         found[name], costs[name] = values.detach().numpy(), seconds / prediction
     return found, costs
 
@@ -51,6 +53,6 @@ def _first(compute: Callable[..., torch.Tensor], *inputs: Any) -> torch.Tensor:
     return compute(*inputs)[:, 0]
 
 
-def _seconds(way: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, float]:
+def _seconds(compute_map: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, float]:
     start = process_time()
-    return way(), process_time() - start
+    return compute_map(), process_time() - start

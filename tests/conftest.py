@@ -4,7 +4,8 @@ import importlib
 import os
 import shutil
 import signal
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ import jaxtyping
 
 jaxtyping.install_import_hook("caprmil.models", "beartype.beartype")
 
-if TYPE_CHECKING:  # Lightning takes its time, and most tests have no need of it
+if TYPE_CHECKING:  # Lightning is slow to import, and most tests do not need it
     from caprmil.io.paths import RemotePath
     from caprmil.runs.run import Run
     from caprmil.training.recipe import Recipe
@@ -91,6 +92,25 @@ def library(tiny_run: "Run", pixels: Path) -> "Library":
     from caprmil.viewer import Library
 
     return Library(tiny_run, pixels=pixels, device="cpu")
+
+
+@pytest.fixture
+def mistake(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., str]:
+    """Run a command that must exit with 2 and one line, and return the line."""
+
+    from caprmil import cli
+
+    def run(*words: object) -> str:
+        monkeypatch.setattr(sys, "argv", ["caprmil", *map(str, words)])
+        with pytest.raises(SystemExit) as end:
+            cli.run()
+        (line,) = capsys.readouterr().err.splitlines()
+        assert (end.value.code, line[:7]) == (2, "error: ")
+        return line
+
+    return run
 
 
 @pytest.fixture

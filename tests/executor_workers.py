@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
     from caprmil.features.extract import Extraction
 
-QUIET = {
+RAY_ENVIRONMENT = {
     "RAY_AUTH_MODE": "disabled",
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_worker_niceness": "0",  # else the workers wait for every other test
+    "RAY_worker_niceness": "0",  # otherwise the workers wait for all other tests
 }
 
 
@@ -29,8 +29,8 @@ def count_starts(folder: Path, name: str) -> int:
     return (folder / "started.txt").read_text().split().count(name)
 
 
-class Obedient(Worker):
-    """Does what the payload says, and logs the start of every task."""
+class PayloadWorker(Worker):
+    """Does what the payload of a task specifies, and logs the start of every task."""
 
     def run(self, task: Task, report: Bar) -> str:
         folder = task.status_file.parents[1]
@@ -47,8 +47,8 @@ class Obedient(Worker):
         return task.name.upper()
 
 
-class ListsPrefetched(Obedient):
-    """Returns the names of all tasks that it was asked to prefetch so far."""
+class ListsPrefetched(PayloadWorker):
+    """Returns the names of all tasks that it has prefetched so far."""
 
     prefetches = True
 
@@ -62,8 +62,8 @@ class ListsPrefetched(Obedient):
         return ",".join(self.names)
 
 
-class Prefetching(Obedient):
-    """Does what the payload says, and is asked to prefetch."""
+class Prefetching(PayloadWorker):
+    """A `PayloadWorker` that prefetches."""
 
     prefetches = True
 

@@ -7,6 +7,7 @@ import pytest
 
 from caprmil.errors import CaprmilError
 from caprmil.io.atomic import atomic_write, remove_leftovers, write_text
+from caprmil.io.leftovers import temporary_name
 
 
 def names(folder: Path) -> list[str]:
@@ -62,7 +63,10 @@ def test_a_failure_leaves_the_old_file(tmp_path: Path) -> None:
 
 
 def test_only_temporary_files_of_killed_writers_are_removed(tmp_path: Path) -> None:
-    files = [".0123abcd.a.h5", ".0123abcd.b.h5", ".mine.a.h5", "a.h5"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("os.getpid", lambda: 999_999_999)  # no process has this id
+        files = [temporary_name("a.h5"), temporary_name("b.h5"), ".mine.a.h5", "a.h5"]
+    files.append(temporary_name("a.h5"))  # of this process, which is running
     for name in files:
         (tmp_path / name).touch()
     remove_leftovers(tmp_path / "a.h5")

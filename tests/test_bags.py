@@ -5,6 +5,7 @@ import pickle
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -120,21 +121,20 @@ def test_the_path_of_the_slide_is_an_attribute(path: Path) -> None:
     assert bags.inspect(path).slide_path == "s3://bucket/slide.svs"
 
 
-def test_without_a_path_of_the_slide_the_bytes_are_those_of_earlier_versions(
-    tmp_path: Path,
-) -> None:
+def test_without_a_path_of_the_slide_a_bag_is_that_of_earlier_versions(tmp_path: Path) -> None:
     """Bags of earlier versions have no such attribute, and are read with None."""
     metadata: dict[str, Any] = {"encoder": "uni_v1", "mpp": 0.5, "slide_size": (900, 600)}
     coords = np.asarray(CELLS * 512, dtype=np.int64)
     path = bags.write(tmp_path / "new.h5", FEATURES, coords, **metadata)
-    with h5py.File(tmp_path / "old.h5", "x") as file:  # as version 0.1.0 wrote it
+    old = BytesIO()  # with a file on disk, HDF5 puts the same parts in another order
+    with h5py.File(old, "w") as file:  # as version 0.1.0 wrote it
         dataset = file.create_dataset("features", FEATURES.shape, "float16")
         file.create_dataset("coords", data=coords)
         file.attrs.update(
             caprmil_schema=1, encoder="uni_v1", mpp=0.5, slide_width=900, slide_height=600
         )
         dataset[:] = FEATURES.astype(np.float16)
-    assert path.read_bytes() == (tmp_path / "old.h5").read_bytes()
+    assert path.read_bytes() == old.getvalue()
     assert bags.inspect(path).slide_path is None
 
 

@@ -23,7 +23,7 @@ from caprmil.training.recipe import ModelConfig, Recipe
 pytestmark = pytest.mark.slow
 
 SLIDES = 48
-# Slide n is of class n % 2. Pure: its code has n % 2, mixed: the tens of n.
+# Slide n has class n % 2. Pure codes contain n % 2, mixed codes contain n // 10.
 PURE_CODES = "TCGA-{1}A-00{0:02d}-01Z-00-DX1"
 MIXED_CODES = "TCGA-{2}A-00{0:02d}-01Z-00-DX1"
 Loaded = tuple[Cohort, list[Fold]]
@@ -38,15 +38,15 @@ def write(
     classes: int = 2,
     name: str = "slide_{:02d}",
 ) -> Path:
-    """A table of slides of alternating classes, whose number of patches, site and mean are given.
+    """Write slides of alternating classes with given patch counts, sites and means, and a table.
 
-    Two slides of each class in turn are one patient's.
+    Each patient has two slides of one class.
     """
     rng, lines = np.random.default_rng(0), [f"slide,patient,label{',site' * (site is not None)}"]
     for n in range(SLIDES):
         slide, label = name.format(n, n % classes, n // 10), n % classes
         features = rng.normal(size=(count(n), 6))
-        features += shift(n) - features.mean(axis=0)  # the mean has only the shift
+        features += shift(n) - features.mean(axis=0)  # so that the mean is the shift
         bags.write(folder / "features" / f"{slide}.h5", features.astype(np.float32))
         patient = f"p{n // (2 * classes) * classes + label}"
         cells = [slide, patient, "abc"[label], *([site(n)] if site else [])]
@@ -60,7 +60,7 @@ def read(table: Path, **splits: object) -> Loaded:
     return load_cohort(table, table.parent / "features", splits=config)
 
 
-def areas(cohort: Cohort, folds: list[Fold]) -> dict[str, list[float]]:
+def aucs(cohort: Cohort, folds: list[Fold]) -> dict[str, list[float]]:
     return {
         name: [
             roc_auc_score(np.asarray(part.labels), part.answers[:, 1])
@@ -71,7 +71,7 @@ def areas(cohort: Cohort, folds: list[Fold]) -> dict[str, list[float]]:
 
 
 def halves(n: int) -> str:
-    """Two sites, each with as many slides of either class."""
+    """Return the site of a slide: two sites, each with as many slides of either class."""
     return "AB"[n // 2 % 2]
 
 
@@ -111,9 +111,9 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
 
 
 def test_only_the_planted_baseline_finds_the_label(planted: tuple[str, Loaded]) -> None:
-    secret, (cohort, folds) = planted
-    for name, found in areas(cohort, folds).items():
-        if name == secret:
+    planted_name, (cohort, folds) = planted
+    for name, found in aucs(cohort, folds).items():
+        if name == planted_name:
             assert found == [1.0] * len(folds)
         else:
             assert np.mean(found) < 0.7
@@ -121,7 +121,7 @@ def test_only_the_planted_baseline_finds_the_label(planted: tuple[str, Loaded]) 
 
 def test_medium_counts_are_separated_from_small_and_large_ones(tmp_path: Path) -> None:
     table = write(tmp_path, count=lambda n: 16 if n % 2 else (8, 32)[n // 2 % 2])
-    assert areas(*read(table))["patch count"] == [1.0] * 3
+    assert aucs(*read(table))["patch count"] == [1.0] * 3
 
 
 def test_the_labels_of_the_test_part_are_not_used(planted: tuple[str, Loaded]) -> None:
@@ -194,10 +194,10 @@ def test_without_a_validation_part_the_strength_is_chosen_on_patients_of_the_tra
 ) -> None:
     cohort, folds = read(write(tmp_path, shift=lambda n: 0.5 * (n % 2)), validation=0)
     assert all(fold.validation == () for fold in folds)
-    assert areas(cohort, folds)["mean feature"] == [1.0] * 3
+    assert aucs(cohort, folds)["mean feature"] == [1.0] * 3
     train, inner = baselines._inner_split(cohort, folds[0].train)
-    owners = [{cohort[name].patient for name in part} for part in (train, inner)]
-    assert owners[0].isdisjoint(owners[1])
+    patients = [{cohort[name].patient for name in part} for part in (train, inner)]
+    assert patients[0].isdisjoint(patients[1])
     assert {cohort[name].label for name in train} == {0, 1}
     assert sorted((*train, *inner)) == sorted(folds[0].train)
 
@@ -251,7 +251,7 @@ def test_a_column_with_the_same_codes_is_not_a_site_either(pure_codes: Loaded) -
     assert not baselines.find_sites(with_sites(cohort, "tissue_source_site", codes)).of
 
 
-def test_a_column_of_the_users_own_stays_if_it_is_pure(pure_codes: Loaded) -> None:
+def test_a_pure_column_that_the_user_names_is_kept(pure_codes: Loaded) -> None:
     cohort = pure_codes[0]
     sites = baselines.find_sites(with_sites(cohort, "hospital", ["Athens", "Paris"]))
     assert set(sites.of.values()) == {"Athens", "Paris"}
@@ -373,7 +373,7 @@ def test_a_mean_is_trained_beside_a_model_and_resumes(tmp_path: Path, tiny_recip
     assert "| mean model |" in (run.folder / "scores.md").read_text()
 
 
-def test_a_mean_has_no_mean_beside_it(tmp_path: Path, tiny_recipe: Recipe) -> None:
+def test_no_mean_is_trained_beside_a_mean(tmp_path: Path, tiny_recipe: Recipe) -> None:
     model = replace(tiny_recipe, model=ModelConfig(name="mean"))
     run = cross_validate(model, tmp_path / "run", mean=True, device="cpu")
     assert "mean model" not in run.baselines

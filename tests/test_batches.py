@@ -150,8 +150,11 @@ def test_the_cache_has_a_limit_and_does_not_evict(tmp_path: Path) -> None:
 
 
 def test_workers_read_the_same_bags_without_the_cache(tmp_path: Path) -> None:
-    wanted, cache = [Sample(str(n), write(tmp_path / f"{n}.h5", n + 1)) for n in range(3)], Cache(1)
-    read = list(load(wanted, cache=cache, workers=1))
+    samples_on_disk, cache = (
+        [Sample(str(n), write(tmp_path / f"{n}.h5", n + 1)) for n in range(3)],
+        Cache(1),
+    )
+    read = list(load(samples_on_disk, cache=cache, workers=1))
     assert [b.features.shape[1] for b in read] == [1, 2, 3]
     assert cache.kept == {}
 
@@ -202,9 +205,9 @@ def test_the_waiting_time_is_measured(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_an_error_in_the_thread_keeps_its_message_and_note(tmp_path: Path) -> None:
-    wanted = on_disk(tmp_path, 3)
+    samples_on_disk = on_disk(tmp_path, 3)
     (tmp_path / "1.h5").write_bytes(b"nothing")
-    batches = iter(load(wanted))
+    batches = iter(load(samples_on_disk))
     assert next(batches).slides == ("s0",)
     with pytest.raises(BagError, match=r"1\.h5") as caught:
         next(batches)

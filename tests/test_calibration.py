@@ -26,11 +26,11 @@ from caprmil.targets.classification_metrics import ace_floor
 
 
 def calibrated_logits(n: int, *, classes: int = 2, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Labels, and logits with the true probabilities as softmax."""
+    """Return labels, and logits whose softmax is the true probabilities."""
     rng = np.random.default_rng(seed)
     logits = 2 * rng.normal(size=(n, classes))
-    ladder = softmax(logits, axis=1).cumsum(axis=1)[:, :-1]
-    return (rng.random((n, 1)) >= ladder).sum(axis=1), logits
+    cumulative = softmax(logits, axis=1).cumsum(axis=1)[:, :-1]
+    return (rng.random((n, 1)) >= cumulative).sum(axis=1), logits
 
 
 def answers(
@@ -49,7 +49,7 @@ def answers(
 def study(
     *, sharper: float = 3.0, classes: int = 2
 ) -> tuple[Predictions, Mapping[str, Predictions]]:
-    """Test answers of two folds, and their validation parts."""
+    """Return the test predictions of two folds, and their validation parts."""
     tests = [answers(seed=k, fold=f"fold-{k}", sharper=sharper, classes=classes) for k in (0, 1)]
     validation = {
         f"fold-{k}": answers(400, seed=k + 10, fold=f"fold-{k}", sharper=sharper, classes=classes)
@@ -79,13 +79,15 @@ def test_the_factor_of_multiplied_logits_is_the_temperature(factor: float) -> No
 
 def test_a_multiple_of_the_logits_is_a_multiple_of_the_temperature() -> None:
     labels, logits = calibrated_logits(50)
-    once, thrice = (temperature(labels, softmax(f * logits, axis=1)) for f in (1, 3))
+    once, tripled = (temperature(labels, softmax(f * logits, axis=1)) for f in (1, 3))
     assert once is not None
-    assert thrice == pytest.approx(3 * once, rel=1e-4)
+    assert tripled == pytest.approx(3 * once, rel=1e-4)
 
 
 @pytest.mark.parametrize("right", [True, False])
-def test_if_all_are_right_or_all_are_wrong_there_is_no_best_temperature(right: bool) -> None:
+def test_there_is_no_best_temperature_if_all_predictions_are_correct_or_all_are_wrong(
+    right: bool,
+) -> None:
     labels, rng = np.array([0, 1] * 5), np.random.default_rng(0)
     predicted = labels if right else 1 - labels
     for confidence in (0.1, 0.5, 0.999, 1.0):
@@ -236,7 +238,7 @@ def test_equal_answers_stay_in_one_bin() -> None:
     assert sum(b.slides for b in bins) == 200
 
 
-def test_a_calibrated_model_lies_within_its_intervals() -> None:
+def test_the_bins_of_a_calibrated_model_are_within_their_intervals() -> None:
     bins = reliability(answers(5000), ace=0.0).bins
     assert sum(b.low <= b.forecast <= b.high for b in bins) >= 8
 

@@ -39,12 +39,12 @@ def test_the_models_of_the_package_pass(model: MILModel, paths: list[Path]) -> N
 def test_a_model_that_counts_padding_fails(
     paths: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Careless(ABMIL):
+    class CountsPadding(ABMIL):
         def forward_bags(self, features: Tensor, mask: Tensor, grid: Tensor | None) -> Output:
             return super().forward_bags(features, torch.ones_like(mask), grid)
 
-    monkeypatch.setitem(MODELS, "mine", Careless)
-    broken = [f.promise for f in check(Careless(24, 2), paths) if not f.holds]
+    monkeypatch.setitem(MODELS, "mine", CountsPadding)
+    broken = [f.promise for f in check(CountsPadding(24, 2), paths) if not f.holds]
     assert "padding" in broken
 
 
@@ -61,7 +61,7 @@ def test_a_model_that_depends_on_the_order_fails(
     assert "order of patches" in broken
 
 
-def test_a_property_that_a_model_does_not_have_is_not_offered(
+def test_a_property_that_a_model_does_not_claim_is_not_checked(
     paths: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Whole(ABMIL):
@@ -77,23 +77,25 @@ def test_a_property_that_a_model_does_not_have_is_not_offered(
 
 
 def test_a_model_that_returns_nan_fails(paths: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    class Fragile(ABMIL):
+    class ReturnsNan(ABMIL):
         def forward_bags(self, features: Tensor, mask: Tensor, grid: Tensor | None) -> Output:
             if not mask.all():
                 features = features * torch.nan
             return super().forward_bags(features, mask, grid)
 
-    monkeypatch.setitem(MODELS, "mine", Fragile)
-    assert [f.promise for f in check(Fragile(24, 2), paths) if not f.holds] == ["padding"]
+    monkeypatch.setitem(MODELS, "mine", ReturnsNan)
+    assert [f.promise for f in check(ReturnsNan(24, 2), paths) if not f.holds] == ["padding"]
 
 
 def test_a_model_that_loses_precision_fails(
     paths: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Coarse(ABMIL):
+    class LosesPrecision(ABMIL):
         def patches(self, features: Tensor) -> Tensor:
             patches = super().patches(features)
             return patches if patches.dtype == torch.float64 else patches.round(decimals=1)
 
-    monkeypatch.setitem(MODELS, "mine", Coarse)
-    assert [f.promise for f in check(Coarse(24, 2), paths) if not f.holds] == ["double precision"]
+    monkeypatch.setitem(MODELS, "mine", LosesPrecision)
+    assert [f.promise for f in check(LosesPrecision(24, 2), paths) if not f.holds] == [
+        "double precision"
+    ]

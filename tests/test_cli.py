@@ -1,12 +1,14 @@
 """The command line: training, prediction, scoring and errors."""
 
+import os
 import shutil
 import subprocess
 import sys
 import time
 from contextlib import chdir, redirect_stderr, redirect_stdout
-from io import StringIO
+from io import BytesIO, StringIO, TextIOWrapper
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -14,9 +16,13 @@ import pytest
 from typer.testing import CliRunner
 
 from caprmil.cli import app, run
+from caprmil.cli.shared import answers_table, show_table
+from caprmil.cli.terminal import accept_any_text
 from caprmil.errors import CaprmilError
+from caprmil.evaluation.predictions import Predictions
 from caprmil.features import bags
 from caprmil.synthetic import RareSignal, Section
+from caprmil.targets import Classification
 
 COHORT = RareSignal(slides=24, width=16, patches=(30, 60), signal=0.3, stain=0.3)
 QUICK = ["train.epochs=4", "train.warmup_epochs=1", "splits.folds=2", "model.dim=16"]
@@ -29,10 +35,11 @@ def caprmil(*words: object) -> str:
     return result.output
 
 
-def process(*words: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+def process(*words: object, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run a command in a new process, as a user does."""
     command = [sys.executable, "-m", "caprmil", *map(str, words)]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+    options: dict[str, Any] = {"env": {**os.environ, **environment}, "encoding": "utf-8"}
+    return subprocess.run(command, cwd=cwd, capture_output=True, **options, check=False)
 
 
 def shell(*words: object, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -221,10 +228,47 @@ def test_one_broken_bag_does_not_stop_the_predictions_of_the_others(
 ) -> None:
     bags.write(tmp_path / "good.h5", np.ones((7, 16)))
     np.save(tmp_path / "bad.npy", np.full((7, 16), np.nan))
+    np.save(tmp_path / "extreme.npy", np.full((7, 16), 1e30))
     result = process("predict", home / "run", tmp_path, "--out", tmp_path / "out.csv", cwd=tmp_path)
     assert result.returncode == 2
-    assert "bad.npy: 7 of 7 patches have NaN" in result.stderr
-    assert (tmp_path / "out.csv").read_text().splitlines()[1].startswith("good,")
+    failed = [line for line in result.stderr.splitlines() if line.startswith("failed: ")]
+    assert ["bad.npy: 7 of 7 patches have NaN" in failed[0], "1e+30" in failed[1]] == [True, True]
+    answers = (tmp_path / "out.csv").read_text().splitlines()
+    assert len(answers) == 2
+    assert answers[1].startswith("good,")
+
+
+def test_of_many_classes_only_the_predicted_one_is_printed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    target = Classification(classes=tuple(f"class_{n}" for n in range(1000)))
+    answers = np.full((1, 1000), 0.5 / 999)
+    answers[0, 7] = 0.5
+    answers_table(Predictions(slides=("s",), target=target, answers=answers))
+    shown = capsys.readouterr().out
+    assert "class_7 0.5000" in shown
+    assert len(shown) < 500
+
+
+@pytest.mark.slow
+def test_training_in_an_ascii_terminal_ends_with_its_table(home: Path, tmp_path: Path) -> None:
+    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii"}
+    table = (home / "labels.csv").read_text(encoding="utf-8").replace("tumour", "tumör")
+    (tmp_path / "labels.csv").write_text(table, encoding="utf-8")
+    changes = [word for change in QUICK for word in ("--set", change)]
+    words = ("train", "labels.csv", "--features", home / "features", "--out", "run", "--no-mean")
+    trained = process(*words, *changes, cwd=tmp_path, **ascii_only)
+    assert (trained.returncode, "Traceback" in trained.stderr) == (0, False), trained.stderr
+    assert "Predict new bags with" in trained.stdout
+
+
+def test_a_terminal_without_a_character_shows_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = BytesIO()
+    monkeypatch.setattr(sys, "stdout", TextIOWrapper(shown, encoding="ascii"))
+    accept_any_text()
+    show_table(["slide", "AUC"], [["tumör", "0.900 ± 0.010"]])
+    sys.stdout.flush()
+    assert "0.900 +/- 0.010" in shown.getvalue().decode("ascii")
 
 
 @pytest.fixture(scope="module")
@@ -291,3 +335,28 @@ def test_an_unknown_encoder_is_an_error_of_one_line(slides: Path, tmp_path: Path
     output = shell(*words, cwd=tmp_path)
     assert (output.returncode, output.stderr.count("\n")) == (2, 1)
     assert "Did you mean 'uni'?" in output.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "entry"),
+    [
+        ("train", "caprmil.training.cross_validation.cross_validate"),
+        ("sweep", "caprmil.experiments.sweep.runner.run_sweep"),
+    ],
+)
+def test_loggers_are_allowed_on_the_command_line(
+    command: str, entry: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = []
+
+    def stop(*_: object, allow_loggers: object, **__: object) -> None:
+        given.append(allow_loggers)
+        raise CaprmilError("enough")
+
+    monkeypatch.setattr(entry, stop)
+    words = [command, "labels.csv", "--out", str(tmp_path / "out"), "--set", "model.tokens=2,4"]
+    words = words if command == "sweep" else words[:-2]
+    runner = CliRunner()
+    for more in ([], ["--allow-logger", "lab.Logger", "--allow-logger", "lab.Other"]):
+        assert isinstance(runner.invoke(app, [*words, *more]).exception, CaprmilError)
+    assert given == [(), ["lab.Logger", "lab.Other"]]

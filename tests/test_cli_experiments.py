@@ -3,7 +3,6 @@
 import csv
 import shlex
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -28,23 +27,6 @@ def caprmil(*words: object) -> str:
     result = invoke(*words)
     assert result.exit_code == 0, result.output
     return result.stdout
-
-
-@pytest.fixture
-def mistake(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., str]:
-    """Run a command that must exit with 2 and one line, and return the line."""
-
-    def run(*words: object) -> str:
-        monkeypatch.setattr(sys, "argv", ["caprmil", *map(str, words)])
-        with pytest.raises(SystemExit) as end:
-            cli.run()
-        (line,) = capsys.readouterr().err.splitlines()
-        assert (end.value.code, line[:7]) == (2, "error: ")
-        return line
-
-    return run
 
 
 @pytest.fixture
@@ -210,7 +192,7 @@ def test_a_rehearsal_runs_and_is_not_trained_again(
     assert f"caprmil compare {out / 'mean'} {out / 'caprmil'}" in output
     assert {path.name for path in out.iterdir()} == {
         *("stand-in", "cohort.csv", "mean", "caprmil", "table.md", "table.csv", "table.tex"),
-        *("protocol.json", "commands.txt"),
+        *("protocol.json", "commands.txt", ".lock"),
     }
     assert (out / "commands.txt").read_text() == f"caprmil {shlex.join(map(str, words))}\n"
     before = (out / "caprmil/scores.json").stat().st_mtime_ns

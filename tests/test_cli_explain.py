@@ -142,7 +142,9 @@ def test_the_file_of_a_known_slide_is_not_encoded_again(study: Path, tmp_path: P
 
 
 @pytest.mark.usefixtures("without_drawing")
-def test_a_bag_without_coordinates_has_all_but_geojson(tiny_run: Run, tmp_path: Path) -> None:
+def test_a_bag_without_coordinates_has_all_files_except_geojson(
+    tiny_run: Run, tmp_path: Path
+) -> None:
     old = bags.read(tiny_run.bag_paths()[0])
     path = bags.write(tmp_path / "bare.h5", old.features)
     output = caprmil("explain", tiny_run.folder, path, "--out", tmp_path / "out")

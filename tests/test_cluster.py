@@ -26,12 +26,13 @@ from caprmil.experiments.status import read_status
 from caprmil.experiments.sweep.plan import Plan
 from caprmil.experiments.sweep.runner import run_sweep
 from caprmil.features.extract import Extraction, SlideEncoder
+from caprmil.io.leftovers import temporary_name
 from caprmil.slides.slide import find_slides
 from caprmil.synthetic import BenchmarkCohort, Section
 from caprmil.training import cross_validation as training
 from caprmil.training.cross_validation import cross_validate
 from caprmil.training.recipe import Recipe
-from executor_workers import QUIET, Logged, equal_bags, make_extraction, run_contents
+from executor_workers import RAY_ENVIRONMENT, Logged, equal_bags, make_extraction, run_contents
 
 pytestmark = pytest.mark.slow
 NODE: dict[str, Any] = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
@@ -67,7 +68,7 @@ def cluster() -> Iterator[TwoNodes]:
     """The cluster for all tests of this module. Ray takes seconds to start."""
     threads = torch.get_num_threads()
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in QUIET.items():
+        for name, value in RAY_ENVIRONMENT.items():
             patch.setenv(name, value)
         patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
         # A worker has as many cores as this process has threads, and a node here has one core.
@@ -131,7 +132,9 @@ def kill_worker_and_node(log: Path, cluster: TwoNodes, killed: list[str]) -> Thr
         os.kill(pid, signal.SIGKILL)
         wait_for(lambda: bool(second()))
         cluster.kill_second()
-        killed.extend([name, *(task for task, _ in second())])  # begun there, and never ended
+        last = [task for _, task, _, node in read_log(log) if node == second_id][-1:]
+        # Not finished there, or finished just before the kill.
+        killed.extend([name, *(task for task, _ in second()), *last])
 
     thread = Thread(target=kill, daemon=True)
     thread.start()
@@ -146,10 +149,14 @@ def wait_for(condition: Callable[[], bool], seconds: float = 120) -> None:
 
 
 def check_log(log: Path, names: set[str], killed: list[str]) -> None:
-    """Check that every task ended once, and that only the killed ones began more than once."""
+    """Check that every task ended, and that only the killed ones began more than once.
+
+    The result of a task can be lost with its node just after its end. It then ends twice.
+    """
     ended = Counter(name for event, name, *_ in read_log(log) if event == "end")
     begun = Counter(name for event, name, *_ in read_log(log) if event == "begin")
-    assert ended == dict.fromkeys(names, 1)
+    assert ended.keys() == names
+    assert {name for name, times in ended.items() if times > 1} <= set(killed)
     repeated = {name for name, times in begun.items() if times > 1}
     assert repeated <= set(killed)
     assert killed
@@ -195,7 +202,7 @@ def test_a_driver_that_is_killed_or_interrupted_resumes(
     start = partial(
         subprocess.Popen,
         [*command, "--out", str(out), "--device", "cpu", "--ray"],
-        env=os.environ | QUIET | {"OMP_NUM_THREADS": "1"},
+        env=os.environ | RAY_ENVIRONMENT | {"OMP_NUM_THREADS": "1"},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
@@ -218,7 +225,9 @@ def test_a_driver_that_is_killed_or_interrupted_resumes(
             replace(status, last_heartbeat=0.0).write(path)  # as if a minute had passed
         assert not {"running", "failed"} & set(read_status(out).count())
         for part in out.glob("folds/.*.part"):
-            (part / ".0123abcd.history.csv").touch()  # as of a worker that was killed as it wrote
+            (
+                part / temporary_name("history.csv")
+            ).touch()  # as left by a worker that was killed while writing
     cross_validate(recipe, out, device="cpu", progress=False)  # also without Ray
     assert run_contents(out) == run_contents(plain.folder)
 

@@ -144,7 +144,7 @@ def test_a_single_other_column_is_the_label(tmp_path: Path) -> None:
     assert read(table)[0].labels == {"s0": 0, "s1": 1}
 
 
-def test_of_two_other_columns_neither_is_the_label(tmp_path: Path) -> None:
+def test_neither_of_two_other_columns_is_the_label(tmp_path: Path) -> None:
     write_study(tmp_path)
     text = problems(write_table(tmp_path, "slide,grade,age", "s0,1,50", "s1,2,60"))
     assert "label. Columns: slide, grade, age. Set [data] label." in text
@@ -161,6 +161,20 @@ def test_without_splits_labels_may_be_missing(tmp_path: Path) -> None:
     cohort, folds = read(write_table(tmp_path, "patient,slide,label", "p,s0,a", "p,s1,"))
     assert (cohort["s1"].label, cohort.labels, folds) == (None, {"s0": 0}, [])
     assert any("without a label (1): s1" in note for note in cohort.notes)
+
+
+@pytest.mark.parametrize("word", ["None", "null", "inf", "-Infinity", "NA", "nan", "N/A", "#N/A"])
+def test_words_for_a_missing_label_are_not_classes(tmp_path: Path, word: str) -> None:
+    write_study(tmp_path)
+    table = write_table(tmp_path, "patient,slide,label", "p,s0,a", f"q,s1,{word}")
+    cohort, _ = read(table)
+    assert (cohort.labels, cohort.target.names) == ({"s0": 0}, ("a",))
+    assert any(f"without a label (1): s1 ({word})" in note for note in cohort.notes)
+    told = problems(table)
+    assert f"without a label (1): s1 ({word}). Fill column label" in told
+    assert f"If {word} is a class, name all classes in [target] classes." in told
+    cohort, _ = read(table, classes=("a", word))
+    assert cohort.labels == {"s0": 0, "s1": 1}
 
 
 @pytest.mark.parametrize(
@@ -200,7 +214,7 @@ def test_dots_in_a_name_are_not_suffixes(tmp_path: Path) -> None:
     assert [entry.name for entry in cohort.entries] == ["TCGA-05-DX1.a1b2"]
 
 
-def test_of_several_files_of_a_slide_the_preferred_format_is_used(tmp_path: Path) -> None:
+def test_the_preferred_format_is_used_for_a_slide_with_several_files(tmp_path: Path) -> None:
     write_bag(tmp_path / "bags" / "npy_files" / "s0.npy")
     best = write_bag(tmp_path / "bags" / "h5_files" / "s0.h5")
     (tmp_path / "bags" / "h5_files" / "._s0.h5").touch()

@@ -34,20 +34,20 @@ def answers(
     classes: int = 2,
     seed: int = 0,
 ) -> dict[str, Predictions]:
-    """Models of known skill on the same slides, of which each patient has so many.
+    """Return predictions of models of known skill. Each patient has `slides` slides.
 
-    A score is skill x truth + what the patient is like + what the models see alike + noise; half
-    of its variance, which is 1, is the patient's, as far as patients have several slides.
+    A score is skill x label + an effect of the patient + an effect of the slide, which all models
+    share, + noise. Its variance is 1 without the label. Half of it is the effect of the patient.
     """
     rng = np.random.default_rng(seed)
     patients = np.arange(n) // slides
     labels = np.resize(np.arange(classes), n // slides + 1)[patients]
-    alike = rng.normal(size=(n, classes)) * np.sqrt(0.25)
+    shared = rng.normal(size=(n, classes)) * np.sqrt(0.25)
     tables = {}
     for name, skill in zip("ABCDEF", skills, strict=False):
-        person = rng.normal(size=(n, classes))[patients] * np.sqrt(0.5)
-        own = rng.normal(size=(n, classes)) * np.sqrt(0.25)
-        scores = skill * np.eye(classes)[labels] + alike + person + own
+        patient_effect = rng.normal(size=(n, classes))[patients] * np.sqrt(0.5)
+        noise = rng.normal(size=(n, classes)) * np.sqrt(0.25)
+        scores = skill * np.eye(classes)[labels] + shared + patient_effect + noise
         if classes == 2:
             scores[:, 0] = 0
         odds = np.exp(scores - scores.max(axis=1, keepdims=True))
@@ -68,38 +68,40 @@ def pair(*args: Any, names: tuple[str, ...] = ("auc",), **options: Any) -> Diffe
 
 
 def plain_delong(labels: np.ndarray, one: np.ndarray, other: np.ndarray) -> tuple[float, float]:
-    """Difference of two areas and its variance, by DeLong's double loop."""
+    """Return the difference of two AUCs and its variance, by DeLong's double loop."""
 
     def placements(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        hits, misses = scores[labels == 1], scores[labels == 0]
-        wins = np.array([[(h > m) + 0.5 * (h == m) for m in misses] for h in hits])
+        positives, negatives = scores[labels == 1], scores[labels == 0]
+        wins = np.array([[(h > m) + 0.5 * (h == m) for m in negatives] for h in positives])
         return wins.mean(axis=1), wins.mean(axis=0)
 
-    tens, ones = zip(*(placements(scores) for scores in (one, other)), strict=True)
+    of_positives, of_negatives = zip(*(placements(scores) for scores in (one, other)), strict=True)
     weights = np.array([1, -1])
-    spread = np.cov(tens) / len(tens[0]) + np.cov(ones) / len(ones[0])
-    return tens[0].mean() - tens[1].mean(), float(weights @ spread @ weights)
+    spread = np.cov(of_positives) / len(of_positives[0]) + np.cov(of_negatives) / len(
+        of_negatives[0]
+    )
+    return of_positives[0].mean() - of_positives[1].mean(), float(weights @ spread @ weights)
 
 
 # DeLong
 
 
 @pytest.mark.parametrize("steps", [None, 7])
-def test_one_fold_of_single_slides_gives_delongs_test(steps: int | None) -> None:
+def test_one_fold_with_a_slide_per_patient_gives_delongs_test(steps: int | None) -> None:
     tables = answers((1.0, 0.6), folds=1)
     if steps:  # ties
         tables = {n: replace(t, answers=coarse(t, steps)) for n, t in tables.items()}
     one, other = (table.answers[:, 1] for table in tables.values())
     difference, variance = plain_delong(np.asarray(tables["A"].labels), one, other)
     (found,) = compare(tables, names=["auc"]).differences
-    reach = norm.ppf(0.975) * np.sqrt(variance)
+    margin = norm.ppf(0.975) * np.sqrt(variance)
     assert found.difference == pytest.approx(difference)
-    assert found.interval == pytest.approx((difference - reach, difference + reach))
+    assert found.interval == pytest.approx((difference - margin, difference + margin))
     assert found.p == pytest.approx(2 * norm.sf(abs(difference) / np.sqrt(variance)))
 
 
 def test_the_variance_of_clustered_slides_is_that_of_obuchowski() -> None:
-    tables = answers((1.0, 0.6), folds=1, slides=4)  # a patient has slides of one class only
+    tables = answers((1.0, 0.6), folds=1, slides=4)  # all slides of a patient have the same class
     labels, patients = np.asarray(tables["A"].labels), np.asarray(tables["A"].patients)
     variance, scores = 0.0, [table.answers[:, 1] for table in tables.values()]
     for code in (0, 1):
@@ -120,7 +122,7 @@ def coarse(table: Predictions, steps: int) -> np.ndarray:
     return np.stack([1 - second, second], axis=1)
 
 
-def test_folds_of_other_patients_add_their_variances() -> None:
+def test_the_variances_of_folds_with_different_patients_are_added() -> None:
     tables = answers((1.0, 0.6), folds=3)
     apart = []
     for fold in tables["A"].by_fold():
@@ -134,7 +136,7 @@ def test_folds_of_other_patients_add_their_variances() -> None:
     assert found.interval.high - found.interval.low == pytest.approx(width)
 
 
-def test_values_are_the_mean_over_folds_of_the_metrics() -> None:
+def test_values_are_the_means_of_metrics_over_folds() -> None:
     tables = answers(classes=3)
     found = compare(tables, draws=5)
     assert {d.metric for d in found.differences} == set(SCORES) - {"ece_positive"}
@@ -144,27 +146,32 @@ def test_values_are_the_mean_over_folds_of_the_metrics() -> None:
 
 
 @pytest.mark.parametrize("classes", [2, 3])
-def test_the_interval_of_the_area_covers_the_truth(classes: int) -> None:
-    truth = norm.cdf(1.2 / np.sqrt(2)) - norm.cdf(0.6 / np.sqrt(2))  # two normal distributions
+def test_the_interval_of_the_auc_covers_the_true_difference(classes: int) -> None:
+    true_difference = norm.cdf(1.2 / np.sqrt(2)) - norm.cdf(
+        0.6 / np.sqrt(2)
+    )  # two normal distributions
     if classes > 2:
-        truth = pair((1.2, 0.6), classes=classes, n=60_000, folds=1, seed=1).difference
+        true_difference = pair((1.2, 0.6), classes=classes, n=60_000, folds=1, seed=1).difference
     found = [pair((1.2, 0.6), classes=classes, seed=seed).interval for seed in range(250)]
-    assert 0.91 <= np.mean([low <= truth <= high for low, high in found]) <= 0.985
+    assert 0.91 <= np.mean([low <= true_difference <= high for low, high in found]) <= 0.985
 
 
 @pytest.mark.parametrize("slides", [1, 3])
-def test_two_equal_models_differ_in_one_of_twenty_tests(slides: int) -> None:
+def test_equal_models_differ_significantly_in_one_of_twenty_tests(slides: int) -> None:
     false = np.mean([pair(slides=slides, seed=seed).p < 0.05 for seed in range(300)])
     assert 0.02 <= false <= 0.085
 
 
-def test_without_patients_the_test_is_misled_by_several_slides_of_one() -> None:
-    def blind(seed: int) -> Comparison:
+def test_ignoring_patients_with_several_slides_gives_too_many_false_positives() -> None:
+    def compare_without_patients(seed: int) -> Comparison:
         tables = answers(slides=3, seed=seed).items()
         return compare({n: replace(t, patients=None) for n, t in tables}, names=["auc"])
 
-    assert np.mean([blind(seed).differences[0].p < 0.05 for seed in range(100)]) > 0.1
-    assert "No patients are named" in blind(0).notes[0]
+    assert (
+        np.mean([compare_without_patients(seed).differences[0].p < 0.05 for seed in range(100)])
+        > 0.1
+    )
+    assert "No patients are named" in compare_without_patients(0).notes[0]
 
 
 def test_a_real_difference_is_found_in_every_metric_that_shows_it() -> None:
@@ -174,7 +181,7 @@ def test_a_real_difference_is_found_in_every_metric_that_shows_it() -> None:
         assert verdicts[metric] == ("real", "A")
 
 
-# No spread
+# No variance
 
 
 def test_the_same_answers_have_a_difference_of_zero() -> None:
@@ -188,21 +195,21 @@ def perfect_answers(labels: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize(("n", "verdict"), [(4, "not shown"), (40, "real")])
-def test_without_any_spread_p_is_that_of_a_sign_test(n: int, verdict: str) -> None:
+def test_without_any_variance_p_is_that_of_a_sign_test(n: int, verdict: str) -> None:
     table = answers(n=n, folds=1)["A"]
     labels = np.asarray(table.labels)
-    right, blank = (
+    right, uniform = (
         replace(table, answers=p) for p in (perfect_answers(labels), np.full((n, 2), 0.5))
     )
-    (found,) = compare({"right": right, "blank": blank}, names=["auc"]).differences
+    (found,) = compare({"right": right, "blank": uniform}, names=["auc"]).differences
     assert (found.difference, found.p, found.verdict) == (0.5, 2.0 ** (1 - n), verdict)
     assert np.isnan(found.interval).all()
 
 
 @pytest.mark.parametrize("slides", [1, 3])
-def test_one_patient_of_a_class_in_a_fold_leaves_p_unknown(slides: int) -> None:
+def test_p_is_unknown_if_a_fold_has_one_patient_of_a_class(slides: int) -> None:
     tables = answers((9, -9), folds=1, slides=slides)
-    patients = {f"p{number}" for number in (0, 1, 2, 4, 6, 8)}  # 1 alone has b
+    patients = {f"p{number}" for number in (0, 1, 2, 4, 6, 8)}  # only patient 1 has class b
     keep = [at for at, patient in enumerate(tables["A"].patients or ()) if patient in patients]
     tables = {name: table.take(keep) for name, table in tables.items()}
     found = compare(tables, names=["auc"])
@@ -211,7 +218,7 @@ def test_one_patient_of_a_class_in_a_fold_leaves_p_unknown(slides: int) -> None:
     assert "too few slides" in found.differences[0].sentence()
 
 
-def test_if_all_slides_are_of_one_class_there_is_no_auc() -> None:
+def test_the_auc_of_slides_of_one_class_is_nan() -> None:
     tables = {n: t.take(range(0, 120, 2)) for n, t in answers((1.0, 0.5)).items()}
     (found,) = compare(tables, names=["auc"]).differences
     assert (found.verdict, found.better) == ("not known", None)
@@ -232,8 +239,8 @@ def test_a_fold_of_one_class_is_left_out_of_the_auc() -> None:
 
 
 def test_every_metric_but_the_auc_is_bootstrapped() -> None:
-    weighted = {name for name, metric in SCORES.items() if metric.weighted}
-    assert weighted == set(SCORES) - {"auc"}
+    tested = {name for name, metric in SCORES.items() if metric.weighted and not metric.influence}
+    assert tested == set(SCORES) - {"auc"}
 
 
 @pytest.mark.parametrize("classes", [2, 3])
@@ -255,7 +262,7 @@ def test_a_draw_is_the_metric_on_repeated_slides(metric: str, classes: int, step
     np.testing.assert_allclose(found, expected, atol=1e-12)
 
 
-def test_the_bootstrap_also_errs_in_one_of_twenty_tests() -> None:
+def test_the_bootstrap_has_one_false_positive_in_twenty_tests() -> None:
     names = ("balanced_accuracy", "brier")
     tables = [answers(slides=2, seed=seed) for seed in range(150)]
     found = [compare(t, names=names, draws=300).differences for t in tables]
@@ -275,7 +282,7 @@ def test_two_thousand_draws_of_six_models_take_seconds() -> None:
 # Several comparisons
 
 
-def test_p_is_corrected_after_holm_for_each_metric() -> None:
+def test_p_is_corrected_by_holms_method_for_each_metric() -> None:
     found = compare(answers((1.5, 1.2, 0.8)), names=["auc", "brier"], draws=100).differences
     for metric in ("auc", "brier"):
         own = sorted((d for d in found if d.metric == metric), key=lambda d: d.p)
@@ -285,7 +292,7 @@ def test_p_is_corrected_after_holm_for_each_metric() -> None:
         assert [d.corrected_p for d in own] == pytest.approx(np.minimum(by_hand, 1))
 
 
-def test_a_reference_is_compared_with_each_and_the_others_are_not() -> None:
+def test_with_a_reference_only_comparisons_with_it_are_made() -> None:
     found = compare(answers((1, 1, 1)), against=["B"], names=["auc"]).differences
     assert [(d.first, d.second) for d in found] == [("A", "B"), ("C", "B")]
 
@@ -304,14 +311,14 @@ def test_wrong_names_and_single_tables_are_refused() -> None:
 
 
 def flip(table: Predictions) -> Predictions:
-    """The same answers with other order of rows and classes, and other names of folds."""
-    turned = table.take(range(len(table) - 1, -1, -1))
+    """Return the same answers with rows and classes in reverse order, and other names of folds."""
+    reversed_table = table.take(range(len(table) - 1, -1, -1))
     return replace(
-        turned,
-        target=Classification(classes=turned.target.classes[::-1]),
-        answers=turned.answers[:, ::-1],
-        labels=len(turned.target.classes) - 1 - np.asarray(turned.labels),
-        folds=tuple(f"{name}b" for name in turned.folds or ()),
+        reversed_table,
+        target=Classification(classes=reversed_table.target.classes[::-1]),
+        answers=reversed_table.answers[:, ::-1],
+        labels=len(reversed_table.target.classes) - 1 - np.asarray(reversed_table.labels),
+        folds=tuple(f"{name}b" for name in reversed_table.folds or ()),
     )
 
 
@@ -320,7 +327,7 @@ def test_order_of_rows_and_classes_and_names_of_folds_do_not_matter() -> None:
     expected = compare(tables, draws=20)
     found = compare({**tables, "B": flip(tables["B"])}, draws=20)
     for one, other in zip(expected.differences, found.differences, strict=True):
-        if one.metric != "kappa":  # with the classes in the order of the first
+        if one.metric != "kappa":  # kappa depends on the order of classes
             assert one.of_second == pytest.approx(other.of_second)
             assert one.p == pytest.approx(other.p)
 
@@ -331,9 +338,9 @@ def test_other_labels_and_other_patients_are_refused_by_name() -> None:
     labels[3] = 1 - labels[3]
     with pytest.raises(CohortError, match="other labels for 1 slide: s3"):
         compare({**tables, "B": replace(tables["B"], labels=labels)})
-    strangers = tuple(f"q{k}" for k in range(120))
+    other_patients = tuple(f"q{k}" for k in range(120))
     with pytest.raises(CohortError, match="other patients for 120 slides"):
-        compare({**tables, "B": replace(tables["B"], patients=strangers)})
+        compare({**tables, "B": replace(tables["B"], patients=other_patients)})
 
 
 def test_other_slides_and_other_classes_are_refused() -> None:
@@ -373,7 +380,49 @@ def test_a_calibration_error_is_shown_with_its_floor() -> None:
     assert "too high on few slides" in found.as_markdown()
 
 
-def test_the_interval_of_a_calibration_error_lies_around_the_difference() -> None:
+def test_calibrated_models_do_not_differ_in_calibration_whatever_their_floors() -> None:
+    """The truth is known: both are calibrated, and only the less confident one reads higher."""
+    found = []
+    for seed in range(12):
+        rng = np.random.default_rng(seed)
+        chance = rng.beta(0.2, 0.2, 150)
+        labels = (rng.random(150) < chance).astype(int)
+        second = {"confident": chance, "unconfident": rng.uniform(0.49, 0.51, 150)}
+        tables = {
+            name: Predictions(
+                slides=tuple(f"s{k}" for k in range(150)),
+                target=Classification(classes=("a", "b")),
+                answers=np.stack([1 - p, p], axis=1),
+                labels=labels,
+            )
+            for name, p in second.items()
+        }
+        found += compare(tables, names=["ace"], draws=300).differences
+    assert sum(d.corrected_p < 0.05 for d in found) > 3  # the test alone would be misled
+    assert sum(d.verdict == "real" for d in found) <= 1
+    misled = next(d for d in found if d.corrected_p < 0.05 and d.verdict != "real")
+    assert "no difference in ace is shown" in misled.sentence()
+    assert "within the floors" in misled.sentence()
+
+
+def test_a_model_that_is_not_calibrated_is_worse_than_one_that_is() -> None:
+    rng = np.random.default_rng(0)
+    chance = rng.beta(2, 2, 300)
+    labels = (rng.random(300) < chance).astype(int)
+    tables = {
+        name: Predictions(
+            slides=tuple(f"s{k}" for k in range(300)),
+            target=Classification(classes=("a", "b")),
+            answers=np.stack([1 - p, p], axis=1),
+            labels=labels,
+        )
+        for name, p in {"right": chance, "sure": (chance > 0.5) * 0.98 + 0.01}.items()
+    }
+    (found,) = compare(tables, names=["ace"], draws=300).differences
+    assert found.better == "right"
+
+
+def test_the_interval_of_a_calibration_error_is_centred_on_the_difference() -> None:
     rng = np.random.default_rng(0)
     second = {
         "confident": rng.beta(0.3, 0.3, 60),
@@ -403,7 +452,7 @@ def test_the_csv_has_every_number_in_full_precision(tmp_path: Path) -> None:
     assert found.as_markdown().count("\n| A | B |") == len(rows) == 9
 
 
-def test_the_better_one_is_named_first_and_lower_errors_are_better() -> None:
+def test_the_better_model_is_named_first_and_a_lower_error_is_better() -> None:
     found: Comparison = compare(answers((0.2, 3.0), n=300), names=["auc", "brier"], draws=200)
     for sentence in found.sentences():
         assert sentence.startswith("B is better than A in ")
@@ -427,7 +476,7 @@ def command(*words: object) -> str:
     return result.output
 
 
-def test_a_run_alone_is_compared_with_its_baselines(tiny_run: Run) -> None:
+def test_a_single_run_is_compared_with_its_baselines(tiny_run: Run) -> None:
     assert set(tiny_run.baselines) == {"patch count", "mean feature"}
     output = command(tiny_run.folder)
     assert "beats every baseline" in output or "does not beat" in output

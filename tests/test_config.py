@@ -240,3 +240,8 @@ def test_differences_list_the_settings_of_both_kinds() -> None:
         "target.loss: not set -> huber",
         "target.names: [] -> not set",
     ]
+
+
+def test_a_key_with_thousands_of_parts_is_refused_at_once(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="more than 2,000 dots"):
+        read(".".join(["a"] * 50_000) + " = 1", tmp_path)  # tomllib takes minutes

@@ -216,7 +216,7 @@ def test_every_row_keeps_its_position_by_the_pixels_of_the_slide(
     assert off.max() <= 1
 
 
-def test_the_pixels_reveal_a_wrong_scale(tiff: Path, tmp_path: Path) -> None:
+def test_a_wrong_scale_is_detected_from_the_pixels(tiff: Path, tmp_path: Path) -> None:
     path = converted(built_stamp(tmp_path, tiff), tmp_path / "out", "caprmil", slide_mpp=0.26)
     features, corners, side = read_caprmil(path)
     assert np.abs(decoded(features) - centres(tiff, corners, side)).max() > 10

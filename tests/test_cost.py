@@ -137,7 +137,7 @@ def test_measuring_changes_neither_the_model_nor_the_random_state() -> None:
     assert torch.rand(1) == expected
 
 
-def test_models_alternate(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_are_measured_in_alternation(monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[int] = []
     forward = MeanMIL.forward
 
@@ -199,7 +199,7 @@ def test_operations_are_printed_as_written_and_as_computed() -> None:
     assert "paper" not in elsewhere
 
 
-def test_a_figure_that_no_count_gives_is_compared_with_both() -> None:
+def test_a_figure_that_equals_neither_count_is_compared_with_both() -> None:
     changes = {"parameters": 2_672_146, "flops": 12_000_000_000}
     transmil = replace(some_cost("transmil", **changes), flops_as_written=27_671_000_000)
     note = cost_tables.notes([transmil])[-1]

@@ -17,7 +17,7 @@ def files(folder: Path) -> dict[Path, int]:
 
 
 @pytest.mark.timeout(2400)
-def test_a_plain_mean_loses_a_rare_signal_and_context_finds_it(tmp_path: Path) -> None:
+def test_a_plain_mean_misses_a_rare_signal_that_caprmil_finds(tmp_path: Path) -> None:
     results, answers, reports = demo.demo(tmp_path, progress=False)
     assert [result.name for result in results] == ["Mean", "ABMIL", "CAPRMIL + Mean"]
     assert all(len(result.folds("auc")) == 3 for result in results)
@@ -32,5 +32,5 @@ def test_a_plain_mean_loses_a_rare_signal_and_context_finds_it(tmp_path: Path) -
     assert [page.name for page in reports] == ["index.html", "new_tumour.html"]
     assert "data:image/jpeg" in reports[1].read_text()
     made = files(tmp_path)
-    demo.demo(tmp_path, progress=False)  # it repeats nothing
+    demo.demo(tmp_path, progress=False)  # nothing is repeated
     assert files(tmp_path) == made

@@ -203,9 +203,15 @@ def test_a_bag_that_only_fills_up_a_device_is_not_scored() -> None:
 
 
 def test_early_stopping_is_the_same_on_two_devices(tmp_path: Path, two: ProcessGroup) -> None:
-    hasty = {"epochs": 30, "warmup_epochs": 20, "warmup_lr": 1e-3, "lr": 0.1, "patience": 2}
-    one, single = train(tmp_path / "one", **hasty)
-    other, together = train(tmp_path / "two", two, **hasty)
+    early_stopping = {
+        "epochs": 30,
+        "warmup_epochs": 20,
+        "warmup_lr": 1e-3,
+        "lr": 0.1,
+        "patience": 2,
+    }
+    one, single = train(tmp_path / "one", **early_stopping)
+    other, together = train(tmp_path / "two", two, **early_stopping)
     assert len(together) == len(single) < 30
     torch.testing.assert_close(weights(other), weights(one), rtol=1e-3, atol=1e-4)
 

@@ -69,7 +69,7 @@ def test_a_map_is_compared_with_the_truth_of_its_slide(slides: Path, tmp_path: P
     tumour = evidence.shares(bag, truth) >= 0.5
     found = roc_auc_score(tumour, terms[:, 1] - terms[:, 0])
     assert result.maps["evidence"]["found"][0] == pytest.approx(found, abs=1e-4)
-    assert result.maps["attention"]["found"][0] == 0.5  # a mean has the same for every patch
+    assert result.maps["attention"]["found"][0] == 0.5  # the attention of a mean is constant
 
 
 def test_the_share_of_tumour_is_that_of_the_pixels_in_a_patch() -> None:
@@ -99,5 +99,5 @@ def test_an_unknown_model_is_an_error_of_one_line(
     assert "Did you mean 'abmil'" in capsys.readouterr().err
 
 
-def test_every_model_takes_part() -> None:
+def test_every_model_is_in_the_benchmark() -> None:
     assert set(list_models()) <= set(evidence.MODELS)

@@ -26,11 +26,11 @@ from caprmil.executors import (
 )
 from caprmil.executors.job_status import heartbeat, status_path
 from executor_workers import (
-    QUIET,
+    RAY_ENVIRONMENT,
     CannotStart,
     ListsGpus,
     ListsPrefetched,
-    Obedient,
+    PayloadWorker,
     Prefetching,
     ReturnsLock,
     Sleeping,
@@ -43,7 +43,7 @@ def make_tasks(folder: Path, **payloads: str) -> list[Task]:
     return [Task(name, status_path(folder, name), each) for name, each in payloads.items()]
 
 
-def silent(*_: object) -> None:
+def ignore_progress(*_: object) -> None:
     pass
 
 
@@ -53,7 +53,7 @@ def silent(*_: object) -> None:
 def test_tasks_run_in_order_and_leave_no_status(tmp_path: Path) -> None:
     reported: list[tuple[Any, ...]] = []
     tasks = make_tasks(tmp_path, a="", b="")
-    found = list(LocalExecutor().run(tasks, Obedient, lambda *args: reported.append(args)))
+    found = list(LocalExecutor().run(tasks, PayloadWorker, lambda *args: reported.append(args)))
     assert [each.result for each in found if isinstance(each, Succeeded)] == ["A", "B"]
     assert [(task.name, *rest) for task, *rest in reported] == [
         ("a", 1, 2, "half"),
@@ -63,7 +63,9 @@ def test_tasks_run_in_order_and_leave_no_status(tmp_path: Path) -> None:
 
 
 def test_a_worker_prefetches_the_next_task(tmp_path: Path) -> None:
-    found = LocalExecutor().run(make_tasks(tmp_path, a="", b="", c=""), ListsPrefetched, silent)
+    found = LocalExecutor().run(
+        make_tasks(tmp_path, a="", b="", c=""), ListsPrefetched, ignore_progress
+    )
     assert [each.result for each in found if isinstance(each, Succeeded)] == ["b", "b,c", "b,c"]
 
 
@@ -75,13 +77,15 @@ def test_a_task_is_not_taken_before_a_worker_is_free(tmp_path: Path) -> None:
             taken.append(task.name)
             yield task
 
-    for number, _ in enumerate(LocalExecutor().run(tasks(), Obedient, silent), 1):
+    for number, _ in enumerate(LocalExecutor().run(tasks(), PayloadWorker, ignore_progress), 1):
         assert len(taken) == number
 
 
 def test_a_failure_has_a_reason_and_the_other_tasks_still_run(tmp_path: Path) -> None:
     found = list(
-        LocalExecutor().run(make_tasks(tmp_path, a="refuse", b="bug", c=""), Obedient, silent)
+        LocalExecutor().run(
+            make_tasks(tmp_path, a="refuse", b="bug", c=""), PayloadWorker, ignore_progress
+        )
     )
     assert [type(each) for each in found] == [Failed, Failed, Succeeded]
     reasons = {name: status.reason for name, status in read_statuses(tmp_path).items()}
@@ -167,7 +171,7 @@ def executor() -> Iterator[RayExecutor]:
 
     threads = torch.get_num_threads()
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in QUIET.items():
+        for name, value in RAY_ENVIRONMENT.items():
             patch.setenv(name, value)
         # A worker has as many cores as this process has threads.
         patch.setenv("OMP_NUM_THREADS", "1")
@@ -188,7 +192,7 @@ def test_on_ray_a_task_that_dies_or_fails_is_tried_three_times_and_the_others_st
     executor: RayExecutor, tmp_path: Path
 ) -> None:
     payloads = {"a": "", "b": "die", "c": "bug", "d": "refuse", "e": "die once", "f": ""}
-    outcomes = executor.run(make_tasks(tmp_path, **payloads), Obedient, silent)
+    outcomes = executor.run(make_tasks(tmp_path, **payloads), PayloadWorker, ignore_progress)
     found = {each.task.name: each for each in outcomes}
     results = {name: each.result for name, each in found.items() if isinstance(each, Succeeded)}
     failures = {name: each.reason for name, each in found.items() if isinstance(each, Failed)}
@@ -207,7 +211,7 @@ def test_closing_the_iterator_stops_the_running_tasks(
     executor: RayExecutor, tmp_path: Path
 ) -> None:
     outcomes = executor.run(
-        make_tasks(tmp_path, **{f"t{n}": "" for n in range(50)}), Obedient, silent
+        make_tasks(tmp_path, **{f"t{n}": "" for n in range(50)}), PayloadWorker, ignore_progress
     )
     next(iter(outcomes))
     outcomes.close()  # type: ignore[attr-defined]
@@ -220,7 +224,7 @@ def test_a_worker_that_cannot_start_is_an_error_with_the_reason(
     executor: RayExecutor, tmp_path: Path
 ) -> None:
     with pytest.raises(CaprmilError, match=r"No worker can start\. There is no encoder here"):
-        list(executor.run(make_tasks(tmp_path, a=""), CannotStart, silent))
+        list(executor.run(make_tasks(tmp_path, a=""), CannotStart, ignore_progress))
 
 
 @pytest.mark.slow
@@ -228,7 +232,7 @@ def test_on_ray_a_worker_prefetches_the_next_task(
     executor: RayExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(executor, "max_workers", 1)
-    found = executor.run(make_tasks(tmp_path, a="", b="", c=""), ListsPrefetched, silent)
+    found = executor.run(make_tasks(tmp_path, a="", b="", c=""), ListsPrefetched, ignore_progress)
     assert [each.result for each in found if isinstance(each, Succeeded)] == ["b", "b,c", "b,c"]
 
 
@@ -237,7 +241,7 @@ def test_a_task_that_a_dead_worker_had_prefetched_is_run_by_another(
     executor: RayExecutor, tmp_path: Path
 ) -> None:
     payloads = {"a": "die", **dict.fromkeys("bcdef", "")}
-    found = list(executor.run(make_tasks(tmp_path, **payloads), Prefetching, silent))
+    found = list(executor.run(make_tasks(tmp_path, **payloads), Prefetching, ignore_progress))
     assert {each.task.name for each in found if isinstance(each, Succeeded)} == set("bcdef")
     assert [each.task.name for each in found if isinstance(each, Failed)] == ["a"]
 
@@ -247,7 +251,7 @@ def test_a_task_behind_a_long_one_is_run_by_a_free_worker(
     executor: RayExecutor, tmp_path: Path
 ) -> None:
     payloads = {"long": "3", **dict.fromkeys("bcdefg", "")}
-    found = list(executor.run(make_tasks(tmp_path, **payloads), Sleeping, silent))
+    found = list(executor.run(make_tasks(tmp_path, **payloads), Sleeping, ignore_progress))
     assert [each.task.name for each in found][-1] == "long"
     assert sorted(each.task.name for each in found if isinstance(each, Succeeded)) == sorted(
         payloads
@@ -259,7 +263,7 @@ def test_a_task_behind_a_long_one_is_run_by_a_free_worker(
 def test_a_result_that_cannot_be_pickled_is_a_failure_after_three_attempts(
     executor: RayExecutor, tmp_path: Path
 ) -> None:
-    (found,) = executor.run(make_tasks(tmp_path, a=""), ReturnsLock, silent)
+    (found,) = executor.run(make_tasks(tmp_path, a=""), ReturnsLock, ignore_progress)
     assert isinstance(found, Failed)
     assert found.attempts == 3
     assert [status.state for status in read_statuses(tmp_path).values()] == ["failed"]
@@ -270,7 +274,7 @@ def test_workers_share_a_gpu_and_have_their_own_cores(
     executor: RayExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(executor, "gpus", 0.5)
-    found = executor.run(make_tasks(tmp_path, a="", b=""), ListsGpus, silent)
+    found = executor.run(make_tasks(tmp_path, a="", b=""), ListsGpus, ignore_progress)
     assert {each.result for each in found if isinstance(each, Succeeded)} == {"gpu 0"}
     assert executor.capacity() == 2
     monkeypatch.setattr(executor, "gpus", 0.1)
@@ -291,4 +295,4 @@ def test_a_worker_larger_than_any_node_is_refused(
 ) -> None:
     monkeypatch.setattr(RayExecutor, "cores", lambda _: 999)
     with pytest.raises(CaprmilError, match="No node of the cluster has 999 cores"):
-        list(executor.run(make_tasks(tmp_path, a=""), Obedient, silent))
+        list(executor.run(make_tasks(tmp_path, a=""), PayloadWorker, ignore_progress))

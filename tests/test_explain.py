@@ -152,7 +152,7 @@ def test_a_bag_of_one_patch_has_no_terms_by_perturbation() -> None:
     assert found.terms.eq(0).all()
 
 
-def test_the_evidence_of_a_model_that_is_not_a_sum_is_estimated_and_named_so() -> None:
+def test_the_evidence_of_a_model_that_is_not_a_sum_is_called_an_estimate() -> None:
     model, features = small("transmil"), tensor(bag_of(5))
     assert attribute(model, features)[1] == "integrated gradients"
     assert attribute(model, features, method="perturbation")[1] == "perturbation"
@@ -194,7 +194,7 @@ def assigned(shares: np.ndarray) -> Explanation:
     return replace(explanation, assignments=shares[None, None].astype(np.float32))
 
 
-def test_entropy_is_zero_for_one_token_and_one_for_all_alike() -> None:
+def test_entropy_is_zero_for_one_token_and_one_for_a_uniform_assignment() -> None:
     explanation = assigned(np.array([[1, 0, 0], [1 / 3] * 3, [0.5, 0.5, 0]]))
     expected = [0, 1, np.log(2) / np.log(3)]
     np.testing.assert_allclose(explanation.uncertainty[0, 0], expected, atol=1e-6)
@@ -202,9 +202,9 @@ def test_entropy_is_zero_for_one_token_and_one_for_all_alike() -> None:
 
 
 def test_the_most_informative_head_separates_patches() -> None:
-    even, one = np.full((6, 2), 0.5), np.tile([1.0, 0.0], (6, 1))
-    sorts = np.repeat(np.eye(2), 3, axis=0)
-    assert most_informative_head(np.stack([even, sorts, one])) == 1
+    uniform, one = np.full((6, 2), 0.5), np.tile([1.0, 0.0], (6, 1))
+    separating = np.repeat(np.eye(2), 3, axis=0)
+    assert most_informative_head(np.stack([uniform, separating, one])) == 1
 
 
 def test_top_patches_are_the_highest_and_ties_keep_their_order() -> None:

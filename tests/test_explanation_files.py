@@ -148,7 +148,7 @@ def test_top_patches_are_annotations(tmp_path: Path) -> None:
     }
 
 
-def test_if_no_patch_is_against_there_is_no_annotation_against(tmp_path: Path) -> None:
+def test_there_is_no_annotation_against_without_patches_against(tmp_path: Path) -> None:
     explanation = make()
     ((name, values),) = explanation.maps.items()
     explanation = replace(explanation, maps={name: np.abs(values)})

@@ -57,7 +57,7 @@ def test_torchscript_predicts_bags_of_any_size_as_the_model_does(name: str, tmp_
     assert written.path.exists()
 
 
-def test_a_large_number_deviates_by_its_scale(tmp_path: Path) -> None:
+def test_the_deviation_of_large_numbers_is_relative_to_their_scale(tmp_path: Path) -> None:
     target = Regression().fit([1e6, 2e6, 5e6])  # float32 has a resolution of 0.25 here
     torch.manual_seed(0)
     model = create("abmil", 24, 1, **SMALL["abmil"]).eval()
@@ -113,7 +113,7 @@ def test_a_model_that_cannot_be_exported_is_refused_with_the_reason(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_model_inside_another_is_refused_too(tmp_path: Path) -> None:
+def test_a_submodel_that_cannot_be_exported_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=r"TransMIL cannot .* Use caprmil predict"):
         export.export_model(
             create("caprmil+transmil", 24, 3).eval(), tmp_path / "m.ts", to="torchscript"

@@ -22,13 +22,17 @@ from PIL import Image
 
 from caprmil.encoders import Card
 from caprmil.errors import CohortError, RecipeError, RunError, SlideError
+from caprmil.executors.job_status import JobStatus, status_path
+from caprmil.experiments.status import read_status
 from caprmil.features import bags, prepared_slide
 from caprmil.features.extract import Extraction
 from caprmil.features.settings import ExtractionConfig, configure
+from caprmil.slides import isolated_file
 from caprmil.slides.patches import PatchConfig
 from caprmil.slides.qc import Record
 from caprmil.slides.selection import parse_shard, select_listed, select_shard
 from caprmil.slides.slide import find_slides
+from image_bombs import BOMBS
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
 DATA = Path(os.environ.get("CAPRMIL_DATA", DATA)) / "slides"
@@ -362,11 +366,74 @@ def test_pictures_without_bags_need_another_folder(
         job.run(slides)
 
 
-def test_a_missing_record_of_a_bag_is_restored(job: Extraction, slides: dict[str, Path]) -> None:
+def test_a_kill_between_a_bag_and_its_record_changes_nothing(
+    job: Extraction, slides: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def kill(self: Record, folder: Path) -> None:
+        raise KeyboardInterrupt
+
+    undisturbed = replace(job, out=tmp_path / "undisturbed", encoder=Colour())  # type: ignore[arg-type]
+    undisturbed.run(slides)
+    with monkeypatch.context() as patch:
+        patch.setattr(Record, "write", kill)
+        with pytest.raises(KeyboardInterrupt):
+            job.run(slides)
+    assert [path.name for path in job.out.glob("*.h5")] == ["s0.h5"]
+    before, stamp = seen(job), (job.out / "s0.h5").stat().st_mtime_ns
     job.run(slides)
+    assert seen(job) == 3 * before  # s0 is not encoded again
+    assert (job.out / "s0.h5").stat().st_mtime_ns == stamp
+    assert contents(job.out) == contents(undisturbed.out)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Return all files of an extraction, without the seconds that it took."""
+    files = {}
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        content = path.read_bytes()
+        if path.suffix == ".json":
+            content = re.sub(rb'"seconds": [0-9.e-]+', b"", content)
+        if path.name == "qc.csv":
+            rows = csv.DictReader(content.decode().splitlines())
+            content = repr([{**row, "seconds": ""} for row in rows]).encode()
+        files[str(path.relative_to(folder))] = content
+    return files
+
+
+def test_a_missing_record_of_a_bag_is_made_again(job: Extraction, slides: dict[str, Path]) -> None:
+    records = job.run(slides)
+    before = seen(job)
     (job.out / "qc" / "s1.json").unlink()
-    assert states(job.run(slides)) == ["done"] * 3
-    assert (job.out / "qc.csv").read_text().count("\n") == 4
+    again = job.run(slides)
+    assert [replace(each, seconds=0) for each in again] == [
+        replace(each, seconds=0) for each in records
+    ]
+    assert seen(job) == before
+
+
+def test_a_status_that_a_killed_process_left_is_removed(
+    job: Extraction, slides: dict[str, Path]
+) -> None:
+    job.run(slides)
+    JobStatus(state="running").write(status_path(job.out, "s0"))
+    job.run(slides)
+    assert not status_path(job.out, "s0").exists()
+
+
+@pytest.mark.parametrize("checked", [True, False], ids=["header", "crash"])
+def test_a_file_that_aborts_a_library_fails_alone(
+    job: Extraction, slides: dict[str, Path], checked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not checked:
+        monkeypatch.setattr(isolated_file, "check_header", lambda path: None)
+    slides["s1"].write_bytes(BOMBS["tile.tif"])
+    job.mpp = 2.0
+    for _ in range(2):
+        records = job.run(slides)
+        assert states(records) == ["done", "failed", "done"]
+        assert re.search(r"s1\.tiff .*Copy it again", records[1].reason)
+        found = {task.name: task.state for task in read_status(job.out).tasks}
+        assert found == {"s0": "done", "s1": "failed", "s2": "done"}
 
 
 def test_the_reason_of_a_failed_replacement_says_that_the_old_bag_is_still_there(
@@ -484,7 +551,7 @@ def test_the_default_scale_is_that_of_the_encoder() -> None:
 
 
 @pytest.mark.skipif(not DATA.is_dir(), reason="no slides next to the repository")
-def test_real_slides_are_encoded_and_those_without_a_scale_once_it_is_given(
+def test_real_slides_are_encoded_and_those_without_a_scale_need_one(
     tmp_path: Path,
 ) -> None:
     slides = find_slides([DATA])

@@ -76,15 +76,15 @@ def test_curves_agree_with_a_plain_loop(name: str) -> None:
     found = measure(model, bag, of=1, maps={"mine": values}).curves["mine"]
 
     cells = torch.from_numpy(bag.grid())
-    for track, sign in ((found.most, -1), (found.least, 1)):
+    for curve, sign in ((found.most, -1), (found.least, 1)):
         for step, share in enumerate(found.removed):
             gone = sorted(range(30), key=lambda row: sign * values[row])[: round(share * 30)]
             stay = [row for row in range(30) if row not in gone]
             with torch.no_grad():
                 left = torch.from_numpy(bag.features[stay])[None]
                 (logits,) = model(left, grid=cells[stay][None]).logits
-            assert track.answer[step] == pytest.approx(float(logits.softmax(0)[1]), abs=1e-5)
-            assert track.contrast[step] == pytest.approx(float(logits[1] - logits[0]), abs=1e-4)
+            assert curve.answer[step] == pytest.approx(float(logits.softmax(0)[1]), abs=1e-5)
+            assert curve.contrast[step] == pytest.approx(float(logits[1] - logits[0]), abs=1e-4)
 
 
 def test_the_area_is_computed_by_trapezoids() -> None:
@@ -97,9 +97,9 @@ def test_the_area_is_computed_by_trapezoids() -> None:
 
 def test_evidence_finds_the_only_relevant_patch() -> None:
     curves = measure(planted(), needle()).curves
-    assert curves["evidence"].most.answer[1] < 0.2  # with one patch gone
+    assert curves["evidence"].most.answer[1] < 0.2  # after the removal of one patch
     assert curves["evidence"].most.answer[0] > 0.9
-    assert np.diff(curves["evidence"].most.answer).max() <= 1e-6  # it falls and stays down
+    assert np.diff(curves["evidence"].most.answer).max() <= 1e-6  # it decreases and stays low
     assert curves["evidence"].area > 0.7
     assert curves[RANDOM].area == 0
 
@@ -122,14 +122,14 @@ def test_a_constant_map_equals_the_random_one() -> None:
 def test_random_curves_are_the_mean_over_orders() -> None:
     bag = make_bag(30)
     bag.features[:10, 0] += 5
-    often = measure(planted(), bag, maps={}, pairs=25).curves[RANDOM]
+    of_25_pairs = measure(planted(), bag, maps={}, pairs=25).curves[RANDOM]
     model, rng = planted(), np.random.default_rng(5)
     orders = [rng.permutation(30)[15:] for _ in range(100)]
     with torch.no_grad():
         naive = [
             model(torch.from_numpy(bag.features[rows])[None]).logits.softmax(1) for rows in orders
         ]
-    half = often.most.answer[list(often.removed).index(0.5)]
+    half = of_25_pairs.most.answer[list(of_25_pairs.removed).index(0.5)]
     assert half == pytest.approx(float(torch.cat(naive)[:, 1].mean()), abs=0.03)
 
 

@@ -30,8 +30,8 @@ Slides = tuple[np.ndarray, np.ndarray]
 def draw(n: int, classes: int, seed: int) -> Slides:
     rng = np.random.default_rng(seed)
     probabilities = rng.multinomial(50, rng.dirichlet([0.5] * classes, n)) / 50  # with ties
-    ladder = probabilities.cumsum(axis=1)[:, :-1]
-    return (rng.random((n, 1)) >= ladder).sum(axis=1), probabilities
+    cumulative = probabilities.cumsum(axis=1)[:, :-1]
+    return (rng.random((n, 1)) >= cumulative).sum(axis=1), probabilities
 
 
 def history(epochs: int, **change: Any) -> dict[str, Any]:
@@ -103,9 +103,9 @@ def test_the_roc_of_a_fold_agrees_with_scikit_learn() -> None:
 def test_two_classes_show_folds_their_mean_and_its_spread(tmp_path: Path) -> None:
     folds = {str(k): draw(60, 2, seed=k) for k in range(4)}
     figure = figures.roc_curves(folds, ("normal", "tumour"))
-    areas = [roc_auc_score(labels, p[:, 1]) for labels, p in folds.values()]
+    aucs = [roc_auc_score(labels, p[:, 1]) for labels, p in folds.values()]
     assert len(figure.axes[0].lines) == 1 + 4 + 1  # chance, folds, mean
-    expected = f"mean of 4 folds\nAUC {np.mean(areas):.3f} ± {np.std(areas, ddof=1):.3f}"
+    expected = f"mean of 4 folds\nAUC {np.mean(aucs):.3f} ± {np.std(aucs, ddof=1):.3f}"
     assert legend(figure) == ["± 1 std", expected]
     assert titles(figure) == ["tumour against normal"]
     assert picture(figure, tmp_path)
@@ -116,8 +116,8 @@ def test_each_of_several_classes_has_a_line_of_pooled_folds(tmp_path: Path) -> N
     figure = figures.roc_curves(folds, ("a", "b", "c"))
     labels = np.concatenate([fold[0] for fold in folds.values()])
     probabilities = np.concatenate([fold[1] for fold in folds.values()])
-    areas = [roc_auc_score(labels == c, probabilities[:, c]) for c in range(3)]
-    assert legend(figure) == [f"{c} ({a:.3f})" for c, a in zip("abc", areas, strict=True)]
+    aucs = [roc_auc_score(labels == c, probabilities[:, c]) for c in range(3)]
+    assert legend(figure) == [f"{c} ({a:.3f})" for c, a in zip("abc", aucs, strict=True)]
     assert picture(figure, tmp_path)
 
 
@@ -302,6 +302,16 @@ def test_one_bin_of_one_slide_is_drawn(forecast: float, tmp_path: Path) -> None:
     assert picture(figures.reliability(alone, alone, event="x"), tmp_path)
 
 
+def test_the_roc_of_a_thousand_classes_is_their_mean() -> None:
+    rng = np.random.default_rng(0)
+    labels = np.arange(3000) % 1000
+    scores = rng.dirichlet(np.ones(1000), size=3000)
+    figure = figures.roc_curves({"fold-0": (labels, scores)}, [f"c{n}" for n in range(1000)])
+    (axes,) = figure.axes
+    assert len(axes.lines) == 2  # chance and the mean
+    assert "mean of 1,000 classes" in axes.get_legend().get_texts()[1].get_text()
+
+
 def test_reliability_of_uncalibrated_predictions_shows_each_fold() -> None:
     pooled = side(figures.Bin(0.1, 0.3, 0.2, 0.5, 7), figures.Bin(0.92, 0.6, 0.4, 0.8, 5))
     folds = {"fold-0": side(pooled.bins[0]), "fold-1": pooled}
@@ -324,8 +334,8 @@ def test_the_svg_of_a_figure_fits_into_a_page_that_forbids_inline_styles() -> No
     words = [e.text for e in elements if e.tag.endswith("}text")]
     assert {"<$6> against $5", "True positive rate", "± 1 std"} <= set(words)
     hints = [e.text for e in elements if e.tag.endswith("}title")]
-    areas = [roc_auc_score(labels, p[:, 1]) for labels, p in folds.values()]
-    expected = [f"{name}: AUC {area:.3f}" for name, area in zip(folds, areas, strict=True)]
+    aucs = [roc_auc_score(labels, p[:, 1]) for labels, p in folds.values()]
+    expected = [f"{name}: AUC {area:.3f}" for name, area in zip(folds, aucs, strict=True)]
     assert hints[:4] == ["chance, AUC 0.5", *expected]
     assert len(text) < 30_000
 

@@ -1,4 +1,4 @@
-"""How many patches must go before a prediction turns, per slide and over a cohort."""
+"""Flips: how many patches are removed before a prediction turns, per slide and over a cohort."""
 
 import json
 import shutil

@@ -47,19 +47,19 @@ def parts(fold: Fold) -> list[tuple[str, ...]]:
 
 
 KINDS = st.sampled_from(["kfold", "random"])
-unhurried = settings(deadline=None, max_examples=50)
+no_deadline = settings(deadline=None, max_examples=50)
 
 
-@unhurried
+@no_deadline
 @given(studies(), KINDS, st.integers(2, 6), st.integers(0, 99))
 def test_folds_never_split_a_patient(cohort: Study, kind: str, k: int, seed: int) -> None:
     for fold in make(cohort, kind=kind, folds=k, seed=seed, repeats=2):
-        owners = [{cohort[0][slide] for slide in part} for part in parts(fold)]
-        assert sum(map(len, owners)) == len(set.union(*owners)) == len(set(cohort[0].values()))
+        patients = [{cohort[0][slide] for slide in part} for part in parts(fold)]
+        assert sum(map(len, patients)) == len(set.union(*patients)) == len(set(cohort[0].values()))
         assert sorted(sum(parts(fold), ())) == sorted(cohort[0])
 
 
-@unhurried
+@no_deadline
 @given(studies(), KINDS, st.integers(2, 6), st.sampled_from([0.01, 0.2, 0.9]))
 def test_every_class_is_in_every_part(cohort: Study, kind: str, k: int, share: float) -> None:
     for fold in make(cohort, kind=kind, folds=k, validation=share, test=share):
@@ -67,14 +67,14 @@ def test_every_class_is_in_every_part(cohort: Study, kind: str, k: int, share: f
             assert {cohort[1][slide] for slide in part} == set(cohort[1].values())
 
 
-@unhurried
+@no_deadline
 @given(studies(), st.integers(2, 6))
 def test_test_parts_of_a_kfold_partition_the_cohort(cohort: Study, k: int) -> None:
     tests = [slide for fold in make(cohort, folds=k) for slide in fold.test]
     assert sorted(tests) == sorted(cohort[0])
 
 
-@unhurried
+@no_deadline
 @given(studies(), st.integers(2, 6))
 def test_test_parts_of_a_kfold_are_even_in_every_class(cohort: Study, k: int) -> None:
     counts = [Counter(p[0] for p in {cohort[0][s] for s in f.test}) for f in make(cohort, folds=k)]
@@ -83,7 +83,7 @@ def test_test_parts_of_a_kfold_are_even_in_every_class(cohort: Study, k: int) ->
         assert max(sizes) - min(sizes) <= 1
 
 
-@unhurried
+@no_deadline
 @given(studies(), st.floats(0.2, 0.4), st.floats(0.2, 0.4))
 def test_shares_are_kept_to_half_a_patient_of_a_class(
     cohort: Study, test: float, validation: float
@@ -95,7 +95,7 @@ def test_shares_are_kept_to_half_a_patient_of_a_class(
         assert abs(held[label] - validation * (size - tested[label])) <= 0.5 + 1e-9
 
 
-@unhurried
+@no_deadline
 @given(studies(), KINDS, st.randoms())
 def test_row_order_does_not_change_the_folds(cohort: Study, kind: str, random: Any) -> None:
     rows = list(cohort[0].items())
@@ -169,7 +169,39 @@ def test_a_validation_share_of_0_gives_no_validation_part() -> None:
 def test_a_patient_of_two_classes_counts_as_the_more_frequent_then_the_rarer() -> None:
     patients = {"a": "p", "b": "p", "c": "p", "d": "q", "e": "q", "f": "r", "g": "s"}
     labels = {"a": 0, "b": 0, "c": 1, "d": 0, "e": 1, "f": 0, "g": 1}
-    assert folds._stratify(patients, patients, labels) == {"p": 0, "q": 1, "r": 0, "s": 1}
+    found = folds._stratify(patients, patients, labels, need=2)
+    assert found == {"p": 0, "q": 1, "r": 0, "s": 1}
+
+
+@pytest.mark.parametrize("kind", ["kfold", "random"])
+@pytest.mark.parametrize("slides", [(1, 1), (1, 3), (3, 1)])
+def test_patients_who_nearly_all_have_both_labels_can_be_split(
+    kind: str, slides: tuple[int, int]
+) -> None:
+    patients, labels = {"only": "patient-only"}, {"only": 0}
+    for number in range(20):
+        for label, times in enumerate(slides):
+            for at in range(times):
+                patients[f"{number:02}-{label}-{at}"] = f"patient-{number:02}"
+                labels[f"{number:02}-{label}-{at}"] = label
+    made = make((patients, labels), kind=kind, repeats=2)
+    assert len(made) == 10
+    for fold in made:
+        owners = [{patients[slide] for slide in part} for part in parts(fold)]
+        assert sum(map(len, owners)) == len(set.union(*owners)) == 21  # no patient is split
+        assert all({labels[slide] for slide in part} == {0, 1} for part in parts(fold))
+
+
+def test_a_class_gets_patients_through_another_class_that_lacks_them() -> None:
+    """Of classes a, b and c, c only has patients of b, and b gets others from a."""
+    patients, labels = {}, {}
+    kinds = ["a"] * 3 + ["aab"] * 6 + ["bbc"] * 3
+    for number, kind in enumerate(kinds):
+        for at, letter in enumerate(kind):
+            patients[f"{number:02}-{at}"] = f"p{number:02}"
+            labels[f"{number:02}-{at}"] = "abc".index(letter)
+    for fold in make((patients, labels), folds=3):
+        assert all({labels[slide] for slide in part} == {0, 1, 2} for part in parts(fold))
 
 
 @pytest.mark.parametrize(

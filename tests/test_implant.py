@@ -1,4 +1,4 @@
-"""Patches of one slide are added to another, and the answer follows them or not."""
+"""Patches of one slide are added to another, and the change of its prediction is measured."""
 
 import json
 import shutil
@@ -210,7 +210,7 @@ def test_models_are_those_that_saw_neither_slide(tiny_run: Run) -> None:
 
 
 def found_with(target: Any, *rows: Any) -> Implant:
-    """An implant with these answers: slide, with region, with others, source."""
+    """Return an implant with these answers: slide, with region, with other patches, source."""
     slide, region, others, source = (np.array([row], dtype=float) for row in rows)
     given = ImplantAnswers(
         slide=slide,

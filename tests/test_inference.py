@@ -161,7 +161,7 @@ def test_a_run_of_another_method_version_is_an_error(run: Run, tmp_path: Path) -
         for_run(changed(run, settings="colour = 3"), tmp_path)
 
 
-def test_slides_without_tissue_alone_are_an_error(run: Run, tmp_path: Path) -> None:
+def test_predicting_only_slides_without_tissue_is_an_error(run: Run, tmp_path: Path) -> None:
     import pyvips
 
     blank = tmp_path / "blank.png"

@@ -13,7 +13,7 @@ BUDGET = learning.Budget(
 
 @pytest.fixture(autouse=True)
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(learning, "Budget", lambda: BUDGET)
+    monkeypatch.setattr(learning, "budget_for", lambda patches: BUDGET)
 
 
 def run(page: Path, ways: str) -> str:
@@ -29,10 +29,10 @@ def test_ways_can_be_added_and_finished_ones_are_not_trained_again(
 ) -> None:
     page = tmp_path / "page.md"
     assert "| abmil |" in run(page, "abmil")
-    text = run(page, "abmil;caprmil, all four")
+    text = run(page, "abmil;caprmil, all but probes")
     assert "1 of 2 are already in" in capsys.readouterr().out
     assert text.count("\n| abmil |") == 2
-    assert text.count("\n| caprmil, all four |") == 4  # also of its tokens and gradients
+    assert text.count("\n| caprmil, all but probes |") == 4  # also of its tokens and gradients
     assert (tmp_path / "page-40.png").stat().st_size > 5000
 
 

@@ -53,7 +53,7 @@ def on_bag(compute: Any, model: MILModel | None = None) -> MapOnBag:
 
 
 def failed(compute: Any, claims: str = "influence", model: MILModel | None = None) -> set[str]:
-    """The checks that fail for a map which claims to be another one."""
+    """Return the names of the checks that fail for a map that claims to be another one."""
     found = check_map(claims, on_bag(compute, model), CLAIMS[claims])
     return {finding.check for finding in found if not finding.holds}
 
@@ -74,13 +74,13 @@ def input_norm(model: MILModel, features: Any, grid: Any) -> Any:
     ("name", "target"),
     [("abmil", CLASSES), ("caprmil", Regression(mean=1.0, std=2.0)), ("clam", CLASSES)],
 )
-def test_the_maps_of_the_package_keep_what_they_claim(name: str, target: Any) -> None:
+def test_the_maps_of_the_package_have_the_properties_they_claim(name: str, target: Any) -> None:
     findings = check_maps(TrainedModel(small_model(name, 12, target.n_outputs), target), bag())
     assert len(findings) == 9
     assert [f for f in findings if not f.holds or f.measured is None] == []
 
 
-def test_the_maps_of_a_trained_run_keep_what_they_claim(tiny_run: Run) -> None:
+def test_the_maps_of_a_trained_run_have_the_properties_they_claim(tiny_run: Run) -> None:
     fold, _, path = slide_to_check(tiny_run)
     findings = check_maps(tiny_run.trained(fold), bags.read(path))
     assert {f.map for f in findings} == {*COMPUTED, "evidence"}
@@ -102,7 +102,7 @@ def test_an_influence_that_does_not_sum_to_zero_fails() -> None:
     assert OTHER_WEIGHTS.name not in broken
 
 
-def test_an_influence_that_copies_do_not_share_fails() -> None:
+def test_an_influence_that_copies_of_patches_do_not_divide_fails() -> None:
     def per_share(model: MILModel, features: Any, grid: Any) -> Any:
         return features.shape[1] * influence(model, features, grid)
 
@@ -127,7 +127,7 @@ def test_a_map_with_nan_fails() -> None:
     assert len(failed(lambda *parts: np.nan * influence(*parts))) >= 2
 
 
-def test_patches_without_effect_are_those_of_a_loop_that_leaves_out_each() -> None:
+def test_patches_without_effect_are_those_of_a_loop_over_removals() -> None:
     found = on_bag(influence)
     effects = CONTRAST.of(leave_one_out(found.model, found.features).terms).abs().numpy()
     sizes = np.abs(found.values)[np.argsort(effects)]  # of all 60 patches, an eighth is 7
@@ -135,7 +135,7 @@ def test_patches_without_effect_are_those_of_a_loop_that_leaves_out_each() -> No
 
 
 @pytest.mark.parametrize("name", ["transmil", "dtfd", "bayesmil", "sgpmil"])
-def test_a_model_that_depends_on_more_than_shares_does_not_claim_that_copies_share(
+def test_the_check_of_copies_is_not_made_for_models_that_depend_on_more_than_shares(
     name: str,
 ) -> None:
     (finding,) = check_map("influence", on_bag(influence, small_model(name, 12, 2)), [COPIES])
@@ -144,13 +144,13 @@ def test_a_model_that_depends_on_more_than_shares_does_not_claim_that_copies_sha
 
 
 @pytest.mark.parametrize("name", ["transmil", "dgrmil"])
-def test_the_influence_on_a_model_of_sequences_is_not_the_effect_of_a_removal(name: str) -> None:
-    """Without a patch, all after it move up by one."""
+def test_the_influence_on_a_sequence_model_is_not_the_effect_of_a_removal(name: str) -> None:
+    """Without a patch, the positions of all later patches change."""
     found = on_bag(influence, small_model(name, 12, 2))
     assert not check_map("influence", found, [WITHOUT_EFFECT])[0].holds
 
 
-def test_shuffled_weights_are_the_same_numbers_elsewhere() -> None:
+def test_shuffled_weights_have_the_same_values_in_other_positions() -> None:
     model = small_model("caprmil", 12, 2)
     other = shuffled(model, 0)
     for one, two in zip(model.parameters(), other.parameters(), strict=True):

@@ -105,7 +105,7 @@ def test_the_effect_of_a_removal_is_that_of_a_bag_without_these_patches(run: Run
     assert effect.before == pytest.approx(float(explanation.answer[of]))
 
 
-def test_a_ranking_that_beats_nothing_says_so() -> None:
+def test_a_ranking_that_does_not_beat_chance_says_so() -> None:
     ranking = MapRanking(
         first="influence", beats_chance=False, slides=3, areas={"influence": (0.1, -0.1, 0.3)}
     )
@@ -174,7 +174,7 @@ def test_integrated_gradients_are_complete_within_one_per_cent() -> None:
 
 
 @pytest.mark.parametrize("name", COMPUTED)
-def test_a_map_of_a_model_with_random_weights_is_another_one(name: str) -> None:
+def test_random_weights_change_the_map(name: str) -> None:
     """A map that does not depend on the weights cannot explain them (Adebayo et al. 2018)."""
     torch.manual_seed(0)
     bag = torch.randn(1, 200, 16)
@@ -187,17 +187,17 @@ def test_a_map_of_a_model_with_random_weights_is_another_one(name: str) -> None:
     assert abs(float(torch.corrcoef(torch.stack(maps))[0, 1])) < 0.5
 
 
-def test_of_two_opposite_contrasts_one_is_computed() -> None:
-    asked = []
+def test_only_one_of_two_opposite_contrasts_is_computed() -> None:
+    requested = []
 
     def compute(directions: torch.Tensor) -> torch.Tensor:
-        asked.append(directions.tolist())
+        requested.append(directions.tolist())
         return torch.ones(5, len(directions))
 
     two, three = (Classification(classes=tuple("abc"[:n])) for n in (2, 3))
     assert of_contrasts(two, 2, compute).tolist() == [[-1.0, 1.0]] * 5
     assert of_contrasts(three, 3, compute).shape == (5, 3)
-    assert asked == [[[-1.0, 1.0]], [[1.0, -0.5, -0.5], [-0.5, 1.0, -0.5], [-0.5, -0.5, 1.0]]]
+    assert requested == [[[-1.0, 1.0]], [[1.0, -0.5, -0.5], [-0.5, 1.0, -0.5], [-0.5, -0.5, 1.0]]]
 
 
 def test_a_run_that_was_copied_without_its_bags_has_no_ranking(run: Run, tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def with_map(explanation: Explanation, values: Iterable[float]) -> Explanation:
 
 
 def flood(cells: Cells, *, diagonal: bool) -> list[Cells]:
-    """Return the connected components of cells, one neighbour after the other."""
+    """Return the connected components of cells by a flood fill."""
     rest, found = set(cells), []
     while rest:
         stack, part = [rest.pop()], set()
@@ -144,7 +144,7 @@ def test_regions_are_those_of_a_naive_search(seed: int) -> None:
     assert {sign for sign, _ in found} == {1, -1}
 
 
-def test_a_weak_patch_in_the_midst_does_not_split_a_region() -> None:
+def test_a_weak_patch_inside_a_region_does_not_split_it() -> None:
     values = np.full(80, -0.01)
     values[[20, 21, 23, 24]] = 1.0
     values[22] = 0.6
@@ -367,7 +367,7 @@ def test_patches_with_gaps_are_separate_squares() -> None:
     assert area(outline(boxes, all_rows(boxes))) == 2 * 80 * 80
 
 
-def test_edges_that_differ_by_rounding_are_one() -> None:
+def test_edges_that_differ_by_rounding_are_merged() -> None:
     corners = np.array([[0.0, 0.0], [223.999_999, 0.0], [448.000_001, 0.0]])
     boxes = PatchBoxes(corners=corners, side=224.0)
     ((ring,),) = outline(boxes, np.arange(3))

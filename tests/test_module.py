@@ -44,8 +44,8 @@ SLIDES = [Sample(f"s{n}", bags.from_arrays(STUDY.bag(n)[0]), n % 2) for n in ran
 TRAIN, VALIDATION = SLIDES[:8], SLIDES[12:]
 BALANCED = replace(TARGET, class_weights="balanced")
 QUICK = {"epochs": 3, "warmup_epochs": 1, "lr": 3e-3, "patience": 100}
-# A rate that soon becomes too high: validation gets better, then worse, and training stops early.
-HASTY = {"epochs": 30, "warmup_epochs": 20, "warmup_lr": 1e-3, "lr": 0.1, "patience": 2}
+# The learning rate becomes too high: validation improves, then worsens, and training stops early.
+EARLY_STOPPING = {"epochs": 30, "warmup_epochs": 20, "warmup_lr": 1e-3, "lr": 0.1, "patience": 2}
 
 
 Result = tuple[dict[str, Tensor], list[Row]]  # weights and history
@@ -102,8 +102,10 @@ def as_batch(slides: list[Sample]) -> Batch:
 
 def bag_loss(model: MILModel, slides: list[Sample]) -> float:
     """Return the mean cross-entropy, slide by slide."""
-    chances = predict_samples(TrainedModel(model, TARGET), slides)
-    return float(np.mean([-np.log(row[s.label]) for row, s in zip(chances, slides, strict=True)]))
+    probabilities = predict_samples(TrainedModel(model, TARGET), slides)
+    return float(
+        np.mean([-np.log(row[s.label]) for row, s in zip(probabilities, slides, strict=True)])
+    )
 
 
 # The recipe
@@ -145,8 +147,8 @@ def test_the_temperature_has_no_weight_decay() -> None:
         id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]
     }
     assert type(optimizer) is torch.optim.AdamW
-    spared = [name for name, p in model.named_parameters() if decays[id(p)] == 0]
-    assert spared == ["context.blocks.0.attend.temperature.raw"]
+    without_decay = [name for name, p in model.named_parameters() if decays[id(p)] == 0]
+    assert without_decay == ["context.blocks.0.attend.temperature.raw"]
     assert len(decays) == len(list(model.parameters()))
     assert set(decays.values()) == {0.0, 1e-5}
 
@@ -160,6 +162,7 @@ def test_the_temperature_has_no_weight_decay() -> None:
         {"warmup_epochs": 30},
         {"patience": 0},
         {"top_k": -1},
+        {"probes": -1},
         {"drop_patches": 1.0},
     ],
     ids=str,
@@ -174,7 +177,7 @@ def test_an_invalid_setting_is_refused(wrong: dict[str, Any]) -> None:
 
 def test_the_same_seed_gives_the_same_weights_and_history(tmp_path: Path) -> None:
     one, first = learn(tmp_path / "a")
-    torch.rand(7)  # what was drawn before does not matter
+    torch.rand(7)  # earlier draws have no effect
     other, second = learn(tmp_path / "b")
     assert same(one, other)
     assert first == second
@@ -212,8 +215,11 @@ def test_validation_labels_affect_weights_only_by_early_stopping(tmp_path: Path)
 
 
 def test_validation_does_not_change_the_training(tmp_path: Path) -> None:
-    watched, unwatched = learn(tmp_path / "a", weights="last"), learn(tmp_path / "b", validation=[])
-    assert same(watched[0], unwatched[0])
+    with_validation, without_validation = (
+        learn(tmp_path / "a", weights="last"),
+        learn(tmp_path / "b", validation=[]),
+    )
+    assert same(with_validation[0], without_validation[0])
 
 
 # The options
@@ -223,8 +229,8 @@ def test_class_weights_apply_to_batches_of_one(tmp_path: Path) -> None:
     uneven = [slide for slide in TRAIN if slide.label == 0 or slide.slide == "s1"]
     options: dict[str, Any] = {"train": uneven, "validation": [], "epochs": 2}
     plain = learn(tmp_path / "a", **options)
-    weighed = learn(tmp_path / "b", target=BALANCED, **options)
-    assert not same(plain[0], weighed[0])
+    weighted = learn(tmp_path / "b", target=BALANCED, **options)
+    assert not same(plain[0], weighted[0])
 
 
 def test_class_weights_are_the_rarity_of_the_classes() -> None:
@@ -240,7 +246,7 @@ def test_a_trained_model_has_no_class_weights_left(tmp_path: Path) -> None:
     assert model.criterion is weighted_cross_entropy
 
 
-def test_balanced_sampling_draws_the_rare_class_as_often(
+def test_balanced_sampling_draws_both_classes_equally_often(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     uneven = [slide for slide in TRAIN if slide.label == 0 or slide.slide == "s1"]
@@ -268,13 +274,13 @@ def test_clipping_bounds_the_gradient(tmp_path: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(torch.optim.AdamW, "step", record)
     learn(tmp_path / "a", validation=[], epochs=2)
-    loose = max(norms)
+    unclipped = max(norms)
     norms.clear()
     learn(tmp_path / "b", validation=[], epochs=2, clip=0.01)
-    assert max(norms) <= 0.01 * 1.0001 < loose
+    assert max(norms) <= 0.01 * 1.0001 < unclipped
 
 
-def test_a_batch_of_bags_counts_by_its_mean() -> None:
+def test_the_loss_of_a_batch_is_the_mean_over_its_bags() -> None:
     model = tiny().eval().requires_grad_(False)
     together = float(
         MILModule(model, TARGET, TrainConfig(), seed=0).loss_terms(as_batch(TRAIN))[1]["bag"]
@@ -284,7 +290,7 @@ def test_a_batch_of_bags_counts_by_its_mean() -> None:
 
 @pytest.mark.parametrize("name", sorted(MODELS))
 def test_the_validation_loss_of_every_model_is_the_plain_cross_entropy(name: str) -> None:
-    """Whatever weight the model gives to its bag term: curves and min_delta can be compared."""
+    """It does not depend on the weight of the bag term, so curves and min_delta can be compared."""
     model = small_model(name, 16, 2).requires_grad_(False)
     module = MILModule(model, TARGET, TrainConfig(), seed=0, n_validation=len(TRAIN))
     module.log = lambda *_, **__: None  # type: ignore[method-assign]
@@ -299,13 +305,13 @@ def test_the_validation_loss_of_every_model_is_the_plain_cross_entropy(name: str
 
 def test_batches_of_several_bags_train_a_model(tmp_path: Path) -> None:
     five = TRAIN[:5]  # a batch of four, and one of one
-    at_first = bag_loss(tiny(), five)
+    initial = bag_loss(tiny(), five)
     options: dict[str, Any] = {"train": five, "validation": [], "batch_size": 4}
     frozen: dict[str, Any] = {"lr": 1e-30, "warmup_lr": 1e-30, "min_lr": 1e-30}
-    _, still = learn(tmp_path / "a", **options, model=tiny(dropout=0.0), **frozen)
-    _, moving = learn(tmp_path / "b", **options, epochs=15, lr=1e-2)
-    assert still[0]["train_loss"] == pytest.approx(at_first, rel=1e-5)  # each bag counts once
-    assert moving[-1]["train_loss"] < at_first / 2
+    _, constant = learn(tmp_path / "a", **options, model=tiny(dropout=0.0), **frozen)
+    _, trained = learn(tmp_path / "b", **options, epochs=15, lr=1e-2)
+    assert constant[0]["train_loss"] == pytest.approx(initial, rel=1e-5)  # each bag counts once
+    assert trained[-1]["train_loss"] < initial / 2
 
 
 def test_packed_bags_give_the_weights_of_padded_ones(
@@ -322,7 +328,7 @@ def test_packed_bags_give_the_weights_of_padded_ones(
 
     monkeypatch.setattr(batches, "collate", pad)
     padded, _ = learn(tmp_path / "b", model=tiny(dropout=0.0), **options)
-    assert max(shapes) == 4  # else both were packed
+    assert max(shapes) == 4  # otherwise both would be packed
     torch.testing.assert_close(packed, padded, rtol=1e-3, atol=1e-5)
 
 
@@ -375,7 +381,7 @@ def test_bfloat16_is_used_if_the_cpu_has_it(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("part", ["train", "validation"])
 def test_a_loss_of_nan_is_an_error_with_advice(tmp_path: Path, part: str) -> None:
     model = tiny()
-    odd = SLIDES[3 if part == "train" else 13]  # infinite for this slide alone
+    odd = SLIDES[3 if part == "train" else 13]  # infinite for this slide only
     size = len(odd.bag.features) if isinstance(odd.bag, bags.Bag) else 0
     train, validation = [SLIDES[0], SLIDES[3]], [SLIDES[12], SLIDES[13]]
     assert len({len(s.bag.features) for s in (*train, *validation)}) == 4  # type: ignore[union-attr]
@@ -396,7 +402,7 @@ def test_a_loss_of_nan_is_an_error_with_advice(tmp_path: Path, part: str) -> Non
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Result:
     """A training that stopped early, some epochs after its best."""
-    return learn(tmp_path_factory.mktemp("whole"), **HASTY)
+    return learn(tmp_path_factory.mktemp("whole"), **EARLY_STOPPING)
 
 
 def best(result: Result) -> int:
@@ -414,7 +420,7 @@ def test_training_stops_after_patience_epochs_without_improvement(whole: Result)
 @pytest.mark.parametrize("weights", ["best", "last"])
 def test_the_weights_are_those_of_the_reported_epoch(tmp_path: Path, weights: Any) -> None:
     model = tiny()
-    _, history = learn(tmp_path, model=model, **HASTY, weights=weights)
+    _, history = learn(tmp_path, model=model, **EARLY_STOPPING, weights=weights)
     epoch = kept_epoch(history, TrainConfig(weights=weights))
     losses = [row["val_loss"] for row in history]
     assert bag_loss(model, VALIDATION) == pytest.approx(losses[epoch], rel=1e-5)
@@ -430,16 +436,19 @@ def test_without_validation_the_last_weights_are_kept_after_all_epochs(tmp_path:
     assert same(state, {name.removeprefix("model."): value for name, value in last.items()})
 
 
-def test_the_loss_on_top_patches_counts_in_training_alone(tmp_path: Path) -> None:
+def test_the_loss_on_top_patches_counts_in_training_only(tmp_path: Path) -> None:
     weights, rows = learn(tmp_path / "top", top_k=3)
     plain, plain_rows = learn(tmp_path / "plain")
     assert not same(weights, plain)
     assert rows[0]["train_loss"] > 1.5 * plain_rows[0]["train_loss"]  # the sum of two losses
-    assert abs(rows[0]["val_loss"] - plain_rows[0]["val_loss"]) < 0.2  # of the bags alone
+    assert abs(rows[0]["val_loss"] - plain_rows[0]["val_loss"]) < 0.2  # of the bags only
 
 
-def test_dropped_patches_are_the_same_after_an_interruption(tmp_path: Path) -> None:
-    settings = {"drop_patches": 0.8, "weights": "last"}
+@pytest.mark.parametrize("setting", [{"drop_patches": 0.8}, {"probes": 2}], ids=str)
+def test_dropped_patches_and_probes_are_the_same_after_an_interruption(
+    setting: dict[str, float], tmp_path: Path
+) -> None:
+    settings = {**setting, "weights": "last"}
     whole, rows = learn(tmp_path / "whole", **settings)
     with pytest.raises(KeyboardInterrupt):
         learn(tmp_path / "stopped", on_epoch=stop_after(1), **settings)
@@ -452,6 +461,14 @@ def test_dropped_patches_are_the_same_after_an_interruption(tmp_path: Path) -> N
 def test_the_loss_on_top_patches_is_refused_without_patch_logits(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="choose caprmil with the pool mean"):
         learn(tmp_path, model=create("transmil", 16, 2, dim=16, heads=2, landmarks=4), top_k=3)
+
+
+def test_probes_are_refused_where_a_model_cannot_start_from_them(tmp_path: Path) -> None:
+    transmil = create("transmil", 16, 2, dim=16, heads=2, landmarks=4)
+    with pytest.raises(RecipeError, match="choose caprmil or abmil for a classification"):
+        learn(tmp_path, model=transmil, probes=2)
+    with pytest.raises(RecipeError, match="at most 2 probes"):
+        learn(tmp_path, probes=99)
 
 
 def test_a_strong_signal_is_learnt(tmp_path: Path) -> None:
@@ -475,8 +492,8 @@ def test_an_interrupted_training_ends_with_the_same_weights(
     tmp_path: Path, whole: Result, later: int
 ) -> None:
     with pytest.raises(KeyboardInterrupt):
-        learn(tmp_path, **HASTY, on_epoch=stop_after(best(whole) + later))
-    resumed = learn(tmp_path, **HASTY)
+        learn(tmp_path, **EARLY_STOPPING, on_epoch=stop_after(best(whole) + later))
+    resumed = learn(tmp_path, **EARLY_STOPPING)
     assert same(whole[0], resumed[0])
     assert whole[1] == resumed[1] == read_table(tmp_path / "history.csv")
 
@@ -508,12 +525,12 @@ def test_every_epoch_is_timed_once_and_a_pause_is_not_training(tmp_path: Path) -
 
 @pytest.mark.parametrize("changes", [{"weights": "last"}, {"validation": []}], ids=str)
 def test_the_last_weights_are_the_same_after_an_interruption(tmp_path: Path, changes: Any) -> None:
-    unbroken = learn(tmp_path / "a", **changes)
+    uninterrupted = learn(tmp_path / "a", **changes)
     with pytest.raises(KeyboardInterrupt):
         learn(tmp_path / "b", **changes, on_epoch=stop_after(1))
     resumed = learn(tmp_path / "b", **changes)
-    assert same(unbroken[0], resumed[0])
-    assert unbroken[1] == resumed[1]
+    assert same(uninterrupted[0], resumed[0])
+    assert uninterrupted[1] == resumed[1]
 
 
 @pytest.mark.parametrize(
@@ -524,7 +541,7 @@ def test_the_last_weights_are_the_same_after_an_interruption(tmp_path: Path, cha
         ("last.ckpt", 2),
     ],
 )
-def test_an_interruption_while_an_epoch_is_written_does_no_harm(
+def test_a_training_resumes_after_an_interruption_while_an_epoch_is_written(
     tmp_path: Path, whole: Result, monkeypatch: pytest.MonkeyPatch, name: str, later: int
 ) -> None:
     save = CheckpointKeeper.save
@@ -536,25 +553,25 @@ def test_an_interruption_while_an_epoch_is_written_does_no_harm(
 
     monkeypatch.setattr(CheckpointKeeper, "save", broken)
     with pytest.raises(KeyboardInterrupt):
-        learn(tmp_path, **HASTY)
+        learn(tmp_path, **EARLY_STOPPING)
     monkeypatch.undo()
-    resumed = learn(tmp_path, **HASTY)
+    resumed = learn(tmp_path, **EARLY_STOPPING)
     assert same(whole[0], resumed[0])
     assert whole[1] == resumed[1]
 
 
 def test_a_finished_training_is_not_continued(tmp_path: Path, whole: Result) -> None:
-    learn(tmp_path, **HASTY)
-    again = learn(tmp_path, **HASTY, on_epoch=lambda _: pytest.fail("went on"))
+    learn(tmp_path, **EARLY_STOPPING)
+    again = learn(tmp_path, **EARLY_STOPPING, on_epoch=lambda _: pytest.fail("went on"))
     assert same(whole[0], again[0])
     assert whole[1] == again[1]
 
 
 def test_a_training_resumes_in_a_folder_that_was_moved(tmp_path: Path, whole: Result) -> None:
     with pytest.raises(KeyboardInterrupt):
-        learn(tmp_path / "here", **HASTY, on_epoch=stop_after(best(whole) + 1))
+        learn(tmp_path / "here", **EARLY_STOPPING, on_epoch=stop_after(best(whole) + 1))
     shutil.move(tmp_path / "here", tmp_path / "there")
-    assert same(whole[0], learn(tmp_path / "there", **HASTY)[0])
+    assert same(whole[0], learn(tmp_path / "there", **EARLY_STOPPING)[0])
 
 
 def test_ctrl_c_works_a_second_time(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 import csv
 import json
 import shutil
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -205,9 +204,11 @@ def test_a_column_names_its_command_and_features(tables: list[PaperTable]) -> No
         assert COMMAND in text
 
 
-def test_generated_bags_are_named_and_give_way_to_real_ones(tiny_run: Run, tmp_path: Path) -> None:
-    made_up = reproduction(tmp_path / "rehearsal", tiny_run, ["caprmil"], encoder="synthetic")
-    (source,) = gather([made_up]).sources()
+def test_results_of_generated_bags_are_marked_and_left_out_next_to_real_ones(
+    tiny_run: Run, tmp_path: Path
+) -> None:
+    generated = reproduction(tmp_path / "rehearsal", tiny_run, ["caprmil"], encoder="synthetic")
+    (source,) = gather([generated]).sources()
     assert source.generated
     assert "generated: the scores mean nothing" in str(source)
     reproduction(tmp_path / "real", tiny_run, ["caprmil+gated"])
@@ -232,7 +233,7 @@ def test_unfinished_runs_are_left_out_with_a_note(tiny_run: Run, tmp_path: Path)
     assert "mean" in found.notes[0]
 
 
-def test_a_folder_of_an_earlier_version_is_known_by_its_title(
+def test_a_folder_of_an_earlier_version_is_recognised_by_its_title(
     tiny_run: Run, tmp_path: Path
 ) -> None:
     folder = reproduction(tmp_path, tiny_run, ["caprmil"])
@@ -304,23 +305,6 @@ def test_commands_are_recorded_once_each(tmp_path: Path) -> None:
         record_command(tmp_path, words)
     lines = (tmp_path / "commands.txt").read_text().splitlines()
     assert lines == ["caprmil cost --models mean", "caprmil cost"]
-
-
-@pytest.fixture
-def mistake(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., str]:
-    """Run a command that must exit with 2 and one line, and return the line."""
-
-    def run(*words: object) -> str:
-        monkeypatch.setattr(sys, "argv", ["caprmil", *map(str, words)])
-        with pytest.raises(SystemExit) as end:
-            cli.run()
-        (line,) = capsys.readouterr().err.splitlines()
-        assert (end.value.code, line[:7]) == (2, "error: ")
-        return line
-
-    return run
 
 
 def test_wrong_input_is_an_error_of_one_line(

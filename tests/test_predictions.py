@@ -21,12 +21,12 @@ def cohort(folds: int = 3, per_fold: int = 20, classes: int = 2, seed: int = 0) 
     rng = np.random.default_rng(seed)
     n = folds * per_fold
     probabilities = rng.dirichlet([0.5] * classes, n)
-    ladder = probabilities.cumsum(axis=1)[:, :-1]
+    cumulative = probabilities.cumsum(axis=1)[:, :-1]
     return Predictions(
         slides=tuple(f"{k:03}" for k in range(n)),
         target=Classification(classes=("normal", "tumour", "other")[:classes]),
         answers=probabilities,
-        labels=(rng.random((n, 1)) >= ladder).sum(axis=1),
+        labels=(rng.random((n, 1)) >= cumulative).sum(axis=1),
         patients=tuple(f"p{k // 2}" for k in range(n)),
         folds=tuple(str(k // per_fold) for k in range(n)),
         extra={"seen_in_training": ("no",) * n, "spread": tuple(f"0.{k}" for k in range(n))},
@@ -227,14 +227,14 @@ def test_a_missing_label_column_is_an_error(tmp_path: Path) -> None:
     ],
 )
 def test_an_inconsistent_table_is_refused(change: dict[str, Any]) -> None:
-    sound: dict[str, Any] = {
+    valid: dict[str, Any] = {
         "slides": ("s",),
         "target": Classification(classes=("a", "b")),
         "answers": np.array([[0.5, 0.5]]),
     }
-    Predictions(**sound)
+    Predictions(**valid)
     with pytest.raises(ValueError, match="="):
-        Predictions(**(sound | change))
+        Predictions(**(valid | change))
 
 
 def test_concatenated_folds_are_the_table() -> None:
@@ -280,7 +280,7 @@ def test_scoring_without_any_label_is_refused() -> None:
         Predictions(**{**vars(cohort()), "labels": None}).scores()
 
 
-def test_intervals_are_by_patient_or_else_by_slide() -> None:
+def test_intervals_are_by_patient_and_by_slide_without_patients() -> None:
     whole = cohort()
     assert whole.labels is not None
     alone = Predictions(**{**vars(whole), "patients": None})

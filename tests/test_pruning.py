@@ -33,8 +33,10 @@ def write_point(points: Path, name: str, curves: list[Curve], *, finished: bool 
     for fold, losses in zip(FOLDS, curves, strict=False):
         last = not finished and losses is curves[-1]
         write_history(points / name / "folds" / (f".{fold}.part" if last else fold), losses)
-    folds = [{"name": fold} for fold in FOLDS]
-    (points / name / "splits.json").write_text(json.dumps({"folds": folds}))
+    parts: dict[str, Any] = {"seed": 0, "train": [], "validation": [], "test": []}
+    splits: dict[str, Any] = {"patients": {}, "labels": {}, "paths": {}}
+    splits["folds"] = [{"name": fold, **parts} for fold in FOLDS]
+    (points / name / "splits.json").write_text(json.dumps(splits))
     if finished:
         (points / name / "scores.json").touch()
 

@@ -149,7 +149,7 @@ def test_another_machine_resumes_a_killed_run_after_its_finished_folds(
     def die(self: RemoteRun) -> None:
         self.upload()
         folders.append(self.folder)
-        if len(folders) == 2:  # the start, and the first fold
+        if len(folders) == 2:  # at the start and after the first fold
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:

@@ -47,7 +47,7 @@ from caprmil.targets import Classification
 
 pytestmark = pytest.mark.slow
 
-NASTY = "</script><img src=x onerror=alert(1)>"
+INJECTION = "</script><img src=x onerror=alert(1)>"
 KINDS = {"encoder": "synthetic", "mpp": 1.0}
 PLACED = {**KINDS, "patch_px": 224, "patch_level0": 224.0, "step": 224.0}
 
@@ -189,7 +189,7 @@ def test_a_page_is_small(tiny_run: Run, with_pixels: ExplainedSlide) -> None:
 def test_no_name_becomes_html_or_script(copy: Run, tmp_path: Path) -> None:
     for path in copy.folder.rglob("*"):
         if path.suffix in (".csv", ".json") and path.name != "config.json":
-            path.write_text(path.read_text().replace("tumour", NASTY))
+            path.write_text(path.read_text().replace("tumour", INJECTION))
     bag = tmp_path / "<img src=x onerror=alert(1)>.h5"
     shutil.copy(copy.paths["slide_003"], bag)
     run = Run(copy.folder)
@@ -202,7 +202,7 @@ def test_no_name_becomes_html_or_script(copy: Run, tmp_path: Path) -> None:
         assert all(str(image["src"]).startswith("data:") for image in read.all("img"))
     assert (
         json.loads(Reader(report.slide_report(run, explained)).scripts[0])["contrasts"][1]["name"]
-        == NASTY
+        == INJECTION
     )
 
 
@@ -211,7 +211,7 @@ def test_templates_escape_text_but_not_markup() -> None:
     html = template.render(a='"x"', b="<b>")
     assert html == '<a href="&#34;x&#34;">&lt;b&gt;</a>'
     assert template.render(a="", b=Markup("<b>")) == '<a href=""><b></a>'
-    assert "<" not in html_page.as_json({"name": NASTY})
+    assert "<" not in html_page.as_json({"name": INJECTION})
 
 
 def test_a_template_with_a_missing_value_fails() -> None:
@@ -254,17 +254,17 @@ def sum_in(read: Reader) -> list[float]:
     return [float(str(cell["data-value"])) for cell in read.all("td") if "data-value" in cell]
 
 
-def test_the_evidence_adds_up_to_the_lead_of_the_model(
+def test_the_evidence_adds_up_to_the_difference_of_the_logits(
     with_pixels: ExplainedSlide, page: Reader
 ) -> None:
-    rest, plus, minus, lead = sum_in(page)
+    rest, positive_sum, negative_sum, difference = sum_in(page)
     logits = with_pixels.explanation.logits.astype(float)
     of = int(with_pixels.answer.mean.argmax())
-    assert rest + plus + minus == pytest.approx(lead, abs=1e-12)
-    assert lead == pytest.approx(logits[of] - logits[1 - of], abs=1e-5)
-    towards = with_pixels.explanation.evidence_for(of).astype(float)
-    assert plus == pytest.approx(towards[towards > 0].sum())
-    assert minus == pytest.approx(towards[towards < 0].sum())
+    assert rest + positive_sum + negative_sum == pytest.approx(difference, abs=1e-12)
+    assert difference == pytest.approx(logits[of] - logits[1 - of], abs=1e-5)
+    evidence = with_pixels.explanation.evidence_for(of).astype(float)
+    assert positive_sum == pytest.approx(evidence[evidence > 0].sum())
+    assert negative_sum == pytest.approx(evidence[evidence < 0].sum())
 
 
 def test_regions_are_listed_with_what_is_predicted_without_them(
@@ -392,7 +392,7 @@ def test_galleries_show_patches_as_they_are_on_the_slide(
     assert np.abs(shown - real).mean() < 12
 
 
-def test_a_bag_alone_gives_a_report_without_pictures(
+def test_a_bag_without_a_slide_gives_a_report_without_pictures(
     tiny_run: Run, bag_only: ExplainedSlide
 ) -> None:
     read = Reader(report.slide_report(tiny_run, bag_only))
@@ -582,15 +582,15 @@ def test_a_run_of_many_classes_has_a_curve_for_each(
     rng = np.random.default_rng(0)
     table = Predictions(
         slides=tuple(f"s{n}" for n in range(60)),
-        target=Classification(classes=("a", NASTY, "c")),
+        target=Classification(classes=("a", INJECTION, "c")),
         answers=rng.dirichlet(np.ones(3), size=60),
         labels=rng.integers(3, size=60),
         folds=folds,
     )
     labels = np.asarray(table.labels)
-    areas = [roc_auc_score(labels == n, table.answers[:, n]) for n in range(3)]
+    aucs = [roc_auc_score(labels == n, table.answers[:, n]) for n in range(3)]
     drawn = Reader(roc(table))
-    for name, area in zip(table.target.names, areas, strict=True):
+    for name, area in zip(table.target.names, aucs, strict=True):
         assert f"{name} ({area:.3f})" in drawn.text
     bins = re.findall(r"(\d+) slides, mean probability", Reader(reliability(table)).text)
     assert [int(n) for n in bins] == [10] * 6

@@ -19,8 +19,8 @@ from caprmil.runs.inference import predict_samples
 from caprmil.runs.run import FACTS, SCORES, SPLITS, Run, Sample
 from caprmil.synthetic import RareSignal
 
-OWN = BagInfo(path=None, kind="caprmil", n_patches=9, width=64, dtype="float16")
-OWN = replace(OWN, encoder="synthetic", mpp=1.0)
+SAME_KIND = BagInfo(path=None, kind="caprmil", n_patches=9, width=64, dtype="float16")
+SAME_KIND = replace(SAME_KIND, encoder="synthetic", mpp=1.0)
 
 
 @pytest.fixture
@@ -71,7 +71,9 @@ def test_a_damaged_run_is_an_error(copy: Path, name: str, text: str) -> None:
 @pytest.mark.parametrize("temperature", ["0", "-1", "1e999", '"warm"', "[]", "NaN"])
 def test_a_temperature_that_is_not_positive_is_an_error(copy: Path, temperature: str) -> None:
     (copy / "calibration.json").write_text(f'{{"temperatures": {{"fold-0": {temperature}}}}}')
-    with pytest.raises(RunError, match=r"a temperature is a positive number\. Delete the file"):
+    with pytest.raises(
+        RunError, match=r"calibration\.json is damaged .* Delete the file, then: caprmil calibrate"
+    ):
         _ = Run(copy).temperatures
 
 
@@ -122,11 +124,11 @@ def test_an_unknown_fold_is_an_error_with_the_known_ones(tiny_run: Run) -> None:
 
 
 def test_unicode_names_survive(copy: Path) -> None:
-    facts = read_json(copy / FACTS)
-    facts["target"]["classes"] = ["gesund", "Krebs-Geschwür"]
-    (copy / FACTS).write_text(as_json(facts), encoding="utf-8")
+    for name in (FACTS, SPLITS):
+        text = (copy / name).read_text().replace("tumour", "Krebs-Geschwür")
+        (copy / name).write_text(text, encoding="utf-8")
     assert "ü" in (copy / FACTS).read_text(encoding="utf-8")
-    assert Run(copy).target.classes == ("gesund", "Krebs-Geschwür")
+    assert Run(copy).target.names == ("normal", "Krebs-Geschwür")
 
 
 # Bags of another kind
@@ -144,20 +146,20 @@ def test_bags_of_another_encoder_width_or_scale_are_refused(
     tiny_run: Run, changes: dict, expected: str
 ) -> None:
     with pytest.raises(BagError, match=expected):
-        tiny_run.check_bag("s", replace(OWN, **changes))
+        tiny_run.check_bag("s", replace(SAME_KIND, **changes))
 
 
 @pytest.mark.parametrize(
     "changes", [{}, {"encoder": "Synthetic"}, {"mpp": 1.05}, {"mpp": None}, {"encoder": None}]
 )
-def test_bags_of_the_same_encoder_pass(tiny_run: Run, changes: dict) -> None:
-    tiny_run.check_bag("s", replace(OWN, **changes))
+def test_bags_of_the_same_encoder_are_accepted(tiny_run: Run, changes: dict) -> None:
+    tiny_run.check_bag("s", replace(SAME_KIND, **changes))
 
 
-def test_force_accepts_all_but_another_width(tiny_run: Run) -> None:
-    tiny_run.check_bag("s", replace(OWN, encoder="uni", mpp=0.5), force=True)
+def test_force_accepts_everything_but_another_width(tiny_run: Run) -> None:
+    tiny_run.check_bag("s", replace(SAME_KIND, encoder="uni", mpp=0.5), force=True)
     with pytest.raises(BagError, match="32 features"):
-        tiny_run.check_bag("s", replace(OWN, width=32), force=True)
+        tiny_run.check_bag("s", replace(SAME_KIND, width=32), force=True)
 
 
 def test_all_bags_are_checked_before_the_first_prediction(
@@ -181,7 +183,7 @@ def test_a_new_slide_is_predicted_by_the_mean_of_the_folds(tiny_run: Run, new_ba
     assert float(predicted.extra["spread"][0]) == pytest.approx(spread, abs=1e-4)
 
 
-def test_one_fold_can_predict_alone(tiny_run: Run, new_bag: Path) -> None:
+def test_a_single_fold_can_predict(tiny_run: Run, new_bag: Path) -> None:
     predicted = tiny_run.predict({"new": new_bag}, fold="fold-1", device="cpu")
     alone = predict_samples(tiny_run.trained("fold-1"), [Sample("new", new_bag)])
     np.testing.assert_array_equal(predicted.answers, alone)
@@ -201,6 +203,44 @@ def test_a_prediction_of_models_that_saw_the_slide_is_marked(tiny_run: Run) -> N
     known = tiny_run.splits[0].train[0]
     predicted = tiny_run.predict({known: own_paths(tiny_run)[known]}, fold="fold-0", device="cpu")
     assert predicted.extra["models"] == ("1 (all saw it in training)",)
+
+
+def extreme(folder: Path) -> Path:
+    """Write a bag whose numbers are too large for a model."""
+    return bags.write(folder / "extreme.h5", np.full((5, 64), 1e30), dtype="float32")
+
+
+def test_a_bag_without_a_finite_answer_does_not_cost_the_others_theirs(
+    tiny_run: Run, tmp_path: Path, new_bag: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    damaged = tmp_path / "damaged.h5"
+    damaged.write_bytes(new_bag.read_bytes()[:1000])
+    paths = {"extreme": extreme(tmp_path), "new": new_bag, "damaged": damaged}
+    failed: dict[str, BagError] = {}
+    predicted = tiny_run.predict(paths, device="cpu", failed=failed)
+    alone = tiny_run.predict({"new": new_bag}, device="cpu")
+    np.testing.assert_array_equal(predicted.answers, alone.answers)
+    assert (predicted.slides, sorted(failed)) == (("new",), ["damaged", "extreme"])
+    assert "features, which go up to 1e+30" in str(failed["extreme"])
+    tiny_run.predict(paths, device="cpu")
+    assert "extreme" in caplog.text
+    with pytest.raises(BagError, match=r"None of these bags has an answer\. extreme"):
+        tiny_run.predict({"extreme": paths["extreme"]}, device="cpu")
+
+
+def test_a_slide_without_a_finite_answer_is_left_out_of_the_scores(
+    tiny_run: Run, tmp_path: Path
+) -> None:
+    other = RareSignal(width=64, patches=(40, 80), seed=9)
+    for number in (0, 1):
+        bags.write(tmp_path / f"other_{number}.h5", other.bag(number)[0])
+    extreme(tmp_path)
+    table = tmp_path / "table.csv"
+    table.write_text("slide,label\nother_0,normal\nextreme,tumour\nother_1,tumour\n")
+    failed: dict[str, BagError] = {}
+    predicted = tiny_run.evaluate(table, tmp_path, device="cpu", failed=failed)
+    assert predicted.slides == ("other_0", "other_1") * 3
+    assert list(failed) == ["extreme"]
 
 
 # Other cohorts

@@ -114,7 +114,9 @@ def test_a_task_whose_worker_is_lost_is_retried_and_then_fails(tmp_path: Path) -
     assert status.process == "here"
 
 
-def test_a_worker_that_is_lost_before_the_task_begins_costs_no_attempt(tmp_path: Path) -> None:
+def test_a_worker_that_is_lost_before_the_task_begins_does_not_count_as_an_attempt(
+    tmp_path: Path,
+) -> None:
     (found,) = run([make_task(tmp_path)], lose_first(3, begun=False))
     assert isinstance(found, Succeeded)
     assert found.result == 1

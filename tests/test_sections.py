@@ -106,10 +106,10 @@ def test_every_kind_of_tissue_has_its_colour() -> None:
     assert tumour[2] - tumour[0] > stroma[2] - stroma[0] + 10  # purple
 
 
-def test_tissue_is_where_the_truth_has_it(plain: NDArray[np.uint8]) -> None:
+def test_the_tissue_of_the_image_is_that_of_the_ground_truth(plain: NDArray[np.uint8]) -> None:
     bright = on_grid(plain, 1.0).min(axis=2) > 235
     kinds = truth_of(SMALL)[: bright.shape[0], : bright.shape[1]]
-    assert bright[kinds == 0].mean() > 0.9  # edges are frayed
+    assert bright[kinds == 0].mean() > 0.9  # edges are irregular
     assert bright[kinds == KINDS.index("stroma")].mean() < 0.02
     assert plain[:20].min() > 225  # a margin of glass
     assert plain[:, -20:].min() > 225

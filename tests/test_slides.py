@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from PIL import Image
 from caprmil.errors import SlideError
 from caprmil.slides import readers
 from caprmil.slides import slide as slides
-from caprmil.slides.readers import Pixels
+from caprmil.slides.readers import Pixels, SlideFile
 from caprmil.slides.slide import Slide, exact_downsample, find_slides
 
 ROOT = Path(__file__).parents[1]
@@ -309,7 +310,7 @@ def test_libvips_is_not_used_if_its_pixels_differ(
 ) -> None:
     fetch = readers.OpenSlideReader.fetch
     monkeypatch.setattr(readers.OpenSlideReader, "fetch", lambda *where: fetch(*where) // 2)
-    assert not Slide(up).fast
+    assert not SlideFile(up).metadata.fast
 
 
 @pytest.mark.parametrize(
@@ -365,11 +366,11 @@ def test_openslide_reads_the_jpeg_2000_that_libvips_cannot(tmp_path: Path) -> No
 
 def test_other_vendors_are_read_by_openslide(up: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(readers, "_FAST_VENDORS", ("aperio",))
-    assert not Slide(up).fast
+    assert not SlideFile(up).metadata.fast
 
 
 @both_readers
-def test_four_threads_read_what_one_reads(up: Path, fast: bool) -> None:
+def test_four_threads_read_the_same_pixels_as_one(up: Path, fast: bool) -> None:
     rng = np.random.default_rng(0)
     squares = [
         (int(x), int(y), side) for x, y in rng.integers(-50, 900, (40, 2)) for side in (64, 200)
@@ -776,9 +777,9 @@ def test_a_folder_of_two_dicom_series_is_refused(
 
     for number, file in enumerate(sorted((DATA / "CMU-1-Small-Region-dicom").iterdir())[:2]):
         shutil.copy(file, tmp_path / f"{number}.dcm")
-    monkeypatch.setattr(slides, "_open_openslide", Series)
+    monkeypatch.setattr(readers, "_open_openslide", Series)
     with pytest.raises(SlideError, match=r"holds 2 DICOM series\. Put each slide into"):
-        Slide(tmp_path)
+        SlideFile(tmp_path)
 
 
 def test_images_in_the_excluded_folder_are_not_slides(tmp_path: Path) -> None:
@@ -810,3 +811,11 @@ def test_a_dicom_folder_as_working_directory_keeps_its_name(
 def test_a_missing_path_is_named(tmp_path: Path) -> None:
     with pytest.raises(SlideError, match="There is no slide or folder"):
         find_slides([tmp_path / "nowhere.svs"])
+
+
+@pytest.mark.parametrize("resolution", [(0.0, 1.0), (-1.0, -1.0), (float("nan"), 1.0)])
+def test_an_image_without_a_usable_resolution_has_no_scale(
+    resolution: tuple[float, float],
+) -> None:
+    image = SimpleNamespace(xres=resolution[0], yres=resolution[1])
+    assert readers._scale_properties(image) == {}

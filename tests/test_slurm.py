@@ -15,7 +15,7 @@ from caprmil.runs.run import Run
 from caprmil.synthetic import Section
 from caprmil.training.distributed import find_free_network_port
 from caprmil.training.recipe import Recipe
-from executor_workers import QUIET
+from executor_workers import RAY_ENVIRONMENT
 
 PAGE = Path(__file__).parents[1] / "docs" / "slurm.md"
 SCRIPTS = dict(
@@ -55,7 +55,7 @@ def run(
     environment = os.environ | {
         "PATH": f"{home / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}",
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-        "RAY_worker_niceness": QUIET["RAY_worker_niceness"],
+        "RAY_worker_niceness": RAY_ENVIRONMENT["RAY_worker_niceness"],
         **{name: str(value) for name, value in variables.items()},
     }
     options: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 500}
@@ -102,7 +102,7 @@ def test_the_array_encodes_every_slide_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_one_training_on_two_nodes(tmp_path: Path, tiny_recipe: Recipe) -> None:
+def test_one_training_runs_on_two_nodes(tmp_path: Path, tiny_recipe: Recipe) -> None:
     (tmp_path / "recipe.toml").write_text(config.dump(tiny_recipe))
     script = SCRIPTS["train"].replace("--devices 4", "--no-mean --device cpu --devices 1")
     ended = run(

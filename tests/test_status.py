@@ -42,7 +42,7 @@ def test_a_task_whose_process_is_gone_is_not_shown_as_running(tmp_path: Path) ->
         assert "no heartbeat" in task.detail
 
 
-def test_a_result_counts_more_than_a_status_file(tmp_path: Path) -> None:
+def test_a_result_takes_precedence_over_a_status_file(tmp_path: Path) -> None:
     JobStatus(state="waiting", reason="Its worker was lost.").write(status_path(tmp_path, "slide"))
     assert read_status(tmp_path).count() == {"waiting": 1}
     (tmp_path / "slide.h5").touch()

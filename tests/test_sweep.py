@@ -26,6 +26,7 @@ from caprmil.experiments.sweep.plan import Plan, read_plan
 from caprmil.experiments.sweep.results import PointResult, SweepResults, paper_ablation
 from caprmil.experiments.sweep.runner import run_sweep
 from caprmil.experiments.sweep.search import propose_points
+from caprmil.io.leftovers import temporary_name
 from caprmil.models import create
 from caprmil.runs.run import Run
 from caprmil.training import cross_validation as training
@@ -240,7 +241,7 @@ def test_the_best_is_chosen_on_the_validation_parts(metric: str) -> None:
 
 
 @pytest.mark.parametrize("metric", ["auc", "ace"])
-def test_the_score_of_the_choice_is_that_of_folds_that_choose_for_themselves(metric: str) -> None:
+def test_the_score_of_the_choice_is_that_of_a_choice_within_each_fold(metric: str) -> None:
     results, scores = some_results(1), []
     for fold in [f"fold-{k}" for k in range(4)]:
         own = [each.scores["validation"][fold][metric] for each in results]
@@ -306,7 +307,7 @@ Trained = list[str]
 def trained(tiny_run: Run, monkeypatch: pytest.MonkeyPatch) -> Trained:
     """The names of the points in the order of training, which only copies a run.
 
-    Scores are the better the nearer lr is to 1e-4, and 13 tokens fail.
+    Scores are better the closer lr is to 1e-4, and points with 13 tokens fail.
     """
     names: Trained = []
 
@@ -317,14 +318,14 @@ def trained(tiny_run: Run, monkeypatch: pytest.MonkeyPatch) -> Trained:
                 raise RecipeError("13 tokens are too many.")
             shutil.copytree(tiny_run.folder, out)
             for path in out.glob("folds/*/validation.csv"):
-                spoil(path, 1 / (1 + abs(log10(recipe.train.lr) + 4)))
+                lower_scores(path, 1 / (1 + abs(log10(recipe.train.lr) + 4)))
         return Run(out)
 
     monkeypatch.setattr(training, "complete", complete)
     return names
 
 
-def spoil(path: Path, skill: float) -> None:
+def lower_scores(path: Path, skill: float) -> None:
     table = Predictions.read(path)
     path.unlink()
     truth = np.eye(2)[np.asarray(table.labels)]
@@ -352,9 +353,9 @@ def test_a_bayesian_search_that_was_stopped_resumes_with_the_same_points(
     assert rows(tmp_path / "twice") == rows(tmp_path / "once")
 
 
-def test_a_bayesian_search_finds_where_the_best_is(search: Callable[..., Plan]) -> None:
+def test_a_bayesian_search_finds_the_best_region(search: Callable[..., Plan]) -> None:
     distances = []
-    for seed in range(8):  # one search alone may be lucky
+    for seed in range(8):  # a single search may succeed by chance
         scores: dict[str, float] = {}
         for number, point in enumerate(propose_points(replace(search(), seed=seed), 25, scores)):
             scores[point.name] = abs(log10(float(point.changes["train.lr"])) + 4)
@@ -483,6 +484,18 @@ def test_a_folder_of_something_else_is_not_changed(
     with pytest.raises(RunError, match="exists and is not a sweep"):
         run_sweep(search(), tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_a_sweep_that_was_killed_at_its_first_file_starts_again(
+    trained: Trained, search: Callable[..., Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("os.getpid", lambda: 999_999_999)
+        name = temporary_name("sweep.toml")
+    (tmp_path / name).touch()
+    run_sweep(search("random"), tmp_path, trials=1)
+    assert not (tmp_path / name).exists()
+    assert (tmp_path / "sweep.csv").exists()
 
 
 def test_two_processes_do_not_sweep_in_one_folder(

@@ -133,3 +133,13 @@ def test_a_damaged_workbook_is_refused(tmp_path: Path) -> None:
     (tmp_path / "t.xlsx").write_bytes(b"PK no workbook")
     with pytest.raises(CohortError, match=r"t\.xlsx cannot be read"):
         tables.read_table(tmp_path / "t.xlsx")
+
+
+def test_a_parquet_file_whose_text_is_damaged_is_an_error_of_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "t.parquet"
+    pd.DataFrame({"slide": ["abcdefgh", "b"], "label": ["x", "y"]}).to_parquet(
+        path, compression=None, use_dictionary=False
+    )
+    path.write_bytes(path.read_bytes().replace(b"abcdefgh", b"abc\xff\xfe\xfdgh"))
+    with pytest.raises(CohortError, match=r"t.parquet cannot be read .* Save it as .csv"):
+        tables.read_table(path)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from PIL import Image
+from scipy import ndimage
 
 from caprmil.config import digest, parse
 from caprmil.errors import RecipeError, SlideError
@@ -93,8 +94,8 @@ def test_the_same_image_gives_the_same_mask() -> None:
 
 def test_a_rotated_slide_gives_a_rotated_mask() -> None:
     made, found = detected("vignette", 200)
-    turned = find(np.rot90(made.image), made.mpp)
-    assert iou(np.rot90(turned.mask, -1), found.mask) > 0.98
+    rotated = find(np.rot90(made.image), made.mpp)
+    assert iou(np.rot90(rotated.mask, -1), found.mask) > 0.98
 
 
 def test_sizes_are_in_micrometres_not_pixels() -> None:
@@ -121,6 +122,45 @@ def test_tissue_with_the_colour_of_red_ink_is_tissue(monkeypatch: pytest.MonkeyP
     found = find(made.image, made.mpp)
     assert iou(found.mask, made.truth) > 0.85
     assert found.flags == ()
+
+
+def kidney(seed: int, *, light: float, blob: float) -> NDArray[np.uint8]:
+    """Return H&E to all borders: pink, with purple areas of many cells that are about `blob` px."""
+    rng = np.random.default_rng(seed)
+
+    def noise(size: float) -> NDArray[np.float64]:
+        field = ndimage.gaussian_filter(rng.normal(size=(160, 220)), size, mode="wrap")
+        return field / field.std()
+
+    haematoxylin = 0.25 + 0.6 * (noise(blob) > 0.7) + 0.03 * noise(1)
+    eosin = (0.4 + 0.08 * noise(6) + 0.03 * noise(1)).clip(0.05)
+    density = np.multiply.outer(haematoxylin, (0.6, 0.7, 0.36))
+    density += np.multiply.outer(eosin, (0.08, 0.8, 0.36))
+    image = 255 * light * 10**-density + rng.normal(size=(160, 220, 3))
+    return image.clip(0, 255).astype(np.uint8)
+
+
+@pytest.mark.parametrize("light", [0.45, 0.6, 0.8, 1.0])
+@pytest.mark.parametrize("blob", [5, 20])
+def test_tissue_to_all_borders_has_no_pen_at_any_scale_and_light(light: float, blob: float) -> None:
+    image = kidney(0, light=light, blob=blob)
+    for step in (1, 2):
+        small = Image.fromarray(image).reduce(step)
+        found = find(np.asarray(small), 8.0)
+        assert found.flags == ("no glass",)
+        assert found.mask.all()
+
+
+@pytest.mark.parametrize("light", [0.6, 1.0])
+@pytest.mark.parametrize("ink", ["black pen", "green pen"])
+def test_pen_on_tissue_to_all_borders_is_found(light: float, ink: str) -> None:
+    image, stroke = kidney(0, light=light, blob=20), np.zeros((160, 220), dtype=bool)
+    stroke[60:90] = True
+    image[stroke] = (image[stroke] * 10.0 ** -np.array(thumbnails.INKS[ink])).astype(np.uint8)
+    found = find(image, 8.0)
+    assert found.flags == ("no glass", "pen")
+    assert found.pen[stroke].mean() > 0.5
+    assert found.pen[~stroke].mean() < 0.2
 
 
 def test_ink_is_kept_if_reject_ink_is_off() -> None:
@@ -199,7 +239,7 @@ def test_real_slides_have_the_visible_share_of_tissue(
 
 def load_script() -> ModuleType:
     spec = importlib.util.spec_from_file_location(
-        "tissue_script", ROOT / "benchmarks" / "tissue.py"
+        "tissue_script", ROOT / "benchmarks" / "tissue_rules.py"
     )
     assert spec is not None
     assert spec.loader is not None
@@ -221,6 +261,6 @@ def test_the_benchmark_prints_its_table_and_command(
     page = (tmp_path / "page.md").read_text()
     assert page in capsys.readouterr().out
     assert "| case | ours | CLAM |" in page
-    assert "Made by `python benchmarks/tissue.py --first 100 --seeds 1`" in page
+    assert "Made by `python benchmarks/tissue_rules.py --first 100 --seeds 1`" in page
     with Image.open(tmp_path / "sheet.png") as sheet:
         assert sheet.width > SHAPE[1]

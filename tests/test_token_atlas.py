@@ -1,4 +1,4 @@
-"""`caprmil atlas`: what tokens collect and do over a cohort, against naive computations."""
+"""`caprmil atlas`: the usage and effect of tokens over a cohort, against naive computations."""
 
 import csv
 import json
@@ -65,10 +65,10 @@ def test_permuted_tokens_are_found_again_with_a_correlation_of_one() -> None:
     assert pair.match.tokens.tolist() == np.argsort(order).tolist()
     assert found.mean(0) == pytest.approx(1)
     assert 0 < found.chance(0) < 0.3  # the best matching of chance correlations is above 0
-    forth, back = found.matched("a", "b", 0), found.matched("b", "a", 0)
-    assert forth is not None
-    assert back is not None
-    assert back.tokens[forth.tokens].tolist() == list(range(12))
+    a_to_b, b_to_a = found.matched("a", "b", 0), found.matched("b", "a", 0)
+    assert a_to_b is not None
+    assert b_to_a is not None
+    assert b_to_a.tokens[a_to_b.tokens].tolist() == list(range(12))
     assert found.correlations("b", 0) == pytest.approx(np.ones(12))
 
 
@@ -93,7 +93,7 @@ def test_matching_has_the_highest_sum_of_all_permutations() -> None:
     assert match_tokens(values).correlations.sum() == pytest.approx(best)
 
 
-def test_tokens_of_different_heads_that_do_the_same_are_a_group() -> None:
+def test_correlated_tokens_of_different_heads_are_a_group() -> None:
     same = np.eye(6)
     for a, b in [(0, 2), (2, 5), (0, 1)]:  # 0 and 1 are of the same head
         same[a, b] = same[b, a] = 0.95
@@ -105,7 +105,7 @@ def test_tokens_of_different_heads_that_do_the_same_are_a_group() -> None:
 # One slide
 
 
-def test_the_top_rows_of_chunks_are_those_of_the_whole_and_the_first_of_equal_ones() -> None:
+def test_the_top_rows_of_chunks_are_those_of_the_whole_bag_and_ties_keep_their_order() -> None:
     values = torch.randint(4, (50, 2, 3)).double()
     top = TopRows(2)
     for chunk in torch.split(values, 7):
@@ -232,7 +232,7 @@ def test_typical_patches_of_the_atlas_have_the_highest_weights(
     assert [patch.weight for patch in token.patches] == pytest.approx(expected, rel=1e-5)
 
 
-def test_a_fold_alone_uses_its_own_unseen_slides(tiny_run: Run) -> None:
+def test_the_atlas_of_one_fold_uses_its_own_unseen_slides(tiny_run: Run) -> None:
     fold = tiny_run.splits[1]
     found = make_atlas(tiny_run, fold=fold.name, most=3)
     assert set(found.slides) <= set(fold.test)

@@ -8,11 +8,13 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial, reduce
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import caprmil
@@ -23,26 +25,30 @@ from caprmil.evaluation.predictions import Predictions
 from caprmil.features import bags
 from caprmil.features.batches import Sample
 from caprmil.io.json_files import read_json
+from caprmil.models import create
 from caprmil.runs.history import read_history
 from caprmil.runs.inference import predict_samples
 from caprmil.runs.run import RECIPE, Run
 from caprmil.runs.timing import read_timing
 from caprmil.training import cross_validation as training
 from caprmil.training.cross_validation import cross_validate
+from caprmil.training.module import load_weights
 from caprmil.training.recipe import ModelConfig, Recipe, read_recipe
 from executor_workers import run_contents
 from quick_scoring import quick_scoring
 
 
 @pytest.fixture(scope="module", autouse=True)
-def hurry(tiny_run: Run) -> Iterator[None]:
+def quick_runs(tiny_run: Run) -> Iterator[None]:
     """Save no figures and resample little after the shared run: other tests cover that."""
     with quick_scoring():
         yield
 
 
 @pytest.fixture(scope="module")
-def unbroken(tiny_recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+def uninterrupted(
+    tiny_recipe: Recipe, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, bytes]:
     """The content of a run that was never interrupted."""
     return run_contents(run_recipe(short(tiny_recipe), tmp_path_factory.mktemp("a") / "run").folder)
 
@@ -144,9 +150,9 @@ def test_tensorboard_has_a_point_per_epoch(tiny_run: Run) -> None:
 
 
 def test_two_runs_of_a_recipe_are_equal(
-    tiny_recipe: Recipe, unbroken: dict[str, bytes], tmp_path: Path
+    tiny_recipe: Recipe, uninterrupted: dict[str, bytes], tmp_path: Path
 ) -> None:
-    assert run_contents(run_recipe(short(tiny_recipe), tmp_path / "run").folder) == unbroken
+    assert run_contents(run_recipe(short(tiny_recipe), tmp_path / "run").folder) == uninterrupted
 
 
 # Other cohorts and settings
@@ -210,7 +216,12 @@ def test_any_logger_of_lightning_can_be_named(tiny_recipe: Recipe, tmp_path: Pat
     ("loggers", "expected"),
     [
         ({"Tensorbored": {}}, "no logger 'Tensorbored'. Lightning has: .*CSVLogger"),
-        ({"nowhere.Logger": {}}, "no logger 'nowhere.Logger'"),
+        ({"nowhere.Logger": {}}, r"would run code of nowhere\. .* --allow-logger nowhere\.Logger"),
+        ({"Logger": {}}, "no logger 'Logger'"),
+        ({"CSVLogger": {"save_dir": "/tmp"}}, "CSVLogger: save_dir is '/tmp'"),
+        ({"CSVLogger": {"name": "../../x"}}, "loggers write in the folder of the run"),
+        ({"MLFlowLogger": {"tracking_uri": "file:/elsewhere"}}, "MLFlowLogger: tracking_uri"),
+        ({"MLFlowLogger": {"tags": {"a": ["~/x"]}}}, "MLFlowLogger: tags"),
         ({"csv_logs": {}}, "no logger 'csv_logs'"),
         ({"CSVLogger": {"colour": "red"}}, "CSVLogger cannot be made: .*colour"),
         ({"CSVLogger": 3}, "CSVLogger takes a table of settings, not 3"),
@@ -225,9 +236,56 @@ def test_an_unknown_logger_is_an_error_before_training(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.fixture
+def stranger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A module with a logger, on the path. It writes a file when it is imported."""
+    code = (
+        "from pathlib import Path\n"
+        "from lightning.pytorch.loggers import CSVLogger\n"
+        f"Path({str(tmp_path / 'imported')!r}).touch()\n"
+        "class Mine(CSVLogger): pass\n"
+        "class Other: pass\n"
+    )
+    (tmp_path / "stranger.py").write_text(code)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield tmp_path / "imported"
+    sys.modules.pop("stranger", None)
+
+
+def test_a_logger_of_another_package_is_imported_only_if_it_is_allowed(
+    tiny_recipe: Recipe, tmp_path: Path, stranger: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe, out = (
+        quick(tiny_recipe, loggers={"stranger.Mine": {"save_dir": "own"}}),
+        tmp_path / "run",
+    )
+    for allowed in ((), ("stranger", "stranger.Other", "stranger.*")):
+        with pytest.raises(RecipeError, match=r"--allow-logger stranger\.Mine"):
+            cross_validate(recipe, out, device="cpu", progress=False, allow_loggers=allowed)
+    assert not stranger.exists()
+    assert not out.exists()
+    options: dict[str, Any] = {"device": "cpu", "progress": False}
+    at_call(2, monkeypatch, "training.cross_validation.train_fold")
+    with pytest.raises(KeyboardInterrupt):
+        cross_validate(recipe, out, **options, allow_loggers=["stranger.Mine"])
+    monkeypatch.undo()
+    assert list(out.glob("folds/fold-0/own/log/metrics.csv"))
+    with pytest.raises(RecipeError, match=r"--allow-logger stranger\.Mine"):  # also when resumed
+        cross_validate(recipe, out, **options)
+    with pytest.raises(RecipeError, match="is not a logger of Lightning"):
+        cross_validate(
+            quick(tiny_recipe, loggers={"stranger.Other": {}}),
+            tmp_path / "other",
+            **options,
+            allow_loggers=["stranger.Other"],
+        )
+
+
 @pytest.mark.parametrize(
     ("model", "problem"),
     [
+        (ModelConfig(settings={"mlp_ratio": float("inf")}), RecipeError),
+        (ModelConfig(settings={"dim": 10**30}), RecipeError),
         (ModelConfig(settings={"tokenz": 4}), RecipeError),
         (ModelConfig(settings={"heads": 0}), RecipeError),
         (ModelConfig(settings={"dim": -16}), RecipeError),
@@ -309,7 +367,7 @@ slow = partial(pytest.param, marks=pytest.mark.slow)
         slow(
             "training.cross_validation.predict_samples", 4
         ),  # validation is predicted, test is not
-        ("training.cross_validation.Path.rename", 2),  # all of the fold is there but its name
+        ("training.cross_validation.Path.rename", 2),  # the fold is complete, but not renamed yet
         ("training.cross_validation.train_fold", 2),  # between folds
         slow("evaluation.predictions.Predictions.concatenate", 1),
         slow("figures.roc_curves", 1),
@@ -318,7 +376,7 @@ slow = partial(pytest.param, marks=pytest.mark.slow)
 )
 def test_an_interrupted_run_resumes_and_ends_with_the_same_numbers(
     tiny_recipe: Recipe,
-    unbroken: dict[str, bytes],
+    uninterrupted: dict[str, bytes],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     target: str,
@@ -328,7 +386,7 @@ def test_an_interrupted_run_resumes_and_ends_with_the_same_numbers(
     with pytest.raises(KeyboardInterrupt):
         run_recipe(short(tiny_recipe), tmp_path / "run")
     monkeypatch.undo()
-    assert run_contents(run_recipe(short(tiny_recipe), tmp_path / "run").folder) == unbroken
+    assert run_contents(run_recipe(short(tiny_recipe), tmp_path / "run").folder) == uninterrupted
 
 
 @pytest.fixture
@@ -339,6 +397,41 @@ def broken(tiny_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         run_recipe(quick(tiny_recipe), tmp_path / "broken")
     monkeypatch.undo()
     return tmp_path / "broken"
+
+
+def other_checkpoint() -> bytes:
+    """A sound checkpoint of something else."""
+    stream = BytesIO()
+    torch.save({"state_dict": {}}, stream)
+    return stream.getvalue()
+
+
+DAMAGED = {"empty": b"", "cut": other_checkpoint()[:200], "other": other_checkpoint()}
+
+
+def test_a_damaged_or_missing_checkpoint_is_a_line_that_says_what_to_remove(
+    tiny_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_call(2, monkeypatch, "training.checkpoints.write_history")  # in the second epoch
+    with pytest.raises(KeyboardInterrupt):
+        run_recipe(short(tiny_recipe), tmp_path / "run")
+    monkeypatch.undo()
+    part = tmp_path / "run" / "folds" / ".fold-0.part"
+    advice = r" is missing or damaged .* Remove .*fold-0\.part and repeat"
+    for content in DAMAGED.values():
+        (part / "last.ckpt").write_bytes(content)
+        with pytest.raises(RunError, match=r"last\.ckpt" + advice):
+            run_recipe(short(tiny_recipe), tmp_path / "run")
+    (part / "kept.ckpt").unlink()
+    with pytest.raises(RunError, match=r"kept\.ckpt" + advice):
+        run_recipe(short(tiny_recipe), tmp_path / "run")
+
+
+@pytest.mark.parametrize("content", DAMAGED.values(), ids=DAMAGED)
+def test_damaged_weights_of_the_kept_epoch_are_a_line(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "kept.ckpt").write_bytes(content)
+    with pytest.raises(RunError, match=r"kept\.ckpt is missing or damaged"):
+        load_weights(create("mean", 8, 2), tmp_path / "kept.ckpt")
 
 
 def test_an_interrupted_run_can_be_opened(broken: Path) -> None:
@@ -416,7 +509,7 @@ def test_a_killed_process_loses_no_finished_work(
 # Recipes
 
 
-def test_a_table_alone_is_the_papers_recipe() -> None:
+def test_a_recipe_with_only_a_table_is_the_papers_recipe() -> None:
     recipe = read_recipe("slides.csv", features="bags", changes=["train.epochs=7"])
     assert recipe.model == ModelConfig()
     assert (recipe.cohort, recipe.features, recipe.train.epochs) == ("slides.csv", "bags", 7)

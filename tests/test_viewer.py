@@ -69,9 +69,9 @@ def test_the_effect_of_a_region_is_the_prediction_of_the_explained_model_without
 def test_the_page_and_all_its_files_are_served(app: AccessMiddleware) -> None:
     page = call(app, "/")
     assert page.headers["content-type"].startswith("text/html")
-    wanted = re.findall(rb'(?:src|href)="(static/[^"]+)"', page.body)
-    assert len(wanted) == 4
-    for name in [*(name.decode() for name in wanted), *(f"static/{name}" for name in STATIC)]:
+    expected = re.findall(rb'(?:src|href)="(static/[^"]+)"', page.body)
+    assert len(expected) == 4
+    for name in [*(name.decode() for name in expected), *(f"static/{name}" for name in STATIC)]:
         assert call(app, f"/{name}").status == 200
 
 
@@ -194,13 +194,13 @@ def test_a_prediction_without_tokens_is_that_of_a_model_whose_tokens_are_zero(
     attention = model.context.blocks[-1].attend
     attend_tokens = attention.attend_tokens
 
-    def silent(tokens: torch.Tensor) -> torch.Tensor:
+    def attend_without(tokens: torch.Tensor) -> torch.Tensor:
         after = attend_tokens(tokens)
         after[:, 1, 2] = 0
         after[:, 0, 3] = 0
         return after
 
-    attention.attend_tokens = silent  # type: ignore[method-assign]
+    attention.attend_tokens = attend_without  # type: ignore[method-assign]
     rows = np.r_[0, 5 : len(bag.features)]
     with torch.no_grad():
         features = torch.from_numpy(bag.features[rows])[None]
@@ -291,7 +291,7 @@ def test_removing_all_patches_is_refused(app: AccessMiddleware) -> None:
         (b'{"without": [' + b"[0, 1], " * 200_000 + b"[0, 1]]}", "application/json", 413),
     ],
 )
-def test_other_content_than_json_is_refused(
+def test_content_that_is_not_json_is_refused(
     app: AccessMiddleware, body: bytes, kind: str, status: int
 ) -> None:
     headers = (("content-type", kind),)
@@ -311,8 +311,8 @@ def test_tiles_patches_and_galleries_are_served(app: AccessMiddleware, pixels: P
     one = f"/api/slides/{FIRST}"
     with Slide(pixels / "slide_000.tiff") as slide:
         first = call(app, f"{one}/tiles/2/1_0.jpg?v=1")
-        wanted = slide.read(TILE, 0, TILE, TILE)
-        assert np.abs(first.pixels.astype(float) - wanted).mean() < 4
+        expected = slide.read(TILE, 0, TILE, TILE)
+        assert np.abs(first.pixels.astype(float) - expected).mean() < 4
         assert "immutable" in first.headers["cache-control"]
         # Patch 10 of the generated bag lies where its row and column say.
         bag_side = int(np.ceil(np.sqrt(call(app, one).json["patches"])))
@@ -443,7 +443,7 @@ def test_a_slide_is_explained_once_for_two_requests(
     assert (both, len(calls)) == ([200, 200], 1)
 
 
-def test_the_cache_drops_what_was_not_used_for_longest() -> None:
+def test_the_cache_drops_the_least_recently_used_value() -> None:
     cache = SizedCache(10)
     for key in ("a", "b"):
         cache.get(key, lambda: "1234", len)

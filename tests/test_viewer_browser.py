@@ -20,7 +20,7 @@ from viewer_tab import Open, open_tabs, serving
 pytestmark = pytest.mark.slow
 
 NO_COORDINATES = "no_coordinates"
-NAMELESS = """() => [...document.querySelectorAll("button, input, select")].filter((node) =>
+WITHOUT_LABEL = """() => [...document.querySelectorAll("button, input, select")].filter((node) =>
   !(node.ariaLabel || node.textContent.trim() || node.labels?.length)).map((node) => node.outerHTML)
 """
 
@@ -56,7 +56,7 @@ def test_the_page_shows_the_slide_and_its_map(open_tab: Open) -> None:
     middle = np.s_[200:500, 200:500]
     assert without[middle].std() > 5  # tissue, not background
     assert np.abs(with_map - without)[middle].mean() > 5
-    assert tab.page.evaluate(NAMELESS) == []
+    assert tab.page.evaluate(WITHOUT_LABEL) == []
     assert {url.split("/")[2] for url in tab.requests} == {
         tab.base.split("/")[2]
     }  # no other server
@@ -200,7 +200,7 @@ def test_a_slide_without_coordinates_has_a_reason_in_place_of_regions(open_tab: 
     assert "the bag has no coordinates" in tab.text("region-list")
 
 
-def test_a_token_is_switched_off_and_the_prediction_follows(open_tab: Open) -> None:
+def test_a_token_is_switched_off_and_the_prediction_changes(open_tab: Open) -> None:
     tab = open_tab().go(f"#s={SECOND}")
     before = tab.text("prediction")
     tab.press("x")  # there is no token in the map of evidence

@@ -179,7 +179,7 @@ def test_loopback_addresses_need_no_token(host: str, expected: bool) -> None:
 
 # Malformed requests
 
-NASTY = (
+MALFORMED = (
     *("..%2f..%2fetc%2fpasswd", "../../etc/passwd", "%2e%2e/%2e%2e", "....//", "%00", "a%00b"),
     *("%ff%fe", "%c0%ae%c0%ae", "☃", "%E2%98%83", "\\..\\..", "C:%5c", "file:///etc/passwd", "~"),
     *("-1", "-0", "+1", "1e9", "1.5", "NaN", "inf", "0x10", "٣", "１", "1_0", "9" * 10, "9" * 5000),
@@ -218,7 +218,7 @@ def is_handled(reply: Reply) -> bool:
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_malformed_paths_are_refused(app: AccessMiddleware, shape: str) -> None:
-    for word in NASTY:
+    for word in MALFORMED:
         reply = call(app, shape.format(word))
         assert is_handled(reply), (word, reply.status)
         if "patches/{}" in shape or "tiles" in shape or "static" in shape:
@@ -236,7 +236,7 @@ def test_other_methods_are_refused(app: AccessMiddleware, method: str) -> None:
 
 
 words = st.one_of(
-    st.sampled_from(NASTY),
+    st.sampled_from(MALFORMED),
     st.integers(-(10**30), 10**30).map(str),
     st.floats().map(str),
     st.text(max_size=20),

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import uvicorn
 from PIL import Image
 
 from caprmil.viewer import Library, create
-from caprmil.viewer.server import listen
+from caprmil.viewer.server import listen, make_server
 
 READY = "body[data-state=ready]"
 
@@ -120,7 +119,7 @@ class Tab:
 def serving(library: Library) -> Iterator[str]:
     """Serve a library, and yield the address of the viewer."""
     with listen("127.0.0.1", None) as sock:
-        running = uvicorn.Server(uvicorn.Config(create(library), log_level="warning"))
+        running = make_server(create(library))
         thread = threading.Thread(target=running.run, kwargs={"sockets": [sock]}, daemon=True)
         thread.start()
         yield f"http://127.0.0.1:{sock.getsockname()[1]}/"

@@ -9,12 +9,14 @@ import os
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import tomli_w
 
-from caprmil.errors import CaprmilError, RecipeError, suggest
+from caprmil.errors import CaprmilError, RecipeError, RunError, suggest
+from caprmil.io.json_files import read_json
 from caprmil.io.paths import as_path
 
 Settings = TypeVar("Settings")
@@ -23,6 +25,7 @@ REST = {"rest": True}
 """Metadata of the one field that takes all keys of a table that are not fields of the dataclass."""
 
 KIND = "kind"
+MOST_DOTS = 2000  # in a line of a TOML file
 
 
 def by_kind(find: Callable[[str], type]) -> dict[str, Any]:
@@ -41,14 +44,22 @@ def load(
     """Return a TOML file as a dataclass, after changes such as `train.epochs=5`."""
     path = as_path(path)
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        table = read_toml(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise RecipeError(f"There is no recipe {path}.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
+    except (ValueError, RecursionError) as problem:
         raise RecipeError(f"{path} is not a TOML file: {problem}.") from None
     except OSError as problem:
         raise RecipeError(f"{path} cannot be read: {problem.strerror}.") from None
     return parse(table, into=into, name=path.name, changes=changes)
+
+
+def load_json(path: Path, *, into: type[Settings], advice: str) -> Settings:
+    """Return a JSON file of a run as a dataclass. `advice` says what to do if it is damaged."""
+    try:
+        return parse(read_json(path, advice=advice), into=into, name=path.name)
+    except RecipeError as problem:
+        raise RunError(f"{path} is damaged ({str(problem).rstrip('.')}). {advice}") from None
 
 
 def parse(
@@ -72,7 +83,7 @@ def dump(settings: Any) -> str:
 
 def digest(settings: Any) -> str:
     """Return a short hash. Equal settings have equal digests."""
-    text = json.dumps(as_table(settings), sort_keys=True)
+    text = json.dumps(as_table(settings), sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -92,7 +103,7 @@ def _changed(table: dict[str, Any], change: str) -> dict[str, Any]:
         raise RecipeError(f"A change has the form KEY=VALUE, e.g. train.epochs=5, not '{change}'.")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         value = text  # a bare word, such as model.pool=gated
     head, *rest = key.strip().split(".", 1)
     if not rest:
@@ -159,7 +170,13 @@ def _convert(into: Any, value: Any, where: str) -> Any:
     if is_dataclass(into) and isinstance(into, type):
         return _build(into, _check_table(value, where), where)
     origin, arguments = get_origin(into), get_args(into)
+    if into is Any:
+        return value
+    if type(value) is int and abs(value) >= 2**63:
+        raise RecipeError(f"{where} is too large.")
     if origin in (Union, UnionType):
+        if value is None and NoneType in arguments:  # in JSON; TOML has no None
+            return None
         for choice in arguments:
             if choice is not NoneType:
                 return _convert(choice, value, where)
@@ -168,7 +185,7 @@ def _convert(into: Any, value: Any, where: str) -> Any:
     if origin is tuple and isinstance(value, list):
         return tuple(_convert(arguments[0], item, where) for item in value)
     if origin is dict and isinstance(value, dict):
-        return value
+        return {key: _convert(arguments[1], item, f"{where}: {key}") for key, item in value.items()}
     if into is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if type(value) is into:  # isinstance would accept True as an integer
@@ -207,3 +224,13 @@ def _flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
             _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
         )
     return flat
+
+
+def read_toml(text: str) -> dict[str, Any]:
+    """Return a TOML text as a table; raise ValueError if it is not one.
+
+    The time that tomllib takes grows with the square of the parts of a dotted key.
+    """
+    if any(line.count(".") > MOST_DOTS for line in text.splitlines()):
+        raise ValueError(f"a line has more than {MOST_DOTS:,} dots")
+    return tomllib.loads(text)

@@ -13,6 +13,7 @@ from caprmil.evaluation.predictions import Predictions
 from caprmil.experiments import cost
 from caprmil.features.extract import Extraction
 from caprmil.features.settings import configure
+from caprmil.io.leftovers import clear_leftovers
 from caprmil.io.paths import require_local
 from caprmil.io.progress import bar
 from caprmil.models.device import pick_device
@@ -70,6 +71,7 @@ def demo(
     reports are written again.
     """
     out = require_local(out)
+    clear_leftovers(out)
     with bar("Generating slides", shown=progress) as step:
         table = plan.cohort.write(out / "cohort", progress=step)
     features = out / "features"

@@ -69,6 +69,24 @@ def suggest(name: str, known: Iterable[str]) -> str:
     return (f" Did you mean '{near[0]}'?" if near else "") + f" Known: {', '.join(known)}."
 
 
+OUT_OF_MEMORY = (
+    "There is not enough memory. Free some, raise the limit (ulimit -v), or ask for less: fewer "
+    "workers, smaller bags, a lower train.cache_gb."
+)
+
+
+def is_out_of_memory(problem: BaseException) -> bool:
+    """Return whether an error says, in any library's words, that memory has run out."""
+    if isinstance(problem, MemoryError):
+        return True
+    text = str(problem).lower()
+    words = (
+        *("can't allocate memory", "cannot allocate memory", "not enough memory"),
+        *("out of memory", "bad_alloc", "failed to map segment", "can't start new thread"),
+    )
+    return any(word in text for word in words)
+
+
 def plural(noun: str) -> str:
     """Return patches for patch, classes for class, slides for slide."""
     return f"{noun}es" if noun.endswith(("ch", "s")) else f"{noun}s"
@@ -77,6 +95,12 @@ def plural(noun: str) -> str:
 def count(n: int, noun: str) -> str:
     """Return 1 patch, 2 patches, 20,000 patches."""
     return f"{n:,} {noun if n == 1 else plural(noun)}"
+
+
+def one_line(text: object, most: int = 80) -> str:
+    """Return a text from a file in one line of an error, at most this long."""
+    line = " ".join(str(text).split())
+    return line if len(line) <= most else f"{line[:most]}..."
 
 
 def shorten(names: Iterable[str], *, separator: str = ", ") -> str:

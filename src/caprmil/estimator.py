@@ -5,7 +5,6 @@ from contextlib import contextmanager
 from copy import deepcopy
 from os import PathLike
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -21,6 +20,7 @@ from caprmil.errors import BagError, CohortError, RecipeError
 from caprmil.features import bags as bag_files
 from caprmil.features.bags import Bag
 from caprmil.features.batches import Sample
+from caprmil.io.leftovers import temporary_folder
 from caprmil.models import MILModel, create
 from caprmil.models.device import pick_device
 from caprmil.runs.inference import TrainedModel, predict_samples
@@ -61,7 +61,7 @@ class MILEstimator(BaseEstimator):  # type: ignore[misc]
         ]
         train, held_out = self._split(labelled, target)
         target = target.fit([sample.label for sample in train])
-        with own_randomness(self.device), TemporaryDirectory(prefix="caprmil-") as folder:
+        with own_randomness(self.device), temporary_folder() as folder:
             torch.manual_seed(self.seed)
             model = self._new_model(width, target.n_outputs)
             history = fit(

@@ -1,4 +1,4 @@
-"""What the tests of the faster forms of CAPRMIL share: a model in float64, and its plain form."""
+"""Shared by the tests of the faster forms of CAPRMIL: a model in float64, and its plain form."""
 
 from typing import Any
 
@@ -8,11 +8,11 @@ from torch import Tensor
 from caprmil.models import CAPRMIL, Output
 
 POOLS = ("mean", "attention", "gated")
-TOKENS = {"few": 3, "as many as channels": 8, "more than channels": 11}  # of 2 heads, 16 channels
+TOKENS = {"few": 3, "as many as channels": 8, "more than channels": 11}  # 2 heads, 8 channels each
 
 
 def make_model(**settings: Any) -> CAPRMIL:
-    """Return a small model in float64, in training, with weights far from their start."""
+    """Return a small model in float64, in training mode, with random instead of initial weights."""
     torch.manual_seed(0)
     model = CAPRMIL(24, 3, **{"dim": 16, "heads": 2, "tokens": 3, **settings}).double()
     for name, value in model.named_parameters():
@@ -21,7 +21,7 @@ def make_model(**settings: Any) -> CAPRMIL:
 
 
 def without_dropout(model: CAPRMIL) -> CAPRMIL:
-    """Set all dropout of a model to zero, also that of its pool."""
+    """Return the model with all dropout set to zero, also in its pool."""
     for layer in model.modules():
         if hasattr(layer, "p"):
             layer.p = 0.0
@@ -41,7 +41,7 @@ def gradients(model: CAPRMIL, output: Output) -> dict[str, Tensor]:
 
 
 def check(found: Output, expected: Output) -> None:
-    """Compare all fields."""
+    """Check that all fields of two outputs are equal."""
     torch.testing.assert_close(found.logits, expected.logits)
     torch.testing.assert_close(found.embedding, expected.embedding)
     torch.testing.assert_close(found.attention, expected.attention)

@@ -37,7 +37,7 @@ from caprmil.models.caprmil import MIN_TEMPERATURE, ContextAttention, ContextSta
         ({"pool": "gated"}, 347_471, 0.347),
     ],
 )
-def test_the_sizes_are_those_of_the_paper(
+def test_the_numbers_of_parameters_are_those_of_the_paper(
     settings: dict[str, Any], parameters: int, millions: float
 ) -> None:
     size = cost.parameters(CAPRMIL(1024, 2, **settings))
@@ -56,11 +56,13 @@ def test_the_sizes_are_those_of_the_paper(
         ({"learn_temperature": False}, 314_310),
     ],
 )
-def test_other_sizes_follow_the_closed_form(settings: dict[str, Any], parameters: int) -> None:
+def test_other_numbers_of_parameters_follow_the_closed_form(
+    settings: dict[str, Any], parameters: int
+) -> None:
     assert cost.parameters(CAPRMIL(1024, 2, **settings)) == parameters
 
 
-def test_baselines_have_the_papers_size() -> None:
+def test_baselines_have_the_papers_numbers_of_parameters() -> None:
     assert cost.parameters(MeanMIL(1024, 2)) == 131_458
     assert cost.parameters(ABMIL(1024, 2)) == 657_283
 
@@ -87,7 +89,7 @@ def test_cost_grows_linearly_with_the_bag() -> None:
 
 
 def attention_by_loops(layer: ContextAttention, patches: Tensor) -> Tensor:
-    """The equations of 3.1.3 for one bag, in loops over patches and heads."""
+    """Return the context of one bag by the equations of 3.1.3, in loops over patches and heads."""
     all_x, all_f = layer.project_x(patches), layer.project_f(patches)
     width, contexts = all_x.shape[1] // layer.heads, []
     for h in range(layer.heads):
@@ -106,7 +108,7 @@ def attention_by_loops(layer: ContextAttention, patches: Tensor) -> Tensor:
     return layer.project_out(torch.cat(contexts, dim=1))
 
 
-def test_attention_is_the_equations_of_the_paper() -> None:
+def test_attention_equals_the_equations_of_the_paper() -> None:
     torch.manual_seed(0)
     layer = ContextAttention(24, heads=3, tokens=5, dropout=0.1, learn_temperature=True)
     layer = layer.double().eval()
@@ -161,12 +163,12 @@ def test_impossible_sizes_are_refused(settings: dict[str, Any]) -> None:
         CAPRMIL(24, 2, **settings)
 
 
-def test_context_behind_context_has_the_assignments_of_both() -> None:
+def test_two_context_stacks_have_the_assignments_of_both() -> None:
     model = CAPRMIL(24, 2, pool=CAPRMIL(128, 2, depth=2))
     assert len(model(torch.randn(1, 5, 24)).assignments) == 3
 
 
-def test_any_model_or_pool_follows_the_context() -> None:
+def test_any_model_or_pool_may_follow_the_context_stack() -> None:
     class First(nn.Module):
         def forward(self, patches: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
             return patches[:, 0], F.one_hot(torch.zeros(len(mask)).long(), mask.shape[1]).float()
@@ -178,7 +180,7 @@ def test_any_model_or_pool_follows_the_context() -> None:
         assert len(output.assignments) == 1
 
 
-def test_the_context_stack_works_on_its_own() -> None:
+def test_the_context_stack_can_be_used_alone() -> None:
     stack = ContextStack(
         24, dim=16, depth=2, heads=2, tokens=3, mlp_ratio=2, dropout=0, learn_temperature=True
     )
@@ -187,7 +189,7 @@ def test_the_context_stack_works_on_its_own() -> None:
     assert len(assignments) == 2
 
 
-def test_a_model_of_another_width_cannot_follow() -> None:
+def test_a_model_of_another_width_after_the_context_stack_is_refused() -> None:
     with pytest.raises(ValueError, match="made for 64 features"):
         CAPRMIL(24, 2, pool=ABMIL(64, 2))
 
@@ -205,7 +207,7 @@ def test_unknown_names_get_a_suggestion() -> None:
         create("caprmil", 24, 2, token=4)
 
 
-def test_a_pool_from_outside_must_be_passed_when_loading(tmp_path: Path) -> None:
+def test_a_pool_from_outside_the_package_must_be_passed_when_loading(tmp_path: Path) -> None:
     class Mine(nn.Module):
         def forward(self, patches: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
             return patches.mean(dim=1), mask / mask.sum(dim=1, keepdim=True)
@@ -229,7 +231,7 @@ def test_damaged_weights_are_an_error_with_the_folder(tmp_path: Path) -> None:
         CAPRMIL.from_pretrained(tmp_path)
 
 
-def test_weight_decay_leaves_the_temperatures_out() -> None:
+def test_temperatures_have_no_weight_decay() -> None:
     model = CAPRMIL(24, 2)
     assert model.no_decay() == {"context.blocks.0.attend.temperature.raw"}
     both = create("caprmil", 24, 2, pool=CAPRMIL(128, 2))
@@ -243,7 +245,7 @@ def test_a_fixed_temperature_is_one() -> None:
     assert not any("temperature" in name for name in model.state_dict())
 
 
-def test_temperatures_start_where_the_setting_says() -> None:
+def test_the_initial_temperature_is_a_setting() -> None:
     model = CAPRMIL(24, 2, depth=2, temperature=0.15)
     for block in model.context.blocks:
         torch.testing.assert_close(block.attend.temperature(), torch.full((8,), 0.15))

@@ -1,4 +1,4 @@
-"""torch.compile: asked for, it changes nothing but the time; what is missing is said."""
+"""torch.compile changes only the time, and errors name what is missing."""
 
 import subprocess
 import sys
@@ -25,7 +25,7 @@ def test_without_a_compiler_the_error_says_what_to_do(monkeypatch: pytest.Monkey
         compiled(CAPRMIL(8, 2))
 
 
-def test_what_torch_cannot_compile_is_an_error_with_its_reason(
+def test_a_model_that_torch_cannot_compile_is_an_error_with_the_reason(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from torch._dynamo.exc import InternalTorchDynamoError
@@ -39,7 +39,7 @@ def test_what_torch_cannot_compile_is_an_error_with_its_reason(
 
 
 def run_in_new_process(code: str) -> None:
-    """Run in a process without shape checks: torch cannot compile those."""
+    """Run code in a process without shape checks, which torch cannot compile."""
     subprocess.run([sys.executable, "-W", "ignore", "-c", dedent(code)], check=True)
 
 
@@ -63,7 +63,7 @@ def test_a_compiled_model_has_the_gradients_of_the_plain_one() -> None:
     """)
 
 
-def test_training_compiles_if_asked_and_keeps_the_names_of_the_weights(
+def test_training_compiles_on_request_and_keeps_the_names_of_the_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from caprmil.features import bags

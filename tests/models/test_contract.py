@@ -1,4 +1,4 @@
-"""What every model promises. A model is tested by being in MODELS, at a small width."""
+"""The contract of models. Every model in MODELS is tested, at a small width."""
 
 from copy import deepcopy
 from functools import partial
@@ -28,18 +28,18 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "sgpmil, shared noise": ("sgpmil", {"noise": "shared"}),
     "sgpmil, normalised": ("sgpmil", {"normalise": True}),
 }
-BEHIND = {  # what follows the context stack
+AFTER_CONTEXT = {  # models and pools after the context stack
     f"caprmil+{name}": ("caprmil", {"pool": {"name": name, **SETTINGS.get(name, {})}})
     for name in {*POOLS, *MODELS} - {"mean"}
 }
 # A pool, a model that streams and has its own loss, and a model that reads a bag as a sequence.
 QUICK = {"caprmil+gated", "caprmil+clam", "caprmil+transmil"}
-CASES = {**{name: (name, {}) for name in MODELS}, **BEHIND, **VARIANTS}
+CASES = {**{name: (name, {}) for name in MODELS}, **AFTER_CONTEXT, **VARIANTS}
 
 
 @pytest.fixture(
     params=[
-        pytest.param(case, marks=[pytest.mark.slow] if case in BEHIND.keys() - QUICK else [])
+        pytest.param(case, marks=[pytest.mark.slow] if case in AFTER_CONTEXT.keys() - QUICK else [])
         for case in sorted(CASES)
     ]
 )
@@ -48,7 +48,7 @@ def model(request: pytest.FixtureRequest) -> MILModel:
     return small_model(name, in_dim=24, n_outputs=3, **settings)
 
 
-def test_padding_changes_nothing(model: MILModel) -> None:
+def test_padding_does_not_change_the_output(model: MILModel) -> None:
     short, long = torch.randn(5, 24), torch.randn(9, 24)
     batch = torch.nn.utils.rnn.pad_sequence([short, long], batch_first=True, padding_value=7.0)
     mask = torch.arange(9) < torch.tensor([[5], [9]])
@@ -59,7 +59,7 @@ def test_padding_changes_nothing(model: MILModel) -> None:
     assert together.attention[0, 5:].eq(0).all()
 
 
-def test_padding_changes_no_gradient(model: MILModel) -> None:
+def test_padding_does_not_change_the_gradients(model: MILModel) -> None:
     short = torch.randn(1, 5, 24)
     padded = torch.cat([short, torch.full((1, 4, 24), 7.0)], dim=1)
     gradients = []
@@ -100,7 +100,7 @@ def test_packed_bags_have_the_gradients_of_padded_bags(model: MILModel) -> None:
     torch.testing.assert_close(gradients[0], gradients[1])
 
 
-def test_sizes_that_are_not_those_of_the_rows_are_refused(model: MILModel) -> None:
+def test_sizes_that_do_not_sum_to_the_rows_are_refused(model: MILModel) -> None:
     with pytest.raises(ValueError, match=r"sizes=\(5, 5\)"):
         model(torch.ones(1, 9, 24), sizes=(5, 5))
     with pytest.raises(BagError, match="no patches"):
@@ -108,7 +108,7 @@ def test_sizes_that_are_not_those_of_the_rows_are_refused(model: MILModel) -> No
 
 
 @pytest.mark.parametrize("junk", [torch.nan, -torch.inf, 1e30])
-def test_padding_may_hold_anything(model: MILModel, junk: float) -> None:
+def test_padding_may_have_any_value(model: MILModel, junk: float) -> None:
     bag = torch.randn(1, 5, 24)
     padded = torch.cat([bag, torch.full((1, 4, 24), junk)], dim=1)
     output = model(padded, mask=torch.arange(9)[None] < 5)
@@ -122,14 +122,14 @@ def test_patch_order_does_not_matter(model: MILModel) -> None:
     torch.testing.assert_close(model(bag[:, order]).logits, model(bag).logits)
 
 
-def test_evaluation_changes_nothing(model: MILModel) -> None:
+def test_evaluation_does_not_change_the_model(model: MILModel) -> None:
     before = deepcopy(model.state_dict())
     first, second = model(torch.ones(2, 9, 24)), model(torch.ones(2, 9, 24))
     torch.testing.assert_close(dict(model.state_dict()), dict(before), rtol=0, atol=0)
     assert torch.equal(first.logits, second.logits)
 
 
-def test_every_parameter_learns(model: MILModel) -> None:
+def test_every_parameter_has_a_gradient(model: MILModel) -> None:
     model.train()
     model.zero_grad()
     for _ in range(5):  # dropout or saturation may zero a gradient once, not five times
@@ -148,7 +148,7 @@ def test_attention_sums_to_one(model: MILModel) -> None:
     assert (attention >= 0).all()
 
 
-def test_one_patch_is_a_bag(model: MILModel) -> None:
+def test_a_bag_may_have_one_patch(model: MILModel) -> None:
     output = model(torch.randn(1, 1, 24))
     assert output.logits.isfinite().all()
     assert output.attention.item() == pytest.approx(1)
@@ -167,7 +167,7 @@ def test_features_of_another_width_are_refused(model: MILModel) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_features_come_in_any_precision(model: MILModel, dtype: torch.dtype) -> None:
+def test_features_may_have_any_precision(model: MILModel, dtype: torch.dtype) -> None:
     bag = torch.randn(1, 9, 24).to(dtype)
     torch.testing.assert_close(model(bag).logits, model(bag.float()).logits)
 
@@ -190,7 +190,7 @@ def test_a_bag_in_chunks_has_the_output_of_the_whole_bag(model: MILModel) -> Non
 
 
 def test_outputs_without_gradients_are_those_with_gradients(model: MILModel) -> None:
-    """Without gradients, evaluation may be in chunks and have another order of products."""
+    """Without gradients, evaluation may be in chunks, with another order of matrix products."""
     bag = torch.randn(1, 2500, 24)
     expected = model(bag)
     with torch.no_grad():
@@ -261,14 +261,14 @@ def test_packed_bags_have_assignments_in_every_memory_mode(memory: Any, depth: i
 
 
 def plant_a_signal(n_bags: int, n_outputs: int) -> tuple[Tensor, Tensor]:
-    """Return bags in which half of the patches show the class, and their labels."""
+    """Return bags in which half of the patches have a signal of the class, and their labels."""
     labels, bags = torch.arange(n_bags) % n_outputs, torch.randn(n_bags, 8, 24)
     bags[torch.arange(n_bags), :4, labels] += 4.0
     return bags, labels
 
 
 def learns_a_planted_signal(model: MILModel) -> bool:
-    """Return whether 40 steps on new bags suffice. Training stops as soon as they do."""
+    """Return whether a model learns the signal in 40 steps. Training stops when it has."""
     torch.manual_seed(1)
     unseen, expected = plant_a_signal(24, model.n_outputs)
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -297,7 +297,7 @@ def test_two_classes_are_learnt_like_three(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(MODELS))
-def test_the_published_size_trains_and_ignores_padding(name: str) -> None:
+def test_models_of_published_size_train_and_ignore_padding(name: str) -> None:
     torch.manual_seed(0)
     model = create(name, in_dim=1024, n_outputs=2).eval()
     bag = torch.randn(1, 20, 1024)
@@ -311,8 +311,8 @@ def test_the_published_size_trains_and_ignores_padding(name: str) -> None:
     assert all(gradient.isfinite().all() for gradient in gradients)
 
 
-@pytest.mark.parametrize("name", sorted(MODELS))  # also behind the context stack
-def test_a_hundred_thousand_patches_are_a_bag(name: str) -> None:
+@pytest.mark.parametrize("name", sorted(MODELS))  # "caprmil" has the context stack
+def test_a_bag_may_have_a_hundred_thousand_patches(name: str) -> None:
     model = small_model(name, in_dim=24, n_outputs=3)
     with torch.no_grad():
         output = model(torch.randn(1, 100_000, 24, dtype=torch.float16))
@@ -320,17 +320,17 @@ def test_a_hundred_thousand_patches_are_a_bag(name: str) -> None:
     torch.testing.assert_close(output.attention.sum(), torch.tensor(1.0), atol=1e-4, rtol=0)
 
 
-def has_no_sums(model: MILModel) -> bool:
-    """Return whether the logits are no sums over patches."""
+def is_not_a_sum(model: MILModel) -> bool:
+    """Return whether the logits are not sums over patches."""
     last = getattr(model, "pool", model)
     return type(last).__name__ in ("TransMIL", "DGRMIL") or getattr(last, "both_streams", False)
 
 
 def test_evidence_sums_to_the_logits(model: MILModel) -> None:
-    """The rest is a bias or noise, to which no patch contributes: it cannot hide wrong terms."""
+    """The rest is a bias or noise, to which no patch contributes, so it cannot hide wrong terms."""
     bag, grid = torch.randn(1, 300, 24), torch.arange(600).reshape(300, 2) // 2
     evidence, output = model.evidence(bag, grid), model(bag, grid=grid[None])
-    if has_no_sums(model):
+    if is_not_a_sum(model):
         assert evidence is None
         return
     explained = output.aux.get("mean_logits", output.logits)[0]
@@ -339,12 +339,12 @@ def test_evidence_sums_to_the_logits(model: MILModel) -> None:
     assert evidence.terms.std(dim=0).min() > 0
 
 
-def test_evidence_moves_with_its_patch(model: MILModel) -> None:
-    if has_no_sums(model):
+def test_evidence_follows_the_order_of_patches(model: MILModel) -> None:
+    if is_not_a_sum(model):
         pytest.skip(f"{type(model).__name__} has no exact evidence")
     bag, order = torch.randn(1, 40, 24), torch.randperm(40)
-    evidence, moved = model.evidence(bag), model.evidence(bag[:, order])
-    torch.testing.assert_close(moved.terms, evidence.terms[order])
+    evidence, permuted = model.evidence(bag), model.evidence(bag[:, order])
+    torch.testing.assert_close(permuted.terms, evidence.terms[order])
 
 
 NEED_CLASSES = {"clam", "dsmil", "dtfd", "dgrmil", "bayesmil", "sgpmil"}
@@ -369,17 +369,17 @@ def test_a_model_has_one_output_or_needs_classes(name: str) -> None:
         torch.testing.assert_close(terms["bag"], expected)
 
 
-def test_a_criterion_reaches_all_models_inside() -> None:
+def test_a_criterion_is_set_in_all_submodels() -> None:
     model = create("caprmil", 24, 3, pool={"name": "clam"})
     model.set_criterion(lambda logits, _: 0 * logits.sum() + 5)
     assert model.loss(model(torch.randn(1, 9, 24)), torch.tensor([2]))["bag"] == 0.7 * 5
 
 
-# How often a patch counts
+# Patches with counts
 
 
 @pytest.fixture
-def counted(model: MILModel) -> tuple[MILModel, Tensor, Tensor]:
+def weighted_case(model: MILModel) -> tuple[MILModel, Tensor, Tensor]:
     """A model in float64, a bag, and its grid."""
     columns = torch.arange(12)
     return (
@@ -389,18 +389,18 @@ def counted(model: MILModel) -> tuple[MILModel, Tensor, Tensor]:
     )
 
 
-def test_if_every_patch_counts_once_the_output_is_the_usual_one(
-    counted: tuple[MILModel, Tensor, Tensor],
+def test_counts_of_one_give_the_output_of_the_bag(
+    weighted_case: tuple[MILModel, Tensor, Tensor],
 ) -> None:
-    model, bag, grid = counted
+    model, bag, grid = weighted_case
     weighted = model.forward_weighted(bag, torch.ones(12), grid)
     torch.testing.assert_close(weighted.logits, model(bag, grid=grid[None]).logits)
 
 
-def test_the_derivative_by_the_counts_is_that_of_a_small_change(
-    counted: tuple[MILModel, Tensor, Tensor],
+def test_the_derivative_with_respect_to_a_count_is_the_finite_difference(
+    weighted_case: tuple[MILModel, Tensor, Tensor],
 ) -> None:
-    model, bag, grid = counted
+    model, bag, grid = weighted_case
 
     def logit(counts: Tensor) -> Tensor:
         return model.forward_weighted(bag, counts, grid).logits[0, 1]
@@ -414,10 +414,10 @@ def test_the_derivative_by_the_counts_is_that_of_a_small_change(
         torch.testing.assert_close(derivative[patch], change, rtol=1e-4, atol=1e-7)
 
 
-def test_a_patch_that_counts_twice_is_like_two_equal_patches(
-    counted: tuple[MILModel, Tensor, Tensor], request: pytest.FixtureRequest
+def test_a_patch_with_a_count_of_two_equals_two_copies(
+    weighted_case: tuple[MILModel, Tensor, Tensor], request: pytest.FixtureRequest
 ) -> None:
-    model, bag, grid = counted
+    model, bag, grid = weighted_case
     parts = [each for each in model.modules() if isinstance(each, MILModel)]
     if any(part.order_matters or getattr(part, "draws", 0) for part in parts):
         pytest.skip("one more patch shifts the others, or their random numbers")

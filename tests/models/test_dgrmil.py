@@ -12,18 +12,18 @@ from torch import Tensor
 from caprmil.experiments import cost
 from caprmil.models import DGRMIL
 
-UNUSED = 131_072  # two matrices of the authors' code that nothing reads
+UNUSED = 131_072  # parameters of two matrices of the authors' code that are never used
 
 
 def small(n_outputs: int = 3, **settings: Any) -> DGRMIL:
     torch.manual_seed(0)
     model = DGRMIL(24, n_outputs, dim=16, heads=4, landmarks=8, **settings)
     for part in (model.cross_attention.query, model.cross_attention.key):
-        part.weight.data *= 3  # so that weights are far from even
+        part.weight.data *= 3  # makes the attention uneven
     return model.double().eval()
 
 
-def some(n: int, bags: int = 1) -> Tensor:
+def random_bag(n: int, bags: int = 1) -> Tensor:
     generator = torch.Generator().manual_seed(n)
     return torch.randn(bags, n, 24, dtype=torch.float64, generator=generator)
 
@@ -34,27 +34,27 @@ def plain_project(model: DGRMIL, rows: Tensor) -> Tensor:
 
 
 def plain_forward(model: DGRMIL, bag: Tensor) -> tuple[Tensor, Tensor]:
-    """The logits of one bag, and the shares of patches in all answers, the class token's first."""
+    """Return the logits of one bag, and the attention of the class token and the global vectors."""
 
     def in_context(rows: Tensor, layer: Any, norm: Any) -> Tensor:
         return norm(rows + plain_attention(layer.attend, layer.norm(rows))[0])
 
     patches = in_context(plain_project(model, bag), *model.patch_layer)
     vectors = plain_project(model, model.global_vectors[0])
-    asking = in_context(torch.cat([model.class_token[0], vectors]), *model.global_layer)
-    query = model.cross_attention.query(asking).chunk(4, dim=1)
+    queries = in_context(torch.cat([model.class_token[0], vectors]), *model.global_layer)
+    query = model.cross_attention.query(queries).chunk(4, dim=1)
     key = model.cross_attention.key(patches).chunk(4, dim=1)
     value = model.cross_attention.value(patches).chunk(4, dim=1)
     shares = [(q @ k.T / math.sqrt(4)).softmax(dim=1) for q, k in zip(query, key, strict=True)]
-    heard = torch.cat([s @ v for s, v in zip(shares, value, strict=True)], dim=1)
-    answers = model.head(model.cross_attention.out(heard))
-    return model.classify(answers[0]), sum(shares) / 4
+    attended = torch.cat([s @ v for s, v in zip(shares, value, strict=True)], dim=1)
+    attended_rows = model.head(model.cross_attention.out(attended))
+    return model.classify(attended_rows[0]), sum(shares) / 4
 
 
 @pytest.mark.parametrize("n", [1, 5, 8, 9, 24, 30])
 @pytest.mark.parametrize("vectors", [1, 5, 9])
-def test_the_answer_is_that_of_the_plain_form(n: int, vectors: int) -> None:
-    model, bag = small(vectors=vectors), some(n)
+def test_the_output_is_that_of_the_plain_form(n: int, vectors: int) -> None:
+    model, bag = small(vectors=vectors), random_bag(n)
     logits, shares = plain_forward(model, bag[0])
     output = model(bag)
     torch.testing.assert_close(output.logits[0], logits, rtol=1e-9, atol=1e-9)
@@ -63,7 +63,7 @@ def test_the_answer_is_that_of_the_plain_form(n: int, vectors: int) -> None:
 
 
 def test_gradients_are_those_of_the_plain_form() -> None:
-    model, bag = small(), some(12)
+    model, bag = small(), random_bag(12)
     parameters = list(model.parameters())
     expected = torch.autograd.grad(plain_forward(model, bag[0])[0][0], parameters)
     measured = torch.autograd.grad(model(bag).logits[0, 0], parameters)
@@ -73,7 +73,9 @@ def test_gradients_are_those_of_the_plain_form() -> None:
 @pytest.mark.parametrize(
     ("vectors", "parameters"), [(3, 4_340_242), (5, 4_342_290), (6, 4_343_314)]
 )
-def test_size_is_the_papers_but_for_what_is_unused(vectors: int, parameters: int) -> None:
+def test_the_number_of_parameters_is_the_papers_without_unused_ones(
+    vectors: int, parameters: int
+) -> None:
     assert cost.parameters(DGRMIL(1024, 2, vectors=vectors)) + UNUSED == parameters
 
 
@@ -82,7 +84,7 @@ def test_a_thousand_patches_take_11_gflop() -> None:
     assert measured / 1e9 == pytest.approx(11.25, abs=0.05)
 
 
-def test_parts_begin_as_the_paper_has_it() -> None:
+def test_initial_values_are_those_of_the_paper() -> None:
     torch.manual_seed(0)
     model = DGRMIL(512, 2, dim=512, landmarks=8)
     for drawn in (model.global_vectors, model.class_token, model.centres):
@@ -97,18 +99,18 @@ def test_parts_begin_as_the_paper_has_it() -> None:
     assert not model.cross_attention.out.bias.any()
 
 
-def test_with_a_grid_the_order_of_a_file_is_no_matter() -> None:
-    model, bag, order = small(), some(12), torch.randperm(12)
+def test_with_a_grid_the_order_of_patches_does_not_matter() -> None:
+    model, bag, order = small(), random_bag(12), torch.randperm(12)
     grid = torch.stack([torch.arange(12) % 4, torch.arange(12) // 4], dim=-1)
-    output, moved = model(bag), model(bag[:, order], grid=grid[None, order])
-    torch.testing.assert_close(moved.logits, output.logits)
-    torch.testing.assert_close(moved.attention, output.attention[:, order])
+    output, permuted = model(bag), model(bag[:, order], grid=grid[None, order])
+    torch.testing.assert_close(permuted.logits, output.logits)
+    torch.testing.assert_close(permuted.attention, output.attention[:, order])
     maps = model.global_attention(bag[:, order], grid[order])
     torch.testing.assert_close(maps, model.global_attention(bag)[:, :, order])
 
 
-def test_without_a_grid_the_order_counts() -> None:
-    model, bag = small(), some(12)
+def test_without_a_grid_the_order_of_patches_matters() -> None:
+    model, bag = small(), random_bag(12)
     assert model.order_matters
     assert not torch.allclose(model(bag.flip(1)).logits, model(bag).logits)
 
@@ -117,7 +119,7 @@ def test_without_a_grid_the_order_counts() -> None:
 
 
 def plain_terms(model: DGRMIL) -> tuple[Tensor, Tensor]:
-    """The diversity and triplet terms, vector by vector, before their weights."""
+    """Return the diversity and triplet terms without their weights, vector by vector."""
     vectors = [v / v.norm() for v in plain_project(model, model.global_vectors[0])]
     gram = torch.stack([torch.stack([v @ w for w in vectors]) for v in vectors])
     negative, positive = model.centres
@@ -129,11 +131,11 @@ def distance(one: Tensor, other: Tensor) -> Tensor:
     return 1 - (one @ other) / (one.norm() * other.norm())
 
 
-def test_terms_are_those_of_the_paper() -> None:
+def test_the_terms_of_the_loss_are_those_of_the_paper() -> None:
     model, labels = small(), torch.tensor([2, 0])
     model.centres[1] = 3 * plain_project(model, model.global_vectors[0])[0].detach()
-    model.centres[0] = -model.centres[1]  # so that the margin of some vectors is below zero
-    output = model(some(9, bags=2))
+    model.centres[0] = -model.centres[1]  # makes the margin of some vectors negative
+    output = model(random_bag(9, bags=2))
     terms, (diversity, triplet) = model.loss(output, labels), plain_terms(model)
     torch.testing.assert_close(terms["diversity"].double(), 0.1 * diversity, rtol=1e-4, atol=0)
     torch.testing.assert_close(terms["triplet"].double(), 0.1 * triplet, rtol=1e-6, atol=0)
@@ -141,43 +143,43 @@ def test_terms_are_those_of_the_paper() -> None:
     torch.testing.assert_close(terms["bag"].double(), bag, rtol=1e-6, atol=0)
 
 
-def test_weights_of_the_terms_are_settings() -> None:
+def test_the_weights_of_the_terms_are_settings() -> None:
     plain, changed = small(), small(diversity_weight=0.3, triplet_weight=0.0)
-    terms, others = (m.loss(m(some(9)), torch.tensor([1])) for m in (plain, changed))
+    terms, others = (m.loss(m(random_bag(9)), torch.tensor([1])) for m in (plain, changed))
     torch.testing.assert_close(others["diversity"], 3 * terms["diversity"])
     assert terms["triplet"] > others["triplet"] == 0
 
 
-def test_the_first_epochs_are_for_the_bag_loss_alone() -> None:
+def test_the_first_epochs_have_only_the_bag_loss() -> None:
     model, counts = small(), []
     for epoch in (None, 0, 9, 10, 30):
         if epoch is not None:
             model.on_epoch_start(epoch, n_bags=7)
-        terms = model.loss(model(some(9)), torch.tensor([1]))
+        terms = model.loss(model(random_bag(9)), torch.tensor([1]))
         counts.append((bool(terms["diversity"]), bool(terms["triplet"])))
     assert counts == [(True, True), (False, False), (False, False), (True, True), (True, True)]
 
 
-def test_equal_global_vectors_are_costly_and_not_infinite() -> None:
+def test_equal_global_vectors_have_a_high_but_finite_diversity_loss() -> None:
     model, apart = small(), small()
     model.global_vectors.data[:] = model.global_vectors.data[:, :1].clone()
-    terms, others = (m.loss(m(some(9)), torch.tensor([1])) for m in (model, apart))
+    terms, others = (m.loss(m(random_bag(9)), torch.tensor([1])) for m in (model, apart))
     sum(terms.values()).backward()
     assert others["diversity"] + 1 < terms["diversity"] < torch.inf
     assert model.global_vectors.grad.isfinite().all()
 
 
-def test_both_logits_learn_where_there_are_two() -> None:
+def test_both_logits_of_two_classes_have_a_gradient() -> None:
     model = small(n_outputs=2)
-    model.loss(model(some(9)), torch.tensor([1]))["bag"].backward()
+    model.loss(model(random_bag(9)), torch.tensor([1]))["bag"].backward()
     assert (model.classify.bias.grad != 0).all()
 
 
 # Centres
 
 
-def test_a_bag_moves_the_centre_of_its_kind_in_training() -> None:
-    model, bags = small(patch_dropout=0.0).train(), some(9, bags=3)
+def test_a_bag_moves_the_centre_of_its_class_in_training() -> None:
+    model, bags = small(patch_dropout=0.0).train(), random_bag(9, bags=3)
     negative, positive = model.centres.clone()
     first, second, third = (plain_project(model, bag).mean(dim=0).detach() for bag in bags)
     model.loss(model(bags), torch.tensor([2, 0, 1]))
@@ -187,20 +189,20 @@ def test_a_bag_moves_the_centre_of_its_kind_in_training() -> None:
     )
 
 
-def test_centres_move_in_the_first_epochs_too_and_never_in_evaluation() -> None:
+def test_centres_move_from_the_first_epoch_and_not_in_evaluation() -> None:
     model, moved = small(), []
     model.on_epoch_start(0, n_bags=1)
     for training in (True, False):
         before = model.centres.clone()
-        model.train(training).loss(model(some(9)), torch.tensor([1]))
+        model.train(training).loss(model(random_bag(9)), torch.tensor([1]))
         moved.append(not torch.equal(model.centres, before))
     assert moved == [True, False]
 
 
-def test_the_triplet_term_reads_the_centre_after_its_move() -> None:
+def test_the_triplet_term_uses_the_updated_centre() -> None:
     model = small(patch_dropout=0.0).train()
     _, before = plain_terms(model)
-    terms = model.loss(model(some(9)), torch.tensor([1]))
+    terms = model.loss(model(random_bag(9)), torch.tensor([1]))
     _, after = plain_terms(model)
     torch.testing.assert_close(terms["triplet"].double(), 0.1 * after, rtol=1e-6, atol=0)
     assert not torch.isclose(before, after)
@@ -209,7 +211,7 @@ def test_the_triplet_term_reads_the_centre_after_its_move() -> None:
 # Patch dropout
 
 
-def test_patches_are_dropped_whole_and_at_each_step() -> None:
+def test_whole_patches_are_dropped_independently_at_each_layer() -> None:
     torch.manual_seed(0)
     kept = small(patch_dropout=0.1).draw_patches(20_000)[..., 0]
     dropped = kept == 0
@@ -220,8 +222,8 @@ def test_patches_are_dropped_whole_and_at_each_step() -> None:
     assert (dropped[0] & dropped[1]).float().mean() == pytest.approx(0.01, abs=0.004)
 
 
-def test_dropped_patches_count_in_the_mean_of_a_bag(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, bag = small().train(), some(3)
+def test_the_mean_of_a_bag_includes_dropped_patches(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, bag = small().train(), random_bag(3)
     kept = torch.tensor([[2.0, 0.0, 2.0], [2.0, 2.0, 0.0]])
     monkeypatch.setattr(model, "draw_patches", lambda n: kept.unsqueeze(-1))
     first, second = model.projections
@@ -230,15 +232,15 @@ def test_dropped_patches_count_in_the_mean_of_a_bag(monkeypatch: pytest.MonkeyPa
     torch.testing.assert_close(model(bag).aux["centre"][0], patches.mean(dim=0).detach())
 
 
-def test_one_patch_stays_at_least() -> None:
+def test_at_least_one_patch_is_kept() -> None:
     torch.manual_seed(0)
     model = small(patch_dropout=0.9)
     for n in (1, 2, 5) * 50:
-        stays = model.draw_patches(n).prod(dim=0)
-        assert stays.max().item() == pytest.approx(100, rel=1e-4)
+        scales = model.draw_patches(n).prod(dim=0)
+        assert scales.max().item() == pytest.approx(100, rel=1e-4)
 
 
 @pytest.mark.parametrize("settings", [{"vectors": 0}, {"patch_dropout": 1.0}, {"heads": 5}])
-def test_senseless_settings_are_refused(settings: dict[str, Any]) -> None:
+def test_invalid_settings_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=f"{next(iter(settings))}="):
         DGRMIL(24, 2, **settings)

@@ -12,7 +12,7 @@ SIZES = (9, 1, 20)
 
 
 @pytest.mark.parametrize("tokens", TOKENS)
-def test_folded_attention_is_the_plain_one(tokens: str) -> None:
+def test_folded_attention_equals_the_plain_form(tokens: str) -> None:
     attention = make_model(tokens=TOKENS[tokens]).eval().context.blocks[0].attend
     patches = torch.randn(1, 30, 16, dtype=torch.float64)
     context, assignments = attention(patches, torch.ones(1, 30, dtype=torch.bool))
@@ -23,7 +23,7 @@ def test_folded_attention_is_the_plain_one(tokens: str) -> None:
     torch.testing.assert_close(folded.unfold(assigned), assignments)
 
 
-def test_the_sums_of_chunks_add_up() -> None:
+def test_the_sums_of_chunks_add_up_to_those_of_the_bag() -> None:
     folded = FoldedAttention(make_model().context.blocks[0].attend)
     patches = torch.randn(30, 16, dtype=torch.float64)
     whole = folded.aggregate(patches, folded.assign(patches))
@@ -36,10 +36,10 @@ def test_the_sums_of_chunks_add_up() -> None:
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 @pytest.mark.parametrize("pool", [*POOLS, "abmil"])
 @pytest.mark.parametrize("depth", [0, 1, 3])
-def test_one_bag_trains_as_in_the_plain_form(
+def test_one_bag_has_the_output_and_gradients_of_the_plain_form(
     depth: int, pool: str, dropout: float, learn_temperature: bool
 ) -> None:
-    """Also with dropout: both draw the same numbers."""
+    """This includes dropout: both forms draw the same random numbers."""
     settings = {"depth": depth, "dropout": dropout, "learn_temperature": learn_temperature}
     model, bag = make_model(pool=pool, **settings), torch.randn(1, 30, 24).double()
     outputs = []
@@ -54,7 +54,9 @@ def test_one_bag_trains_as_in_the_plain_form(
 @pytest.mark.parametrize("tokens", TOKENS)
 @pytest.mark.parametrize("pool", [*POOLS, "abmil"])
 @pytest.mark.parametrize("depth", [1, 2])
-def test_packed_bags_train_as_padded_ones(depth: int, pool: str, tokens: str) -> None:
+def test_packed_bags_have_the_output_and_gradients_of_padded_ones(
+    depth: int, pool: str, tokens: str
+) -> None:
     settings = {"pool": {"name": pool, "dropout": 0.0}} if pool != "mean" else {}
     model = make_model(depth=depth, tokens=TOKENS[tokens], dropout=0, **settings)
     packed = torch.randn(1, sum(SIZES), 24).double()
@@ -74,7 +76,7 @@ def test_gradients_of_features_are_those_of_the_plain_form() -> None:
     torch.testing.assert_close(bags[0].grad, bags[1].grad)
 
 
-def test_a_model_behind_the_context_gets_the_grid() -> None:
+def test_a_model_after_the_context_stack_gets_the_grid() -> None:
     model = make_model(pool={"name": "bayesmil", "dim": 8, "hidden": 4, "spatial": True}).eval()
     bag, grid = torch.randn(1, 30, 24).double(), torch.randint(5, (1, 30, 2))
     expected = model.forward_bags(*model.validate(bag, None), grid)

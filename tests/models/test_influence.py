@@ -1,4 +1,4 @@
-"""Influence: the derivative of each logit by how often a patch counts, in a bag or added to one."""
+"""Influence: the derivative of each logit by the count of a patch, in the bag or added to it."""
 
 from typing import Any
 
@@ -34,14 +34,16 @@ def bag() -> Tensor:
     return torch.randn(1, 40, 24, dtype=torch.float64)
 
 
-def test_influence_by_sums_is_that_of_backward_passes(model: MILModel, bag: Tensor) -> None:
+def test_influence_by_sums_equals_influence_by_backward_passes(
+    model: MILModel, bag: Tensor
+) -> None:
     assert model.summed_parts() is not None
     torch.testing.assert_close(model.influence(bag), by_counts(model, bag, None, None, None))
     torch.testing.assert_close(
         model.influence(bag, samples=SAMPLES),
         by_counts(model, bag, None, SAMPLES, None),
         rtol=1e-3,
-        atol=1e-5,  # other patches count a millionth there
+        atol=1e-5,  # there, other patches have a count of a millionth
     )
 
 
@@ -55,7 +57,7 @@ def test_influence_in_chunks_is_that_of_the_whole_bag(model: MILModel, bag: Tens
     )
 
 
-def test_influence_is_the_effect_of_a_removal_in_a_large_bag(model: MILModel) -> None:
+def test_influence_in_a_large_bag_is_the_effect_of_a_removal(model: MILModel) -> None:
     bag = torch.randn(1, 400, 24, dtype=torch.float64)
     influence = model.influence(bag)
     with torch.no_grad():
@@ -70,7 +72,7 @@ def test_influences_sum_to_zero(model: MILModel, bag: Tensor) -> None:
     assert influence.sum(dim=0).abs().max() < 1e-5 * influence.abs().sum()
 
 
-def test_equal_patches_share_their_influence(model: MILModel, bag: Tensor) -> None:
+def test_equal_patches_have_equal_influence(model: MILModel, bag: Tensor) -> None:
     twice = torch.cat([bag, bag[:, :1]], dim=1)
     influence = model.influence(twice)
     torch.testing.assert_close(influence[0], influence[-1])
@@ -84,18 +86,18 @@ def test_the_influence_on_attention_pooling_has_a_closed_form(bag: Tensor) -> No
     torch.testing.assert_close(model.influence(bag), expected)
 
 
-def test_a_patch_like_the_mean_of_the_bag_has_no_influence_on_a_mean(bag: Tensor) -> None:
+def test_equal_patches_have_no_influence_on_a_mean(bag: Tensor) -> None:
     model = small_model("caprmil", in_dim=24, n_outputs=3, depth=0).double()
     equal = bag[:, :1].expand(-1, 5, -1)
     assert model.influence(equal).abs().max() < 1e-12
 
 
-def test_a_model_in_training_has_no_influence(model: MILModel, bag: Tensor) -> None:
+def test_influence_in_training_mode_is_an_error(model: MILModel, bag: Tensor) -> None:
     with pytest.raises(ValueError, match="Influence is for evaluation"):
         model.train().influence(bag)
 
 
-def test_a_model_without_weights_has_no_influence(bag: Tensor) -> None:
+def test_influence_on_a_model_without_patch_weights_is_an_error(bag: Tensor) -> None:
     class Plain(type(small_model("mean", in_dim=24, n_outputs=2))):  # type: ignore[misc]
         weighs_patches = False
 
@@ -106,11 +108,11 @@ def test_a_model_without_weights_has_no_influence(bag: Tensor) -> None:
         Plain(24, 2).eval().influence(bag.float())
 
 
-def test_the_influence_on_a_direction_is_that_on_the_logits_in_this_direction(bag: Tensor) -> None:
+def test_influence_on_a_direction_is_the_influence_on_logits_along_it(bag: Tensor) -> None:
     directions = torch.tensor([[1.0, -1.0, 0.0]]).double()
     for name in ("caprmil", "clam"):
         model = small_model(name, in_dim=24, n_outputs=3).double()
         for samples in (None, SAMPLES):
             found = model.influence(bag, samples=samples, directions=directions)
-            every = model.influence(bag, samples=samples)
-            torch.testing.assert_close(found[:, 0], every[:, 0] - every[:, 1])
+            on_logits = model.influence(bag, samples=samples)
+            torch.testing.assert_close(found[:, 0], on_logits[:, 0] - on_logits[:, 1])

@@ -24,27 +24,27 @@ def test_dropout_passes_gradients_where_it_passed_values() -> None:
     torch.testing.assert_close(gradient, (dropped / values).detach())
 
 
-def test_dropout_of_neighbours_is_independent() -> None:
-    """Four draws come from one random number."""
+def test_dropout_of_adjacent_values_is_independent() -> None:
+    """Four values share a random number."""
     torch.manual_seed(0)
     dropped = Dropout(0.5).train()(torch.ones(100_000, 8)) == 0
     correlations = torch.corrcoef(dropped.T.float()) - torch.eye(8)
     assert correlations.abs().max() < 0.02
 
 
-def test_a_dropout_of_one_is_refused() -> None:
+def test_a_dropout_rate_of_one_is_refused() -> None:
     with pytest.raises(ValueError, match="from 0 to below 1"):
         Dropout(1.0)
 
 
 def test_a_sum_over_many_patches_is_exact_in_half_precision() -> None:
-    values = torch.full((1, 60_000, 1), 3.0, dtype=torch.float16)  # 180,000: beyond float16
+    values = torch.full((1, 60_000, 1), 3.0, dtype=torch.float16)  # the sum exceeds float16
     with torch.autocast("cpu", torch.bfloat16):
         total = weighted_sum(torch.ones(1, 60_000, 1, dtype=torch.float16), values)
     assert total.item() == 180_000
 
 
-def test_weights_of_classes_do_not_cancel_in_a_batch_of_one() -> None:
+def test_class_weights_do_not_cancel_in_a_batch_of_one() -> None:
     logits, labels = torch.randn(4, 3), torch.tensor([0, 2, 1, 2])
     weights = torch.tensor([1.0, 0.5, 3.0])
     pairs = zip(logits, labels, strict=True)

@@ -1,4 +1,4 @@
-"""The mean after an MLP, from sums: the values and gradients of the MLP on every patch."""
+"""The mean after an MLP, computed from sums: values and gradients equal the MLP on every patch."""
 
 from collections.abc import Callable
 
@@ -24,18 +24,18 @@ def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def block() -> ContextBlock:
     torch.manual_seed(0)
-    made = ContextBlock(
+    layer = ContextBlock(
         12, heads=3, tokens=2, mlp_ratio=2, dropout=0.3, learn_temperature=True
     ).double()
-    nn.init.normal_(made.norm_mlp.weight)
-    nn.init.normal_(made.norm_mlp.bias)
-    return made
+    nn.init.normal_(layer.norm_mlp.weight)
+    nn.init.normal_(layer.norm_mlp.bias)
+    return layer
 
 
-def both(
+def sums_and_reference(
     block: ContextBlock, patches: Tensor, sizes: tuple[int, ...]
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """The means and their gradients: from sums, and by the MLP on every patch."""
+    """Return the means and their gradients: from sums, and from the MLP on every patch."""
 
     def on_every_patch() -> Tensor:
         return torch.stack([bag.mean(dim=0) for bag in block.add_mlp(patches)[0].split(sizes)])
@@ -61,10 +61,10 @@ def test_means_and_gradients_are_those_of_the_mlp_on_every_patch(
 ) -> None:
     block.dropout.p = dropout
     patches = torch.randn(1, sum(sizes), 12).double().requires_grad_()
-    torch.testing.assert_close(*both(block, patches, sizes))
+    torch.testing.assert_close(*sums_and_reference(block, patches, sizes))
 
 
-def test_without_a_block_it_is_the_mean() -> None:
+def test_without_a_block_the_value_is_the_mean() -> None:
     mean, rows = MeanAfterMLP(None), torch.randn(30, 12)
     for chunk in rows.split(20):
         mean.add(chunk)
@@ -96,8 +96,8 @@ def mlp_by_hand(mlp: GatedMLP, row: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("pool", ["mean", "gated"])
-def test_a_variant_of_the_mlp_is_one_class(pool: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is set once, and all forms compute it: padded, packed, single, streamed, recomputed."""
+def test_a_variant_of_the_mlp_needs_one_class(pool: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All forms use it: padded, packed, single, streamed, recomputed."""
     monkeypatch.setattr("caprmil.models.caprmil.MLP", GatedMLP)
     monkeypatch.setattr(recompute, "CHUNK", 11)
     model = without_dropout(make_model(depth=2, pool=pool))
@@ -109,13 +109,13 @@ def test_a_variant_of_the_mlp_is_one_class(pool: str, monkeypatch: pytest.Monkey
     check(model(packed, sizes=sizes), plain(model, padded, mask))
     bag = packed[:, :30]
     expected = plain(model, bag)
-    wanted = gradients(model, expected)
-    assert wanted["context.blocks.1.mlp.gate.weight"].any()
-    for how in ("whole", "keep", "stream"):
-        model.save_memory(how)
+    expected_gradients = gradients(model, expected)
+    assert expected_gradients["context.blocks.1.mlp.gate.weight"].any()
+    for memory in ("whole", "keep", "stream"):
+        model.save_memory(memory)
         found = model(bag)
         torch.testing.assert_close(found.logits, expected.logits)
-        torch.testing.assert_close(gradients(model, found), wanted)
+        torch.testing.assert_close(gradients(model, found), expected_gradients)
     model.eval()
     with torch.no_grad():
         check(model(bag), expected)
@@ -123,10 +123,10 @@ def test_a_variant_of_the_mlp_is_one_class(pool: str, monkeypatch: pytest.Monkey
     torch.testing.assert_close(streamed.logits, expected.logits)
 
 
-def test_a_training_step_takes_less_than_half_of_the_memory_of_the_equations(
+def test_a_training_step_needs_less_than_half_of_the_memory_of_the_equations(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(mean_mlp, "CHUNK", 200)  # a tenth of the bag, as in one of 10,000 patches
+    monkeypatch.setattr(mean_mlp, "CHUNK", 200)  # a tenth of the bag, as with 10,000 patches
     bag, equations = torch.randn(1, 2000, 64), PlainCAPRMIL(CAPRMIL(64, 2))
     peaks = []
     for model in (CAPRMIL(64, 2), equations):
@@ -136,7 +136,7 @@ def test_a_training_step_takes_less_than_half_of_the_memory_of_the_equations(
     assert peaks[0] < 0.5 * peaks[1]
 
 
-def test_only_training_on_a_cpu_in_full_precision_takes_the_mean_from_sums() -> None:
+def test_only_training_on_a_cpu_in_full_precision_computes_the_mean_from_sums() -> None:
     model, bag = CAPRMIL(24, 2, dim=16, heads=2), torch.randn(1, 5, 24)
     assert model.trains_mean(bag)
     with torch.no_grad():

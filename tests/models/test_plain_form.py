@@ -1,4 +1,4 @@
-"""The plain form of CAPRMIL against the equations of the paper, written again in benchmarks/."""
+"""The plain form of CAPRMIL against the equations of the paper, in benchmarks/plain.py."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ def pair(pool: str, depth: int, dtype: torch.dtype) -> tuple[CAPRMIL, PlainCAPRM
     torch.manual_seed(0)
     settings: dict[str, Any] = {"dim": 16, "heads": 2, "depth": depth, "tokens": 3}
     model = CAPRMIL(24, 3, **settings, dropout=0, pool=POOLS[pool]).to(dtype)
-    for name, value in model.named_parameters():  # initial weights hide errors
+    for name, value in model.named_parameters():  # errors can be invisible at initial weights
         torch.nn.init.normal_(value, std=1.0 if "temperature" in name else 0.3)
     return model, PlainCAPRMIL(model)
 
@@ -58,7 +58,7 @@ def check(ours: Output, plain: Output, **tolerance: float) -> None:
 @pytest.mark.parametrize(
     ("dtype", "depth"), [(torch.float64, 1), (torch.float64, 3), (torch.float32, 1)]
 )
-def test_outputs_and_gradients_are_those_of_the_equations(
+def test_outputs_and_gradients_equal_those_of_the_equations(
     pool: str, depth: int, dtype: torch.dtype
 ) -> None:
     tolerance = TOLERANCES[dtype]

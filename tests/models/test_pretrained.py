@@ -1,4 +1,4 @@
-"""Models from the Hugging Face hub: by name, from the cache when offline, or a clear refusal."""
+"""Models from the Hugging Face hub: by name, from the cache when offline, and clear errors."""
 
 import json
 from collections.abc import Iterator
@@ -19,23 +19,25 @@ from caprmil.models import (
 )
 
 
-def test_a_name_is_looked_up_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_is_downloaded_from_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = CAPRMIL(24, 2, tokens=3)
     model.save_pretrained(tmp_path)
-    asked = []
+    requests = []
 
     def download(name: str, allow_patterns: list[str]) -> str:
-        asked.append((name, allow_patterns))
+        requests.append((name, allow_patterns))
         return str(tmp_path)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
     loaded = CAPRMIL.from_pretrained("somebody/caprmil-lymph-node")
-    assert asked == [("somebody/caprmil-lymph-node", ["config.json", "model.safetensors"])]
+    assert requests == [("somebody/caprmil-lymph-node", ["config.json", "model.safetensors"])]
     bag = torch.randn(1, 5, 24)
     torch.testing.assert_close(loaded(bag).logits, model.eval()(bag).logits)
 
 
-def test_the_hubs_own_cache_serves_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_of_the_hub_is_used_offline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     snapshot = tmp_path / "models--somebody--model" / "snapshots" / "0123abcd"
     CAPRMIL(24, 2).save_pretrained(snapshot)
     (tmp_path / "models--somebody--model" / "refs").mkdir()
@@ -45,13 +47,15 @@ def test_the_hubs_own_cache_serves_offline(tmp_path: Path, monkeypatch: pytest.M
     assert isinstance(MILModel.from_pretrained("somebody/model"), CAPRMIL)
 
 
-def test_without_network_and_folder_the_way_out_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_network_and_folder_the_error_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(RunError, match=r"There is no folder nobody/nothing[\s\S]*pass the path"):
         MILModel.from_pretrained("nobody/nothing")
 
 
-def test_a_path_that_is_no_name_is_refused() -> None:
+def test_a_path_that_is_not_the_name_of_a_repository_is_refused() -> None:
     with pytest.raises(RunError, match="neither a folder nor the name of a repository"):
         MILModel.from_pretrained("no/such/folder")
 
@@ -62,7 +66,7 @@ def test_a_folder_with_another_model_is_refused(tmp_path: Path) -> None:
         ABMIL.from_pretrained(tmp_path)
 
 
-def test_a_strangers_config_with_an_unknown_setting_is_refused(tmp_path: Path) -> None:
+def test_a_config_with_an_unknown_setting_is_refused(tmp_path: Path) -> None:
     CAPRMIL(24, 2).save_pretrained(tmp_path)
     config = tmp_path / "config.json"
     config.write_text(config.read_text().replace('"tokens"', '"run_this"'))
@@ -70,7 +74,7 @@ def test_a_strangers_config_with_an_unknown_setting_is_refused(tmp_path: Path) -
         MILModel.from_pretrained(tmp_path)
 
 
-def test_a_model_that_nobody_could_load_is_not_saved(tmp_path: Path) -> None:
+def test_a_model_that_is_not_registered_is_not_saved(tmp_path: Path) -> None:
     class Mine(ABMIL):
         pass
 
@@ -89,7 +93,7 @@ def _registry() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_registry")
-def test_a_registered_model_from_outside_can_be_saved_and_loaded(tmp_path: Path) -> None:
+def test_a_registered_model_of_another_package_can_be_saved_and_loaded(tmp_path: Path) -> None:
 
     @register_model("mine")
     class Mine(ABMIL):

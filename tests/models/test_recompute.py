@@ -1,4 +1,4 @@
-"""Training that recomputes activations: the gradients of the plain form, whatever is kept."""
+"""Training that recomputes activations has the gradients of the plain form in every memory mode."""
 
 from typing import Any
 
@@ -27,33 +27,33 @@ def test_gradients_are_those_of_the_plain_form(
     model = without_dropout(make_model(depth=depth, tokens=tokens, pool=pool))
     bag = torch.randn(1, 17, 24).double()
     expected = plain(model, bag)
-    wanted = gradients(model, expected)
+    expected_gradients = gradients(model, expected)
     model.save_memory(how)
     found = model(bag)
     torch.testing.assert_close(found.logits, expected.logits)
     torch.testing.assert_close(found.attention, expected.attention)
-    torch.testing.assert_close(gradients(model, found), wanted)
+    torch.testing.assert_close(gradients(model, found), expected_gradients)
 
 
 @pytest.mark.parametrize("keep", [True, False])
 @pytest.mark.parametrize("pool", POOLS)
-def test_dropout_draws_the_same_numbers_again(
+def test_recomputed_dropout_has_the_same_random_numbers(
     pool: str, keep: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Against one graph of all chunks, without checkpoints."""
+    """Compared with one graph of all chunks, without checkpoints."""
     model, bag = make_model(depth=2, pool=pool, dropout=0.3), torch.randn(1, 17, 24).double()
 
-    def learn() -> dict[str, Tensor]:
+    def compute_gradients() -> dict[str, Tensor]:
         torch.manual_seed(5)
-        made = RecomputedBag(model.context, model.pool, bag, keep=keep)
-        return gradients(model, model.output(*made.forward()))
+        recomputed = RecomputedBag(model.context, model.pool, bag, keep=keep)
+        return gradients(model, model.output(*recomputed.forward()))
 
-    found = learn()
+    found = compute_gradients()
     monkeypatch.setattr(recompute, "checkpointed", lambda function, *args: function(*args))
-    torch.testing.assert_close(found, learn())
+    torch.testing.assert_close(found, compute_gradients())
 
 
-def test_two_steps_draw_different_dropout() -> None:
+def test_two_steps_have_different_dropout() -> None:
     model, bag = make_model(dropout=0.5), torch.randn(1, 17, 24).double()
     model.save_memory("keep")
     assert not torch.equal(model(bag).logits, model(bag).logits)
@@ -63,7 +63,7 @@ def test_two_steps_draw_different_dropout() -> None:
     assert torch.equal(model(bag).logits, first)
 
 
-def test_the_random_state_goes_on_as_after_one_draw() -> None:
+def test_a_step_advances_the_random_state_by_one_draw() -> None:
     model, bag = make_model(dropout=0.5), torch.randn(1, 17, 24).double()
     model.save_memory("stream")
     torch.manual_seed(3)
@@ -76,9 +76,9 @@ def test_the_random_state_goes_on_as_after_one_draw() -> None:
 
 def test_features_in_half_precision_are_cast_chunk_by_chunk() -> None:
     model, bag = without_dropout(make_model()).float(), torch.randn(1, 17, 24).half()
-    wanted = gradients(model, plain(model, bag))
+    expected_gradients = gradients(model, plain(model, bag))
     model.save_memory("keep")
-    torch.testing.assert_close(gradients(model, model(bag)), wanted)
+    torch.testing.assert_close(gradients(model, model(bag)), expected_gradients)
 
 
 @pytest.mark.parametrize("how", ["keep", "stream"])
@@ -88,15 +88,15 @@ def test_no_copy_of_the_features_is_kept(how: Any, monkeypatch: pytest.MonkeyPat
     model.save_memory(how)
     with LiveTensors(exclude=[*model.parameters(), bag]) as live:
         model(bag).logits.sum().backward()
-    assert live.peak < 1000 * 512 * 4 / 2  # half of what a copy in float32 would take
+    assert live.peak < 1000 * 512 * 4 / 2  # half of a copy in float32
 
 
 def test_gradients_of_features_are_those_of_the_plain_form() -> None:
     model, bag = without_dropout(make_model()), torch.randn(1, 17, 24).double().requires_grad_()
-    (wanted,) = torch.autograd.grad(plain(model, bag).logits.square().sum(), bag)
+    (expected_gradients,) = torch.autograd.grad(plain(model, bag).logits.square().sum(), bag)
     model.save_memory("stream")
     (found,) = torch.autograd.grad(model(bag).logits.square().sum(), bag)
-    torch.testing.assert_close(found, wanted)
+    torch.testing.assert_close(found, expected_gradients)
 
 
 def test_the_backward_pass_has_the_same_mixed_precision() -> None:
@@ -111,7 +111,7 @@ def test_the_backward_pass_has_the_same_mixed_precision() -> None:
         torch.testing.assert_close(other, found[0], rtol=0.1, atol=0.05)
 
 
-def test_frozen_parameters_stay_frozen() -> None:
+def test_frozen_parameters_have_no_gradient() -> None:
     model, bag = without_dropout(make_model()), torch.randn(1, 17, 24).double()
     model.context.project.requires_grad_(False)
     model.save_memory("stream")
@@ -120,7 +120,7 @@ def test_frozen_parameters_stay_frozen() -> None:
     assert model.context.blocks[0].attend.project_x.weight.grad is not None
 
 
-def test_the_size_of_a_bag_chooses_what_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_size_of_a_bag_determines_what_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recompute, "WHOLE", 10)
     monkeypatch.setattr(recompute, "KEEP", 20)
     kept = []

@@ -26,7 +26,7 @@ def test_chunks_give_the_output_of_the_plain_form(pool: str, depth: int, tokens:
 
 
 @pytest.mark.parametrize("pool", ["abmil", "dsmil", "clam"])
-def test_a_model_behind_the_context_is_streamed_too(pool: str) -> None:
+def test_a_model_after_the_context_stack_is_streamed(pool: str) -> None:
     model = make_model(pool=pool, depth=2).eval()
     bag = torch.randn(1, 50, 24, dtype=torch.float64)
     for keep in (True, False):
@@ -43,7 +43,7 @@ def test_patches_in_context_are_those_of_the_plain_form() -> None:
 
 
 def test_the_features_are_not_changed() -> None:
-    """GELU works in place in evaluation, but never on the input of a model."""
+    """GELU is in place in evaluation, but not on the input of a model."""
     model, bag = make_model(depth=2).eval(), torch.randn(1, 20, 24, dtype=torch.float64)
     before = bag.clone()
     with torch.no_grad():
@@ -51,12 +51,12 @@ def test_the_features_are_not_changed() -> None:
     assert torch.equal(bag, before)
 
 
-def test_an_empty_bag_cannot_be_streamed() -> None:
+def test_streaming_an_empty_bag_is_an_error() -> None:
     with pytest.raises(BagError, match="no patches"):
         CAPRMIL(24, 2).eval().stream(list)
 
 
-def test_a_model_in_training_cannot_be_streamed() -> None:
+def test_streaming_in_training_mode_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"call model.eval\(\) first"):
         CAPRMIL(24, 2).stream(lambda: [torch.randn(1, 5, 24)])
 

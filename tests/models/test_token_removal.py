@@ -1,4 +1,4 @@
-"""Removal of a token's message: exact, against the plain form with that token set to zero."""
+"""Removal of a token equals the plain form with that token set to zero."""
 
 from typing import Any
 
@@ -9,20 +9,20 @@ from torch import Tensor, nn
 
 from caprmil.models import CAPRMIL, create
 
-MODELS_BEHIND = ("abmil", "clam", "dsmil")
+MODELS_AFTER_CONTEXT = ("abmil", "clam", "dsmil")
 
 
 def naive(model: CAPRMIL, bag: Tensor, removed: Tensor) -> Tensor:
-    """Return the logits of the plain form, with the removed tokens zero after self-attention."""
+    """Return the logits of the plain form, with removed tokens set to zero after self-attention."""
     originals = [block.attend.attend_tokens for block in model.context.blocks]
     for number, block in enumerate(model.context.blocks):
 
-        def silent(
-            tokens: Tensor, own: Any = originals[number], gone: Any = removed[number]
+        def attend_without(
+            tokens: Tensor, attend: Any = originals[number], zeroed: Any = removed[number]
         ) -> Any:
-            return own(tokens).masked_fill(gone[None, :, :, None], 0.0)
+            return attend(tokens).masked_fill(zeroed[None, :, :, None], 0.0)
 
-        block.attend.attend_tokens = silent  # type: ignore[method-assign]
+        block.attend.attend_tokens = attend_without  # type: ignore[method-assign]
     with torch.no_grad():
         logits = plain(model, bag).logits
     for block, original in zip(model.context.blocks, originals, strict=True):
@@ -31,7 +31,7 @@ def naive(model: CAPRMIL, bag: Tensor, removed: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("keep", [True, False])
-@pytest.mark.parametrize("pool", [*POOLS, *MODELS_BEHIND])
+@pytest.mark.parametrize("pool", [*POOLS, *MODELS_AFTER_CONTEXT])
 @pytest.mark.parametrize("depth", [1, 3])
 def test_every_token_is_removed_as_in_a_naive_loop(depth: int, pool: str, keep: bool) -> None:
     model, bag = make_model(pool=pool, depth=depth).eval(), torch.randn(1, 30, 24).double()
@@ -49,7 +49,7 @@ def test_every_token_is_removed_as_in_a_naive_loop(depth: int, pool: str, keep: 
 
 
 @pytest.mark.parametrize("tokens", TOKENS)
-def test_several_tokens_of_several_blocks_are_removed_at_once(tokens: str) -> None:
+def test_tokens_of_several_blocks_are_removed_together(tokens: str) -> None:
     model = make_model(pool="gated", depth=3, tokens=TOKENS[tokens]).eval()
     bag = torch.randn(1, 30, 24).double()
     removal = model.token_removal(lambda: [bag], keep=True)
@@ -59,7 +59,7 @@ def test_several_tokens_of_several_blocks_are_removed_at_once(tokens: str) -> No
         torch.testing.assert_close(removal.without(removed).logits, naive(model, bag, removed))
 
 
-def test_a_pool_that_needs_the_whole_bag_gets_it_with_its_grid() -> None:
+def test_a_pool_that_needs_the_whole_bag_gets_the_bag_and_its_grid() -> None:
     pool = {"name": "bayesmil", "dim": 8, "hidden": 4, "spatial": True}
     model, bag = make_model(pool=pool).eval(), torch.randn(1, 30, 24).double()
     grid = torch.randint(5, (30, 2))
@@ -80,7 +80,7 @@ def test_assignments_are_those_of_the_output() -> None:
             torch.testing.assert_close(found[None], expected[block])
 
 
-def test_a_model_without_tokens_has_no_shape_and_cannot_remove_any() -> None:
+def test_a_model_without_tokens_has_no_token_shape_and_removal_is_an_error() -> None:
     assert create("caprmil", 8, 2, depth=0).token_shape is None
     model: Any = create("abmil", 8, 2).eval()
     assert model.token_shape is None

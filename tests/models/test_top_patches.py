@@ -1,4 +1,4 @@
-"""The loss on the top patches, and the centred start of CAPRMIL: training only, the same model."""
+"""The loss on the top patches, and the centred initialisation of CAPRMIL: only training differs."""
 
 import numpy as np
 import pytest
@@ -56,7 +56,7 @@ def test_evaluation_has_no_top_loss_and_the_same_logits() -> None:
     assert set(model.loss(after, torch.tensor([1]))) == {"bag"}
 
 
-def test_a_centred_start_subtracts_the_mean_of_the_slide() -> None:
+def test_centred_initialisation_subtracts_the_mean_of_the_slide() -> None:
     torch.manual_seed(0)
     settings = {"heads": 4, "tokens": 3, "mlp_ratio": 2, "learn_temperature": True}
     stack = ContextStack(12, dim=16, depth=2, dropout=0.0, init="centred", **settings)
@@ -69,7 +69,7 @@ def test_a_centred_start_subtracts_the_mean_of_the_slide() -> None:
     torch.testing.assert_close(context, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_a_centred_start_has_the_weights_of_the_usual_model() -> None:
+def test_centred_initialisation_has_the_parameters_of_the_usual_one() -> None:
     usual, centred = (
         create("caprmil", 12, 2, dim=16, heads=2, init=i) for i in ("usual", "centred")
     )
@@ -78,6 +78,6 @@ def test_a_centred_start_has_the_weights_of_the_usual_model() -> None:
     assert torch.equal(usual.eval()(features).logits, centred.eval()(features).logits)
 
 
-def test_an_unknown_start_is_refused() -> None:
+def test_an_unknown_initialisation_is_refused() -> None:
     with pytest.raises(ValueError, match="init is usual or centred, not 'random'"):
         ContextStack(12, dim=16, depth=1, dropout=0.0, init="random")

@@ -1,4 +1,4 @@
-"""A model, a metric and a target of another package, by what CONTRIBUTING.md names and no more."""
+"""A model, a metric and a target of another package, with only what CONTRIBUTING.md names."""
 
 import importlib
 import sys
@@ -107,7 +107,7 @@ lr = 0.01
 
 @pytest.fixture(scope="module")
 def plugin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
-    """The plugin, imported as a script of its user would."""
+    """The plugin, imported as in a user's script."""
     folder = tmp_path_factory.mktemp("plugin")
     (folder / "my_plugin.py").write_text(PLUGIN)
     with patch.dict(MODELS), patch.dict(TARGETS), patch.dict(METRICS), quick_scoring():
@@ -172,7 +172,7 @@ def test_without_the_plugin_its_run_is_refused(run: Run) -> None:
             Run(run.folder)
 
 
-def test_contributing_names_all_that_the_plugin_uses() -> None:
+def test_contributing_md_names_everything_that_the_plugin_uses() -> None:
     page = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text()
     used = ["register_model", "register_metric", "register_target", "MILModel", "forward_bags"]
     for name in (*used, "Metric"):

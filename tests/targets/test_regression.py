@@ -55,7 +55,7 @@ def test_every_metric_has_a_reference() -> None:
     assert set(METRICS) == set(REFERENCES)
 
 
-def test_metrics_without_a_meaning_are_nan() -> None:
+def test_undefined_metrics_are_nan() -> None:
     same, spread = np.ones(4), np.arange(4.0)[:, None]
     for name in ("r2", "pearson", "spearman"):
         assert np.isnan(METRICS[name].function(same, spread))
@@ -73,13 +73,13 @@ def test_an_interval_is_the_percentiles_of_a_naive_bootstrap_of_patients(name: s
     values = []
     for _ in range(60):
         drawn = [unique[n] for n in rng.integers(len(unique), size=len(unique))]
-        rows = [row for who in drawn for row in range(30) if patients[row] == who]
+        rows = [row for patient in drawn for row in range(30) if patients[row] == patient]
         values.append(REFERENCES[name](labels[rows], answers[rows, 0]))
     assert tuple(found) == pytest.approx(np.quantile(values, [0.025, 0.975]), abs=1e-9)
 
 
 @pytest.mark.parametrize("name", REFERENCES)
-def test_many_draws_at_once_are_scored_as_one_by_one(name: str) -> None:
+def test_draws_scored_together_equal_draws_scored_one_by_one(name: str) -> None:
     labels, answers = numbers(12, 3)
     weights = np.random.default_rng(0).multinomial(12, np.full(12, 1 / 12), size=30).astype(float)
     weights[:4] = np.eye(12)[:4] * 3  # the same slide three times
@@ -89,7 +89,7 @@ def test_many_draws_at_once_are_scored_as_one_by_one(name: str) -> None:
     np.testing.assert_allclose(found, plain, atol=1e-12)
 
 
-def test_equal_labels_have_no_r2_whatever_their_mean_is_rounded_to() -> None:
+def test_r2_of_equal_labels_is_nan_also_if_their_mean_is_rounded() -> None:
     labels, answers = np.full(3, 0.1), np.arange(3.0)[:, None]  # their mean is not 0.1
     for name in ("r2", "pearson", "spearman"):
         assert np.isnan(METRICS[name].function(labels, answers))
@@ -133,8 +133,8 @@ def test_labels_that_are_not_numbers_are_named() -> None:
     cells = {"a": "1.5", "b": "high", "c": "", "d": "inf"}
     _, labels = Regression().read(cells, "age", found, required=True)
     assert labels == {"a": 1.5}
-    assert "b (high), d (inf)" in " ".join(found.problems)
-    assert "Slides without a label (1): c" in " ".join(found.problems)
+    assert "without a label (2): c, d (inf)" in " ".join(found.problems)
+    assert "not a number (1): b (high)" in " ".join(found.problems)
 
 
 def test_folds_are_balanced_by_quarters_of_the_labels() -> None:
@@ -157,7 +157,7 @@ def test_the_scale_of_the_labels_cannot_be_set() -> None:
         Regression(std=2.0).read({"a": "1", "b": "2"}, "age", Findings(), required=True)
 
 
-def test_a_wrong_loss_and_a_prediction_that_is_no_number_are_refused() -> None:
+def test_an_unknown_loss_and_a_prediction_that_is_not_a_number_are_refused() -> None:
     with pytest.raises(RecipeError, match="must be l1, l2 or huber"):
         Regression(loss="l3")  # type: ignore[arg-type]
     with pytest.raises(CohortError, match="s2: nan is not a predicted number"):
@@ -175,7 +175,7 @@ def test_a_wrong_label_in_a_table_of_predictions_is_named_once(tmp_path: Path) -
 # Numbers in reports
 
 
-def test_numbers_have_the_decimals_that_matter() -> None:
+def test_numbers_are_shown_with_significant_decimals() -> None:
     assert [decimals(s) for s in (0.012, 0.5, 12.0, 900.0, 1e5, 0.0)] == [4, 3, 1, 0, 0, None]
     assert [fixed(value, 1) for value in (41.98, -0.04, -3.25, 12345.6)] == [
         *("42.0", "0.0", "−3.2", "12,345.6")
@@ -186,7 +186,7 @@ def test_numbers_have_the_decimals_that_matter() -> None:
     ]
 
 
-def test_counts_are_sentences() -> None:
+def test_counts_are_written_in_words() -> None:
     assert how_many(np.array([True, False, False, True])) == "2 of 4 (50\u00a0%)"
     assert how_many(np.array([True, True])) == "all 2"
     assert how_many(np.array([False])) == "none of 1"
@@ -194,7 +194,7 @@ def test_counts_are_sentences() -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=20))
-def test_an_axis_holds_all_its_values(values: list[float]) -> None:
+def test_an_axis_covers_all_its_values(values: list[float]) -> None:
     axis = Axis.around(values)
     positions = [axis.x_of(value) for value in values]
     assert min(positions) >= axis.x_of(axis.low)

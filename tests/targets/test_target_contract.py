@@ -76,7 +76,7 @@ def contrasts(run: Run, fold: str, outputs: Any) -> list[float]:
     return [float(c.of(np.asarray(outputs, dtype=float))) for c in run.fold_target(fold).contrasts]
 
 
-def test_it_trains_and_every_slide_is_predicted_once(run: Run) -> None:
+def test_training_predicts_every_slide_once(run: Run) -> None:
     assert run.finished
     assert sorted(run.predictions.slides) == sorted(run.paths)
     assert run.predictions.target.kind == run.target.kind
@@ -112,7 +112,7 @@ def test_a_test_slide_is_predicted_as_in_the_run(run: Run, paths: dict[str, Path
     np.testing.assert_allclose(found.answers, expected.answers, atol=1e-5)
 
 
-def test_it_is_evaluated_on_another_cohort(run: Run, tmp_path: Path) -> None:
+def test_a_run_is_evaluated_on_another_cohort(run: Run, tmp_path: Path) -> None:
     table = write_cohort(tmp_path, CELLS[run.target.kind], slides=8, seed=1)
     text = table.read_text().replace("slide_", "new_").replace("patient_", "other_")
     table.write_text(text)
@@ -128,7 +128,7 @@ def test_it_is_evaluated_on_another_cohort(run: Run, tmp_path: Path) -> None:
     np.testing.assert_allclose(own.answers, alone.answers, atol=1e-6)
 
 
-def test_it_is_compared_with_another_table(run: Run) -> None:
+def test_a_run_is_compared_with_another_table(run: Run) -> None:
     other = run.baselines["mean feature"]
     found = compare({"one": run.predictions, "other": other}, draws=20)
     assert {d.metric for d in found.differences} == set(run.target.metrics)
@@ -154,8 +154,10 @@ def test_the_evidence_adds_up_to_the_contrast_of_the_outputs(run: Run) -> None:
     np.testing.assert_allclose(explained.answer.mean, answer, atol=1e-5)
 
 
-def test_an_answer_turns_into_that_of_an_opposite_slide_and_not_into_itself(run: Run) -> None:
-    """In the small cohort, slides are at the two ends of what is predicted."""
+def test_a_prediction_turns_if_it_becomes_that_of_an_opposite_slide_not_if_it_changes_little(
+    run: Run,
+) -> None:
+    """The slides of the small cohort have the lowest and the highest labels."""
     answers, target = run.target.as_answers(np.arange(2)), run.target.fit([0, 1])
     assert target.turned(answers[0], answers[1])
     assert target.turned(answers[1], answers[0])
@@ -163,7 +165,7 @@ def test_an_answer_turns_into_that_of_an_opposite_slide_and_not_into_itself(run:
     assert target.sign_of(answers[1]) == 1
 
 
-def test_only_a_target_with_classes_speaks_of_classes_and_probabilities(
+def test_only_the_output_of_a_target_with_classes_mentions_classes_and_probabilities(
     run: Run, tmp_path: Path
 ) -> None:
     output = caprmil("explain", run.folder, "slide_003", "--out", tmp_path / "explained")
@@ -203,7 +205,7 @@ def test_the_run_and_its_slides_are_reported(run: Run, tmp_path: Path) -> None:
     assert not re.search(r"\b(nan|None|undefined)\b", re.sub(r"<script.*", "", words))
 
 
-def test_the_viewer_lists_and_shows_it(run: Run) -> None:
+def test_the_viewer_lists_and_shows_the_slides(run: Run) -> None:
     viewer = create(Library(run, device="cpu"))
     facts = call(viewer, "/api/run").json
     assert facts["target"] == {
@@ -236,7 +238,7 @@ def test_the_viewer_predicts_a_slide_without_a_region(run: Run, tmp_path: Path) 
 
 
 @pytest.mark.filterwarnings("ignore")  # torch calls TorchScript deprecated
-def test_an_exported_model_answers_as_the_run(
+def test_an_exported_model_predicts_as_the_run(
     run: Run, paths: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(model_export, "SIZES", (1, 17))
@@ -268,7 +270,7 @@ def test_report_and_viewer_have_parts_for_every_target() -> None:
 def test_all_parts_of_the_viewer_have_the_same_exports() -> None:
     folder = files("caprmil.viewer") / "static"
     comment = (folder / "parts.js").read_text().partition("\nimport")[0]
-    wanted = set(re.findall(r"^//   (\w+)", comment, re.MULTILINE)) | {"orders"}
+    expected = set(re.findall(r"^//   (\w+)", comment, re.MULTILINE)) | {"orders"}
     for name in ("class_parts.js", "value_parts.js"):
         text = (folder / name).read_text()
-        assert set(re.findall(r"^export (?:function|const) (\w+)", text, re.MULTILINE)) == wanted
+        assert set(re.findall(r"^export (?:function|const) (\w+)", text, re.MULTILINE)) == expected

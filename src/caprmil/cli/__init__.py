@@ -24,7 +24,10 @@ from caprmil.cli import (
     view_command,
 )
 from caprmil.cli.shared import Device, answers_table, app, show_table
-from caprmil.errors import CaprmilError
+from caprmil.cli.terminal import accept_any_text
+from caprmil.errors import OUT_OF_MEMORY, CaprmilError, is_out_of_memory
+from caprmil.io.atomic import CHECK_FOLDER, FORBIDDEN, FULL
+from caprmil.io.leftovers import clear_temporary_folders
 
 __all__ = [
     "app",
@@ -91,6 +94,8 @@ def demo(
       caprmil demo --full
     """
     from caprmil import demo as show
+    from caprmil.experiments.folder_lock import hold_folder
+    from caprmil.io.paths import require_local
     from caprmil.targets.metric import mean_and_spread
 
     plan = show.FULL if full else show.SHORT
@@ -100,7 +105,8 @@ def demo(
         f"one {cohort.tumour:.0%} of the tissue is tumour. "
         f"{'Up to ten' if full else 'Less than three'} minutes on two cores."
     )
-    results, answers, reports = show.demo(out, plan=plan, device=device)
+    with hold_folder(require_local(out)):  # a second one waits, and finds everything done
+        results, answers, reports = show.demo(out, plan=plan, device=device)
     target, rows = results[0].run.target, []
     metrics = [target.metric(name) for name in ("auc", "ace", "accuracy")]
     for result in results:
@@ -120,11 +126,24 @@ def demo(
 def run(arguments: Sequence[str] | None = None) -> None:
     """Entry point: an error that a user can correct is one line, not a traceback."""
     arguments = sys.argv[1:] if arguments is None else arguments
+    accept_any_text()
+    clear_temporary_folders()
     try:
         app(arguments)
     except CaprmilError as problem:
         notes = "".join(f" ({note})" for note in getattr(problem, "__notes__", ()))
         typer.secho(f"error: {problem}{notes}", err=True, fg="red")
+        raise SystemExit(2) from None
+    except (MemoryError, RuntimeError, ImportError, OSError) as problem:
+        if is_out_of_memory(problem):
+            text = OUT_OF_MEMORY
+        elif isinstance(problem, OSError) and problem.errno in (*FULL, *FORBIDDEN):
+            action = "written" if problem.errno in FULL else "opened"
+            reason = f"{problem.filename or 'A file'} cannot be {action} ({problem.strerror})"
+            text = f"{reason}. {CHECK_FOLDER}"
+        else:
+            raise
+        typer.secho(f"error: {text}", err=True, fg="red")
         raise SystemExit(2) from None
     except SystemExit as end:
         if end.code == 130:  # typer's exit code for Ctrl-C

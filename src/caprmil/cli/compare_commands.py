@@ -119,7 +119,8 @@ def calibrate(
     from caprmil.evaluation import calibration
     from caprmil.io.atomic import write_text
     from caprmil.io.json_files import as_json
-    from caprmil.runs.run import CALIBRATION, RELIABILITY, Run
+    from caprmil.runs.run import RELIABILITY, Run
+    from caprmil.runs.scores import CALIBRATION
 
     trained = Run(run)
     found = calibration.calibrate(trained.predictions, trained.validation)

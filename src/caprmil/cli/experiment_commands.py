@@ -8,6 +8,7 @@ import typer
 
 from caprmil.cli.run_commands import Features
 from caprmil.cli.shared import (
+    AllowLogger,
     Device,
     Gpus,
     Ray,
@@ -112,8 +113,9 @@ def _write_costs(
             title=f"A bag of {costs[0].n_patches:,} patches on {costs[0].device}",
         )
     }
-    if scores:
-        answers = {name: run["metrics"]["balanced_accuracy"] for name, run in scores.items()}
+    found = {name: run["metrics"].get("balanced_accuracy") for name, run in scores.items()}
+    answers = {n: own for n, own in found.items() if own and own["mean_over_folds"] is not None}
+    if answers:
         pictures["performance.png"] = figures.bubbles(
             [
                 bubble(each, score["mean_over_folds"], score["std_over_folds"])
@@ -164,6 +166,7 @@ def sweep(
         typer.Option("--prune", help="Stop points with a validation loss worse than the median."),
     ] = False,
     device: Device = "auto",
+    allow_logger: AllowLogger = None,
     ray: Ray = "",
     gpus_per_worker: Gpus = 1.0,
 ) -> None:
@@ -211,6 +214,7 @@ def sweep(
             progress=progress,
             on_point=on_point,
             executor=executor,
+            allow_loggers=allow_logger or (),
         )
     typer.echo(results.as_markdown())
     if results.points:

@@ -1,12 +1,21 @@
 """The command faithfulness: how far the predictions of a run follow each map."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from caprmil.cli.shared import Device, Force, RunFolder, app, show_table
-from caprmil.errors import count, plural
+from caprmil.cli.shared import (
+    Device,
+    Force,
+    RunFolder,
+    app,
+    end_with_failed,
+    failed_records,
+    show_table,
+)
+from caprmil.errors import BagError, count, plural
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,8 +54,10 @@ def faithfulness(
     """
     from caprmil import explain, figures
     from caprmil.errors import RunError, UnknownNameError
+    from caprmil.explain.explanation_folder import new_folder
     from caprmil.io.atomic import check_new, write_text
     from caprmil.io.json_files import as_json
+    from caprmil.io.paths import is_remote
     from caprmil.io.progress import bar
     from caprmil.models.device import pick_device
     from caprmil.runs.run import Run
@@ -65,6 +76,7 @@ def faithfulness(
         explain.locate_slide(trained, name) for name in (names if slides or only else names[:most])
     ]
     found: list[Faithfulness] = []
+    failed: dict[str, BagError] = {}
     with bar("Removing patches") as step:
         wanted = min(most, len(references))
         measured = explain.measure_faithfulness(
@@ -74,11 +86,14 @@ def faithfulness(
             force=force,
             device=pick_device(device),
             progress=lambda done, total: step(len(found) + done / total, wanted, "slides"),
+            failed=failed,
         )
         for each in measured:
             found.append(each)
             if len(found) == wanted:
                 break
+    if not found and failed:
+        raise next(iter(failed.values()))
     if not found:
         raise RunError(f"None of {count(len(names), 'slide')} is predicted as {only}.")
     summary = explain.summarise_faithfulness(found, trained.patients)
@@ -89,13 +104,15 @@ def faithfulness(
     seen = [name for name in known if name not in unseen]
     if seen:
         typer.echo(f"Note: all models saw {count(len(seen), 'slide')} of these in training.")
-    write_text(folder / "faithfulness.csv", _table(found))
-    slide_by_slide = {"slides_by_name": {each.slide: each.as_dict() for each in found}}
-    write_text(folder / "faithfulness.json", as_json({**summary.as_dict(), **slide_by_slide}))
-    figures.save(summary.draw(), folder / "faithfulness.png")
-    slide_panels = [each.panel() for each in found[:SHOWN]]
-    figures.save(figures.deletion_curves(slide_panels), folder / "slides.png")
+    with nullcontext(folder) if is_remote(folder) else new_folder(folder) as new:
+        write_text(new / "faithfulness.csv", _table(found))
+        slide_by_slide = {"slides_by_name": {each.slide: each.as_dict() for each in found}}
+        write_text(new / "faithfulness.json", as_json({**summary.as_dict(), **slide_by_slide}))
+        figures.save(summary.draw(), new / "faithfulness.png")
+        slide_panels = [each.panel() for each in found[:SHOWN]]
+        figures.save(figures.deletion_curves(slide_panels), new / "slides.png")
     typer.echo(f"Written to {folder}: faithfulness.png, .csv and .json; slides.png.")
+    end_with_failed(failed_records(failed))
 
 
 def _shuffled(names: "Sequence[str]") -> list[str]:

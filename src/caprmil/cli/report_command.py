@@ -14,7 +14,8 @@ from caprmil.cli.shared import (
     Trust,
     Weights,
     app,
-    print_failed,
+    end_with_failed,
+    failed_records,
 )
 from caprmil.errors import count
 
@@ -75,9 +76,7 @@ def report(
         _of_run(trained, out, slides, slide, options)
         failed = []
     typer.echo(f"All slides in a viewer: caprmil view {run}")
-    print_failed(failed)
-    if failed:
-        raise typer.Exit(2)
+    end_with_failed(failed)
 
 
 def _of_run(
@@ -107,6 +106,7 @@ def _of_slides(
     options: dict[str, Any],
 ) -> "list[Record]":
     from caprmil import report as reports
+    from caprmil.errors import BagError
     from caprmil.explain import explain_slide
     from caprmil.io.atomic import check_new
     from caprmil.io.progress import bar
@@ -118,12 +118,19 @@ def _of_slides(
             run, inputs, pixels=pixels, **loading, **options, progress=step
         )
     paths = reports.report_paths(run, references, out)
+    problems: dict[str, BagError] = {}
     with bar("Reporting") as step:
         for done, (name, reference) in enumerate(references.items(), 1):
-            case = explain_slide(run, reference, fold=fold or None, **options)
-            reports.write_slide_report(run, case, paths[name], replace=out is None)
+            try:
+                case = explain_slide(run, reference, fold=fold or None, **options)
+                reports.write_slide_report(run, case, paths[name], replace=out is None)
+            except BagError as problem:  # one bag does not cost the others
+                if len(references) == 1:
+                    raise
+                problems[name] = problem
             step(done, len(references), name)
-    for path in paths.values():
-        typer.echo(f"Written to {path}.")
+    for name, path in paths.items():
+        if name not in problems:
+            typer.echo(f"Written to {path}.")
     typer.echo("Open it in a browser. The file is complete and can be sent.")
-    return failed
+    return [*failed, *failed_records(problems)]

@@ -46,40 +46,41 @@ def reproduce(
     from caprmil.errors import CohortError
     from caprmil.experiments import reproduce as protocols
     from caprmil.experiments.command_log import record_command
+    from caprmil.experiments.folder_lock import hold_folder
     from caprmil.experiments.reproduce.reproduction import PROTOCOL_FILE
     from caprmil.io.paths import require_local
+    from caprmil.synthetic import BenchmarkCohort
 
     protocols.find_protocol(protocol)
     chosen, changes = protocols.choose_models(models), change or []
     out = out or Path("runs") / (f"{protocol}-rehearsal" if rehearse else protocol)
-    if rehearse:
-        from caprmil.synthetic import BenchmarkCohort
-
-        if features or labels:
-            raise CohortError(
-                "--rehearse generates its own bags: leave out --features and --labels."
-            )
-        labels = BenchmarkCohort(protocol=protocol).write(require_local(out) / "stand-in")
-        features = labels.parent / "features"
-        changes = [*protocols.REHEARSAL, *changes]
-        typer.echo("A rehearsal on generated bags: its figures mean nothing.")
-    if features is None or labels is None:
+    if rehearse and (features or labels):
+        raise CohortError("--rehearse generates its own bags: leave out --features and --labels.")
+    if not rehearse and (features is None or labels is None):
         raise CohortError("Pass --features DIR and --labels TABLE.csv, or --rehearse to try it.")
-    try:
-        with find_executor(ray, device, gpus_per_worker) as executor:
-            result = protocols.reproduce(
-                protocol,
-                labels,
-                features,
-                chosen,
-                out,
-                changes=changes,
-                device=device,
-                executor=executor,
-            )
-    finally:
-        if (out / PROTOCOL_FILE).exists():  # a run may be finished though another one failed
-            record_command(out, command_words())
+    with hold_folder(require_local(out)):
+        if rehearse:
+            labels = BenchmarkCohort(protocol=protocol).write(out / "stand-in")
+            features = labels.parent / "features"
+            changes = [*protocols.REHEARSAL, *changes]
+            typer.echo("A rehearsal on generated bags: its figures mean nothing.")
+        assert labels is not None
+        assert features is not None
+        try:
+            with find_executor(ray, device, gpus_per_worker) as executor:
+                result = protocols.reproduce(
+                    protocol,
+                    labels,
+                    features,
+                    chosen,
+                    out,
+                    changes=changes,
+                    device=device,
+                    executor=executor,
+                )
+        finally:
+            if (out / PROTOCOL_FILE).exists():  # a run may be finished though another one failed
+                record_command(out, command_words())
     rows = result.rows()
     show_table(list(rows[0]), [list(row.values()) for row in rows])
     for note in (result.features, *result.notes):

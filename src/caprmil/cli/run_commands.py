@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from caprmil.cli.shared import (
+    AllowLogger,
     Device,
     Force,
     Gpus,
@@ -17,11 +18,12 @@ from caprmil.cli.shared import (
     Weights,
     answers_table,
     app,
+    end_with_failed,
+    failed_records,
     find_executor,
-    print_failed,
     show_table,
 )
-from caprmil.errors import count
+from caprmil.errors import BagError, count
 
 if TYPE_CHECKING:
     from caprmil.runs.run import Run
@@ -49,6 +51,7 @@ def train(
     mean: Annotated[
         bool, typer.Option(help="Train a Mean on the same folds, to compare with; not at a URL.")
     ] = True,
+    allow_logger: AllowLogger = None,
     ray: Ray = "",
     gpus_per_worker: Gpus = 1.0,
 ) -> None:
@@ -70,11 +73,11 @@ def train(
     settings = read_recipe(recipe, features=features, changes=change or [])
     with find_executor(ray, device, gpus_per_worker) as executor:
         options: dict[str, Any] = {"device": device, "devices": devices, "nodes": nodes}
-        options["mean"] = mean
+        options |= {"mean": mean, "allow_loggers": allow_logger or ()}
         run = training.cross_validate(settings, out, **options, executor=executor)
     if not ray and not ProcessGroup(device, devices, nodes).is_main:
         return  # not the main process
-    typer.echo((run.folder / "scores.md").read_text())
+    typer.echo((run.folder / "scores.md").read_text(encoding="utf-8"))
     with bar("Measuring maps") as step:
         ranking = map_ranking(run, device=pick_device(device), progress=step)
     if ranking is not None:
@@ -107,9 +110,8 @@ def predict(
     Example:
       caprmil predict runs/first new/slide.svs --out predictions.csv
     """
-    from tempfile import TemporaryDirectory
-
     from caprmil.io.atomic import check_new
+    from caprmil.io.leftovers import temporary_folder
     from caprmil.io.progress import bar
     from caprmil.runs import predict as inference
     from caprmil.runs.run import Run
@@ -117,7 +119,7 @@ def predict(
     if out is not None:
         check_new(out)
     trained = Run(run)
-    with TemporaryDirectory(prefix="caprmil-") as temporary:
+    with temporary_folder() as temporary:
         options: dict[str, Any] = {"force": force, "device": device}
         with bar("Encoding") as step:
             found, failed = inference.bags_of(
@@ -130,8 +132,11 @@ def predict(
                 progress=step,
                 **options,
             )
+        problems: dict[str, BagError] = {}
         with bar("Predicting") as step:
-            answers = trained.predict(found, fold=fold or None, **options, progress=step)
+            answers = trained.predict(
+                found, fold=fold or None, **options, progress=step, failed=problems
+            )
     if out is not None:
         answers.write(out)
     answers_table(answers)
@@ -139,12 +144,7 @@ def predict(
     typer.echo(f"{count(len(answers), 'slide')} predicted by {trained}.{more}")
     if out is not None:
         typer.echo(f"Written to {out}. After adding labels, score it with: caprmil evaluate {out}")
-    print_failed(failed)
-    if len(answers) < len(found):
-        unread = count(len(found) - len(answers), "bag")
-        typer.secho(f"{unread} could not be read.", err=True, fg="red")
-    if failed or len(answers) < len(found):
-        raise typer.Exit(2)
+    end_with_failed([*failed, *failed_records(problems)])
 
 
 @app.command()
@@ -178,7 +178,7 @@ def evaluate(
     from caprmil.io.progress import bar
     from caprmil.runs.run import Run
 
-    of_table = not target.is_dir()
+    of_table, failed = not target.is_dir(), dict[str, BagError]()
     if (of_table or cohort is None) and (features, out, force) != (None, None, False):
         raise CohortError("--features, --out and --force need a run and --cohort TABLE.csv.")
     if of_table and cohort is not None:
@@ -194,10 +194,12 @@ def evaluate(
     else:
         with bar("Scoring") as step:
             options: dict[str, Any] = {"label": label or None, "force": force, "device": device}
-            table = Run(target).evaluate(cohort, features, **options, progress=step)
+            options |= {"progress": step, "failed": failed}
+            table = Run(target).evaluate(cohort, features, **options)
         if out is not None:
             table.write(out)
     typer.echo(predictions.summary(table).as_markdown())
+    end_with_failed(failed_records(failed))
 
 
 @app.command()

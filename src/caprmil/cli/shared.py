@@ -15,9 +15,10 @@ from typer.core import TyperCommand, TyperGroup
 from caprmil.io.paths import as_path
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from contextlib import AbstractContextManager
 
+    from caprmil.errors import CaprmilError
     from caprmil.evaluation.predictions import Predictions
     from caprmil.executors import Executor
     from caprmil.slides.qc import Record
@@ -90,6 +91,7 @@ app = App(
 )
 
 WIDE = 120  # characters of a table in a pipe or a file
+NUMBERS = 12  # of an answer that fit into a line
 
 RunFolder = Annotated[Path, typer.Argument(help="A run that `caprmil train` made.")]
 Pixels = Annotated[
@@ -105,6 +107,10 @@ Weights = Annotated[Path | None, typer.Option(help="Local file or folder of enco
 Trust = Annotated[
     bool,
     typer.Option("--trust-remote-code", help="Allow an encoder to run Python code of the hub."),
+]
+AllowLogger = Annotated[
+    list[str] | None,
+    typer.Option(help="Allow a logger of the recipe to run code: module.Class. May be repeated."),
 ]
 Ray = Annotated[
     str,
@@ -179,13 +185,27 @@ def name_runs(paths: "Sequence[Path]") -> dict[Path, str]:
 
 
 def answers_table(answers: "Predictions") -> None:
-    shown = zip(answers.slides[:20], answers.answers[:20], strict=True)
+    shown, target = zip(answers.slides[:20], answers.answers[:20], strict=True), answers.target
+    if len(target.titles) > NUMBERS:
+        show_table(
+            ["slide", "predicted"], [[slide, target.show(values)] for slide, values in shown]
+        )
+        return
     rows = [[slide, *(f"{value:.4f}" for value in values)] for slide, values in shown]
-    show_table(["slide", *answers.target.titles], rows)
+    show_table(["slide", *target.titles], rows)
 
 
-def print_failed(failed: "Sequence[Record]") -> None:
+def failed_records(problems: "Mapping[str, CaprmilError]") -> "list[Record]":
+    """Return the records of slides that failed, from their errors."""
+    from caprmil.slides.qc import Record
+
+    return [Record(slide=s, state="failed", reason=str(p)) for s, p in problems.items()]
+
+
+def end_with_failed(failed: "Sequence[Record]") -> None:
+    """Print the slides that failed, and exit with 2 if there are any. The others are done."""
     for record in failed:
         typer.secho(f"failed: {record.slide}: {record.reason}", err=True, fg="red")
     if failed:
         typer.secho("Correct these errors and repeat the command: it tries these again.", err=True)
+        raise typer.Exit(2)

@@ -14,8 +14,8 @@ from caprmil.cli.shared import (
     Trust,
     Weights,
     app,
+    end_with_failed,
     find_executor,
-    print_failed,
     show_table,
 )
 from caprmil.errors import count
@@ -178,9 +178,7 @@ def _extract(
         f"{counts['no tissue']} without tissue."
     )
     typer.echo(f"Written to {job.out}. Check qc.csv and the images in qc/.")
-    print_failed([record for record in records if record.state == "failed"])
-    if any(record.state == "failed" for record in records):
-        raise typer.Exit(2)
+    end_with_failed([record for record in records if record.state == "failed"])
 
 
 @app.command()

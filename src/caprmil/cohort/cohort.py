@@ -74,12 +74,12 @@ class Cohort:
     site: str | None = None
     """The column of the site, if [data] site names it."""
 
-    @property
+    @cached_property
     def patients(self) -> dict[str, str]:
         """The patient of each slide."""
         return {entry.name: entry.patient for entry in self.entries}
 
-    @property
+    @cached_property
     def labels(self) -> dict[str, Label]:
         """The label of each slide that has one: for a classification, the number of its class."""
         return {entry.name: entry.label for entry in self.entries if entry.label is not None}

@@ -151,22 +151,24 @@ def make(
     """Return the folds of the slides in `patients`; none if a problem was added to `found`."""
     patients = dict(sorted(patients.items()))  # the order of the table must not matter
     before = len(found.problems)
+    of_patients: dict[str, int] = {}
     if config.kind == "fixed":
         _check_fixed(fixed, patients, strata, config, found)
     else:
-        _check_sizes(_stratify(patients, patients, strata.of), strata, config, found)
+        of_patients = _stratify(patients, patients, strata.of, _patients_needed(config))
+        _check_sizes(of_patients, strata, config, found)
     if len(found.problems) > before:
         return []
 
     folds: list[Fold] = []
     for repeat in range(config.repeats):
         splits = (
-            fixed if config.kind == "fixed" else _draw_tests(patients, strata.of, config, repeat)
+            fixed if config.kind == "fixed" else _draw_tests(patients, of_patients, config, repeat)
         )
         for index, split in enumerate(splits):
             train, validation = set(split.train), set(split.validation)
             if not validation and config.validation:
-                own = _stratify(train, patients, strata.of)
+                own = _stratify(train, patients, strata.of, 2)
                 drawn = _draw(own, config.validation, _generator(config, repeat, index, 1))
                 validation = {slide for slide in train if patients[slide] in drawn}
                 train -= validation
@@ -187,17 +189,44 @@ def _generator(config: SplitConfig, repeat: int, index: int, purpose: int) -> np
 
 
 def _stratify(
-    slides: Iterable[str], patients: Mapping[str, str], strata: Mapping[str, int]
+    slides: Iterable[str], patients: Mapping[str, str], strata: Mapping[str, int], need: int
 ) -> dict[str, int]:
-    """Return each patient's most frequent stratum; of two as frequent, the rarer in the cohort."""
+    """Return the stratum in which each patient is drawn, one that the patient has slides of.
+
+    It is the most frequent one; of two as frequent, the rarer in the cohort. If nearly every
+    patient has slides of several strata, one of them could then be left without patients: as many
+    as it lacks of the `need` are drawn in it instead, those with the largest share of it first.
+    """
     rarity = Counter(strata.values())
     counts: dict[str, Counter[int]] = defaultdict(Counter)
     for slide in slides:
         counts[patients[slide]][strata[slide]] += 1
-    return {
+    found = {
         patient: min(own, key=lambda stratum: (-own[stratum], rarity[stratum], stratum))
         for patient, own in sorted(counts.items())
     }
+    sizes = Counter(found.values())
+    holders: dict[int, list[tuple[float, str]]] = defaultdict(list)
+    for patient, own in counts.items():
+        for stratum, slides_of_it in own.items():
+            holders[stratum].append((-slides_of_it / own.total(), patient))
+
+    def add_patient(stratum: int, tried: set[int]) -> bool:
+        """Move a patient to a stratum, from one that can spare it or is given another for it."""
+        tried.add(stratum)
+        for _, patient in sorted(holders[stratum]):
+            donor = found[patient]
+            if donor not in tried and (sizes[donor] > need or add_patient(donor, tried)):
+                found[patient] = stratum
+                sizes[donor] -= 1
+                sizes[stratum] += 1
+                return True
+        return False
+
+    for stratum in sorted(holders):
+        while sizes[stratum] < need and add_patient(stratum, set()):
+            pass
+    return found
 
 
 def _members(strata: Mapping[str, int]) -> list[list[str]]:
@@ -226,10 +255,9 @@ def _draw(
 
 
 def _draw_tests(
-    patients: Mapping[str, str], of: Mapping[str, int], config: SplitConfig, repeat: int
+    patients: Mapping[str, str], strata: Mapping[str, int], config: SplitConfig, repeat: int
 ) -> Iterator[Split]:
-    """Yield the train and test parts of one repeat."""
-    strata = _stratify(patients, patients, of)
+    """Yield the train and test parts of one repeat, from the stratum of each patient."""
     if config.kind == "kfold":
         tests = _deal(strata, config.folds, _generator(config, repeat, 0, 0))
     else:
@@ -244,16 +272,22 @@ def _draw_tests(
         )
 
 
+def _patients_needed(config: SplitConfig) -> int:
+    """Return how many patients a stratum needs, so that every part has one."""
+    beside_test, k = 2 if config.validation else 1, config.folds
+    if config.kind == "random":
+        return 1 + beside_test
+    return next(n for n in count(k) if n - -(-n // k) >= beside_test)
+
+
 def _check_sizes(
     of_patients: Mapping[str, int], strata: Strata, config: SplitConfig, found: Findings
 ) -> None:
     """Check that every stratum has a patient for every part."""
-    beside_test = 2 if config.validation else 1
-    need, purpose, remedy = 1 + beside_test, "A random draw", "Add patients"
+    need, purpose, remedy = _patients_needed(config), "A random draw", "Add patients"
     if config.kind == "kfold":
-        k, purpose = config.folds, f"folds = {config.folds}"
-        remedy = "Lower [splits] folds" if k > 3 else remedy
-        need = next(n for n in count(k) if n - -(-n // k) >= beside_test)
+        purpose = f"folds = {config.folds}"
+        remedy = "Lower [splits] folds" if config.folds > 3 else remedy
     sizes = Counter(of_patients.values())
     found.problem(
         f"{strata.title} with too few patients",
@@ -319,7 +353,7 @@ def _examine(
     advice = "Scores that need all of them are undefined there."
     yield False, f"{strata.title} missing from validation or test", advice, gaps
 
-    sizes = Counter(_stratify(train, patients, strata.of).values())
+    sizes = Counter(_stratify(train, patients, strata.of, 2).values())
     to_draw = not validation and config.validation > 0
     lonely = {strata.names[at] for at, size in sizes.items() if size == 1 and to_draw}
     advice = "Add patients, name the validation part, or set [splits] validation = 0."

@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from caprmil.encoders.card import Card
 from caprmil.encoders.table import origin, url
-from caprmil.errors import EncoderError
+from caprmil.errors import EncoderError, one_line
 
 SAFE, PICKLED = "model.safetensors", "pytorch_model.bin"
 
@@ -134,13 +133,14 @@ def read_weights(file: Path) -> dict[str, Tensor]:
             state = load_file(file)
         else:
             state = torch.load(file, map_location="cpu", weights_only=True)
-    except (OSError, SafetensorError, RuntimeError, EOFError, ValueError) as problem:
-        raise EncoderError(f"{file} cannot be read as weights: {problem}") from problem
     except pickle.UnpicklingError as problem:
         raise EncoderError(
-            f"{file} contains more than tensors and could run code, so it is not loaded. "
-            "Use the model.safetensors of the same model."
+            f"{file} contains more than tensors and could run code, or is damaged, so it is not "
+            "loaded. Use the model.safetensors of the same model."
         ) from problem
+    except Exception as problem:  # a damaged pickle raises errors of any type
+        reason = one_line(problem, 300) or type(problem).__name__
+        raise EncoderError(f"{file} cannot be read as weights: {reason}") from problem
     if not isinstance(state, Mapping) or not all(isinstance(v, Tensor) for v in state.values()):
         raise EncoderError(f"{file} is not a dictionary of tensors, and cannot be loaded.")
     return dict(state)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from caprmil.errors import CohortError, UnknownNameError
 from caprmil.evaluation.alignment import Alignment, align
-from caprmil.evaluation.differences import LEVEL, Comparison, Difference
+from caprmil.evaluation.differences import LEVEL, Comparison, Difference, Floor
 from caprmil.evaluation.paired_tests import (
     bootstrap_test,
     draw_patients,
@@ -23,8 +23,9 @@ from caprmil.targets.metric import Interval, Metric, mean_and_spread, metrics_of
 
 BIASED = (
     "ACE and ECE are too high on few slides, most of all for a less confident model. They are even "
-    "higher in a bootstrap; its draws are shifted back, so intervals and p are rough. The floor of "
-    "an ACE is that of a perfectly calibrated model with these answers."
+    "higher in a bootstrap; its draws are shifted back, so intervals and p are rough. The floor is "
+    "that of a perfectly calibrated model with these answers: a model at its floor is not shown to "
+    "be worse than another."
 )
 MEANING = "p and intervals describe other patients, not another training."
 
@@ -54,10 +55,13 @@ def compare(
     alignment = align(tables)
     metrics = metrics_of(alignment.target, names)
     tested = _test(alignment, pairs, metrics, draws, seed)
+    floors = _floors(alignment, metrics.values(), seed)
     biased = [BIASED] if any(metric.biased for metric in metrics.values()) else []
     return Comparison(
-        differences=tuple(d for name in metrics for d in _holm(tested[name])),
-        floors=_floors(alignment, metrics.values(), seed),
+        differences=tuple(
+            _at_floor(d, floors.get(name)) for name in metrics for d in _holm(tested[name])
+        ),
+        floors=floors,
         slides=alignment.slides,
         patients=len(alignment.patients),
         folds=alignment.folds,
@@ -75,16 +79,28 @@ def compare_with_baselines(
 
 def _floors(
     alignment: Alignment, metrics: Iterable[Metric], seed: int
-) -> dict[str, dict[str, float]]:
-    """Return the floors of metrics: means over folds, by metric and table."""
-    return {
-        metric.name: {
-            name: float(np.mean([metric.floor(part.answers, seed)[0] for part in parts]))
-            for name, parts in alignment.answers.items()
-        }
-        for metric in metrics
-        if metric.floor
-    }
+) -> dict[str, dict[str, Floor]]:
+    """Return the floors of metrics: of the mean over folds, by metric and table."""
+    floors: dict[str, dict[str, Floor]] = {}
+    for metric in (metric for metric in metrics if metric.floor):
+        assert metric.floor is not None
+        floors[metric.name] = {}
+        for name, parts in alignment.answers.items():
+            found = np.array([metric.floor(part.answers, seed) for part in parts])
+            spread = np.sqrt((found[:, 1] ** 2).sum()) / len(found)  # folds are independent
+            floors[metric.name][name] = Floor(float(found[:, 0].mean()), float(spread))
+    return floors
+
+
+def _at_floor(difference: Difference, floors: Mapping[str, Floor] | None) -> Difference:
+    """Mark a difference that chance explains, though the test of the same patients finds one."""
+    if floors is None:
+        return difference
+    one, other = floors[difference.first], floors[difference.second]
+    higher = one if difference.difference > 0 else other
+    value = max(difference.of_first.mean, difference.of_second.mean)
+    vary = abs(difference.difference) < max(one.spread, other.spread)
+    return replace(difference, at_floor=vary or higher.holds(value))
 
 
 def _test_notes(alignment: Alignment) -> Iterable[str]:

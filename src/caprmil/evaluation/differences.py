@@ -5,13 +5,24 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from caprmil.io import tables
 from caprmil.io.atomic import atomic_write
 from caprmil.targets.metric import Interval, Spread
 
 LEVEL, ALPHA = 0.95, 0.05
+
+
+class Floor(NamedTuple):
+    """What a perfectly calibrated model with the same answers would read: mean and spread."""
+
+    mean: float
+    spread: float
+
+    def holds(self, value: float) -> bool:
+        """Return whether a value is at the floor, that is not above it by more than chance."""
+        return value <= self.mean + 2 * self.spread
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +39,8 @@ class Difference:
     """Of the difference, at 95 %, not corrected for the number of pairs."""
     p: float
     corrected_p: float
+    at_floor: bool = False
+    """Whether the higher one is at its floor, or the floors vary by more than the difference."""
 
     @property
     def difference(self) -> float:
@@ -38,7 +51,7 @@ class Difference:
         """Whether the difference is real, not shown, or not known for lack of slides."""
         if math.isnan(self.corrected_p):
             return "not known"
-        return "real" if self.corrected_p < ALPHA else "not shown"
+        return "real" if self.corrected_p < ALPHA and not self.at_floor else "not shown"
 
     @property
     def better(self) -> str | None:
@@ -55,9 +68,10 @@ class Difference:
         if self.verdict == "not known":
             return f"{self.first} and {self.second}, {self.metric}: {values}; too few slides for p."
         if self.better is None:
+            floor = "; within the floors" if self.at_floor else ""
             return (
                 f"{self.first} and {self.second}: no difference in {self.metric} is shown "
-                f"({values}, {chance})."
+                f"({values}, {chance}{floor})."
             )
         worse = self.second
         if self.better == self.second:
@@ -71,8 +85,8 @@ class Comparison:
     """All differences that were tested, with what is needed to judge them."""
 
     differences: tuple[Difference, ...]
-    floors: Mapping[str, Mapping[str, float]]
-    """The floor of each model, by metric: its value if it were perfectly calibrated."""
+    floors: Mapping[str, Mapping[str, Floor]]
+    """The floor of each model, by metric."""
     slides: int
     patients: int
     folds: tuple[str, ...]
@@ -100,7 +114,7 @@ class Comparison:
     def _value(self, name: str, metric: str, value: Spread) -> str:
         floor = self.floors.get(metric, {}).get(name)
         spread = "" if math.isnan(value.std) else f" ± {value.std:.3f}"
-        return f"{value.mean:.3f}{spread}{'' if floor is None else f' (floor {floor:.3f})'}"
+        return f"{value.mean:.3f}{spread}{'' if floor is None else f' (floor {floor.mean:.3f})'}"
 
     def as_markdown(self) -> str:
         """Return the table, with what was compared above it and notes below."""
@@ -120,9 +134,9 @@ class Comparison:
         for d in self.differences:
             if names is None or d.metric in names:
                 floors = self.floors.get(d.metric)
-                more = (
-                    f" Floors: {floors[d.first]:.3f} and {floors[d.second]:.3f}." if floors else ""
-                )
+                more = ""
+                if floors:
+                    more = f" Floors: {floors[d.first].mean:.3f} and {floors[d.second].mean:.3f}."
                 yield d.sentence() + more
 
     def warnings(self) -> Iterator[str]:
@@ -160,7 +174,7 @@ class Comparison:
         return Path(path)
 
     def _cells(self, d: Difference) -> dict[str, Any]:
-        floors = self.floors.get(d.metric, {})
+        floors = {name: f.mean for name, f in self.floors.get(d.metric, {}).items()}
         cells = (
             *(d.first, d.second, d.metric, d.of_first.mean, d.of_first.std, d.of_second.mean),
             *(d.of_second.std, d.difference, *d.interval, d.p, d.corrected_p, d.verdict),

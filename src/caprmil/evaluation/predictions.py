@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from caprmil.errors import CohortError, count, suggest
+from caprmil.errors import CohortError, count, one_line, suggest
 from caprmil.io import tables
 from caprmil.io.atomic import atomic_write
 from caprmil.io.tables import TableLike, find_column, table_name
@@ -358,7 +358,8 @@ def _recognise(
 
 
 def _lacks(table: pd.DataFrame, name: str, what: str) -> CohortError:
-    return CohortError(f"{name} needs {what}. Its columns are {', '.join(table.columns)}.")
+    columns = one_line(", ".join(table.columns), 1000)
+    return CohortError(f"{name} needs {what}. Its columns are {columns}.")
 
 
 def _check_no_training_rows(table: pd.DataFrame, name: str) -> None:
@@ -379,16 +380,18 @@ def _read_labels(
     table: pd.DataFrame, column: str | None, target: Target, *, allow_blank: bool
 ) -> NDArray[Any] | None:
     """Return the labels; None if there are none at all."""
-    if column is None or not any(table[column]):
+    known = {cell for cell in set(table[column]) if target.is_label(cell)} if column else set()
+    if column is None or not known:
         return None
     labels = []
     for position, cell in table[column].items():
-        if not cell and not allow_blank:
-            raise CohortError(f"{position}: the label is missing. Add it, or remove the row.")
+        if cell not in known and not allow_blank:
+            missing = f"the label is missing ({cell})" if cell else "the label is missing"
+            raise CohortError(f"{position}: {missing}. Add it, or remove the row.")
         try:
-            labels.append(target.parse_label(cell) if cell else None)
+            labels.append(target.parse_label(cell) if cell in known else None)
         except ValueError as problem:
-            raise CohortError(f"{position}: {problem}") from None
+            raise CohortError(f"{position}: {one_line(problem, 300)}") from None
     return target.as_labels(labels)
 
 

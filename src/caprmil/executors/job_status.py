@@ -20,8 +20,10 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Literal
 
+from caprmil import config
 from caprmil.errors import CaprmilError
 from caprmil.io.atomic import write_text
+from caprmil.io.json_files import parse_json
 from caprmil.io.progress import Bar
 
 FOLDER = ".status"
@@ -48,7 +50,7 @@ class JobStatus:
     def read(cls, path: Path) -> "JobStatus | None":
         """Return the status in a file, or None if there is none that can be read."""
         try:
-            return cls(**json.loads(path.read_text(encoding="utf-8")))
+            return config.parse(parse_json(path.read_bytes()), into=cls)
         except (OSError, ValueError, TypeError):
             return None
 

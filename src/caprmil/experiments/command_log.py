@@ -20,4 +20,4 @@ def record_command(folder: Path, words: Sequence[str]) -> None:
 def read_commands(folder: Path) -> list[str]:
     """Return the commands that wrote a folder: none, if they were not recorded."""
     path = folder / COMMANDS
-    return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []

@@ -7,7 +7,7 @@ import csv
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from math import nan
+from math import inf, nan
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,7 +23,8 @@ from caprmil.experiments.sweep.saved_results import read_results
 from caprmil.features.description import GENERATED
 from caprmil.io.json_files import read_json
 from caprmil.io.paths import require_local
-from caprmil.runs.run import FACTS, Run
+from caprmil.runs.facts import FACTS
+from caprmil.runs.run import Run
 from caprmil.runs.timing import mean_or_none, read_timing
 
 COSTS = "cost.csv"
@@ -263,11 +264,12 @@ def _walk(top: Path) -> Iterator[tuple[str, Path, str]]:
 def _find_protocol(folder: Path, files: Sequence[str]) -> str:
     """Return the protocol of a reproduction, or "". Earlier versions have it in a title only."""
     if PROTOCOL_FILE in files:
-        name = read_json(folder / PROTOCOL_FILE).get("protocol", "")
+        name = str(read_json(folder / PROTOCOL_FILE).get("protocol", ""))
         return name if name in PROTOCOLS else ""
     if not {"table.md", "table.csv", "cohort.csv"} <= set(files):
         return ""
-    first = (folder / "table.md").read_text(encoding="utf-8").partition("\n")[0]
+    text = (folder / "table.md").read_bytes().decode("utf-8", errors="replace")
+    first = text.partition("\n")[0]
     titles = {f"# {protocol.title}": name for name, protocol in PROTOCOLS.items()}
     return titles.get(first.strip(), "")
 
@@ -320,7 +322,7 @@ def read_costs(path: Path) -> list[Cost]:
         if not rows:
             raise ValueError("no rows")
         return [_cost(row) for row in rows]
-    except (ValueError, TypeError) as problem:
+    except (ValueError, TypeError, csv.Error) as problem:
         raise RunError(
             f"{path} is not a table of costs of this version: {problem}. Measure again with "
             "`caprmil cost --out`, or move this one away."
@@ -334,4 +336,6 @@ def _cost(row: Mapping[str, str | None]) -> Cost:
         if cell is None:
             raise ValueError(f"no column {each.name}")
         values[each.name] = each.type(cell) if isinstance(each.type, type) else cell
+        if isinstance(values[each.name], (int, float)) and not 0 <= values[each.name] < inf:
+            raise ValueError(f"{each.name} is {cell}")
     return Cost(**values)

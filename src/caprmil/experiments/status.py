@@ -5,19 +5,20 @@ torch, so that it is quick.
 """
 
 import time
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from caprmil.errors import RecipeError, RunError
+from caprmil import config
+from caprmil.errors import RunError
 from caprmil.executors.job_status import JobStatus, read_statuses
 from caprmil.experiments.sweep import FIGURE, PLAN, POINTS, PRUNED
 from caprmil.experiments.sweep.axes import SearchSpace
 from caprmil.io.json_files import read_json
 from caprmil.io.paths import RemotePath, as_path
 from caprmil.runs.remote import FOLDS, LAST, MEAN, START, finished_folds
+from caprmil.runs.splits import read_splits
 from caprmil.slides.qc import Record
 
 RECIPE, SPLITS, SCORES = START[0], START[1], LAST
@@ -88,14 +89,15 @@ def _slides(folder: Path) -> Iterator[TaskStatus]:
             yield TaskStatus(name, record.state if record else "done")
         elif unfinished:
             yield unfinished
+        else:
+            yield TaskStatus(name, "failed", f"{folder / 'qc' / name}.json is damaged. Remove it.")
 
 
 def _folds(folder: Path, prefix: str = "", *, scored: bool = True) -> Iterator[TaskStatus]:
-    try:
-        folds: list[str] = [fold["name"] for fold in read_json(folder / SPLITS)["folds"]]
-    except (OSError, ValueError, KeyError):  # it was stopped before these files were written
+    if not (folder / SPLITS).exists():  # it was stopped before this file was written
         yield TaskStatus(f"{prefix}folds", "to do", "the run was only just created")
         return
+    folds = [fold.name for fold in read_splits(folder).folds]
     statuses, done = read_statuses(folder), set(_finished_folds(folder, folds))
     for fold in folds:
         name = prefix + fold
@@ -130,7 +132,8 @@ def _points(folder: Path) -> Iterator[TaskStatus]:
             yield TaskStatus(name, "done")
         elif (point / PRUNED).exists():
             pruned = read_json(point / PRUNED)
-            yield TaskStatus(name, "pruned", f"{pruned['fold']}, after epoch {pruned['epoch']}")
+            detail = f"{pruned.get('fold')}, after epoch {pruned.get('epoch')}"
+            yield TaskStatus(name, "pruned", detail)
         elif unfinished:
             yield unfinished
         elif point.is_dir():
@@ -144,10 +147,14 @@ def _grid(folder: Path) -> list[str]:
 
     A sweep with --trials trains a part of its grid. So when it has its figure, nothing is to do.
     """
-    with suppress(
-        OSError, ValueError, KeyError, RecipeError
-    ):  # e.g. more points than a grid may have
-        plan = tomllib.loads((folder / PLAN).read_text(encoding="utf-8"))
+    try:
+        plan = config.read_toml((folder / PLAN).read_bytes().decode("utf-8"))
+    except (OSError, ValueError, RecursionError) as problem:
+        raise RunError(
+            f"{folder / PLAN} is damaged ({problem}). Restore it from a copy."
+        ) from problem
+    # E.g. more points than a grid may have.
+    with suppress(ValueError, KeyError, TypeError, AttributeError):
         if plan["search"] == "grid" and not (folder / FIGURE).exists():
             return [point.name for point in SearchSpace(plan["axes"]).grid()]
     return []

@@ -7,7 +7,6 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import numpy as np
 
@@ -28,6 +27,7 @@ from caprmil.explain.patch_tables import write_csv, write_hdf5, write_parquet
 from caprmil.explain.removal import answer_words
 from caprmil.io.atomic import check_new, write_text
 from caprmil.io.json_files import as_json
+from caprmil.io.leftovers import temporary_name
 from caprmil.io.paths import require_local
 from caprmil.io.progress import Step
 from caprmil.runs.run import Run
@@ -41,7 +41,7 @@ def new_folder(folder: str | Path) -> Iterator[Path]:
     """Yield a hidden folder that becomes `folder` at the end, or is removed if anything fails."""
     folder = require_local(folder)
     check_new(folder)
-    partial = folder.with_name(f".{uuid4().hex[:8]}.{folder.name}")
+    partial = folder.with_name(temporary_name(folder.name))
     try:
         partial.mkdir(parents=True)
         yield partial

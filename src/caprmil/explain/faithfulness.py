@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 SHARES = (*(0.0, 0.01, 0.02, 0.05), *np.arange(0.1, 0.95, 0.1).round(1).tolist(), 0.95, 0.98, 0.99)
 """Dense at both ends: where few patches carry a prediction, it changes as the first or last go."""
+MANY = 20  # contrasts, above which only maps of the wanted one are computed
 PAIRS = 3  # of random orders and their reverses, for maps that are constant on most patches
 RANDOM = "random"
 
@@ -245,8 +246,11 @@ def relevance_maps(
     for name in available(model):
         if name not in maps and not (name == GRADIENTS.name and not explanation.exact):
             compute = partial(COMPUTED[name], model, features, grid)
-            terms = of_contrasts(explanation.target, model.n_outputs, compute)
-            maps[name] = terms[:, of].float().cpu().numpy()
+            if len(explanation.target.contrasts) > MANY:
+                terms = compute(contrast.of(torch.eye(model.n_outputs))[None])[:, 0]
+            else:
+                terms = of_contrasts(explanation.target, model.n_outputs, compute)[:, of]
+            maps[name] = terms.float().cpu().numpy()
     gradients = gradient_times_input(model, features, grid, contrast=contrast)
     return {**maps, INPUT_GRADIENTS.name: gradients.float().cpu().numpy()}
 

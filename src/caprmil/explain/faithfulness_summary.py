@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from caprmil.errors import RunError, count, plural
+from caprmil.errors import BagError, RunError, count, plural
 from caprmil.evaluation.paired_tests import draw_patients
 from caprmil.explain.explanation import explain
 from caprmil.explain.faithfulness import (
@@ -175,16 +175,24 @@ def measure_faithfulness(
     force: bool = False,
     device: torch.device | str = "cpu",
     progress: Step | None = None,
+    failed: dict[str, BagError] | None = None,
 ) -> Iterator[Faithfulness]:
     """Yield the faithfulness of each slide, for the model that explains it.
 
-    `only` keeps the slides for which that model predicts this contrast, e.g. this class.
+    `only` keeps the slides for which that model predicts this contrast, e.g. this class. Slides
+    whose bag cannot be used are added to `failed`; without it, they are an error.
     """
     models = {fold.name: run.model(fold.name).to(device) for fold in run.trained_folds()}
     for reference in slides:
-        bag = bags.read(reference.bag)
-        run.check_bag(reference.name, bag.info, force=force)
-        answer = predict_slide(run, reference, bag, models=models, device=device)
+        try:
+            bag = bags.read(reference.bag)
+            run.check_bag(reference.name, bag.info, force=force)
+            answer = predict_slide(run, reference, bag, models=models, device=device)
+        except BagError as problem:
+            if failed is None:
+                raise
+            failed[reference.name] = problem
+            continue
         fold = answer.nearest
         target = run.fold_target(fold)
         if only is not None and target.contrast_of(answer.by_fold[fold]) != only:

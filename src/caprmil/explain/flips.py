@@ -4,7 +4,6 @@ Patches are removed in the order of the first map of the run and, as a compariso
 order. It is measured on test slides, each by a model that has not seen it, and kept in flips.json.
 """
 
-import json
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -17,7 +16,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from caprmil.errors import BagError, CaprmilError, count
+from caprmil import config
+from caprmil.errors import BagError, CaprmilError, RecipeError, count
 from caprmil.explain.chosen_patches import support_order
 from caprmil.explain.explanation import explain
 from caprmil.explain.map_kinds import KINDS
@@ -26,7 +26,7 @@ from caprmil.features import bags, batches
 from caprmil.features.bags import Bag
 from caprmil.features.batches import Sample
 from caprmil.io.atomic import write_text
-from caprmil.io.json_files import as_json
+from caprmil.io.json_files import as_json, parse_json
 from caprmil.io.paths import as_path
 from caprmil.io.progress import Step
 from caprmil.runs.inference import TrainedModel, predict_batch
@@ -50,6 +50,11 @@ class SlideFlip:
     by_map: int | None
     by_chance: int | None  # in a random order
 
+    def __post_init__(self) -> None:
+        for removed in (self.by_map, self.by_chance):
+            if removed is not None and not 0 < removed <= self.patches:
+                raise RecipeError(f"{removed} of {self.patches} patches cannot be removed")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Flips:
@@ -70,10 +75,11 @@ class Flips:
 
     @classmethod
     def from_dict(cls, found: dict[str, Any]) -> "Flips":
-        slides = tuple(SlideFlip(**each) for each in found["slides"])
-        if found["map"] not in KINDS or not slides:
+        own = {name: found[name] for name in ("map", "rule", "slides")}
+        flips = config.parse(own, into=cls, name=FILE)
+        if flips.map not in KINDS or not flips.slides:
             raise ValueError("not the flips of a run")
-        return cls(map=found["map"], rule=str(found["rule"]), slides=slides)
+        return flips
 
     def shares(self) -> tuple[list[float], list[float]]:
         """Return the share of each slide's patches, by the map and at random; inf for never."""
@@ -113,10 +119,10 @@ def flips_of(
     path = run.folder / FILE
     if path.exists():
         try:
-            stored = Flips.from_dict(json.loads(path.read_text(encoding="utf-8")))
-        except (ValueError, KeyError, TypeError, AttributeError) as problem:
+            stored = Flips.from_dict(parse_json(path.read_bytes()))
+        except (OSError, ValueError, KeyError, TypeError) as problem:
             raise CaprmilError(
-                f"{path} is damaged ({problem}). Remove it: it is measured again."
+                f"{path} is damaged ({str(problem).rstrip('.')}). Remove it: it is measured again."
             ) from None
         if first in (None, stored.map):
             return stored

@@ -3,17 +3,18 @@
 It is measured once, after training or when a slide is first explained, and kept in maps.json.
 """
 
-import json
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import zip_longest
+from math import nan
 from typing import Any
 from zlib import crc32
 
 import numpy as np
 import torch
 
+from caprmil import config
 from caprmil.errors import BagError, CaprmilError
 from caprmil.explain.explanation import explain
 from caprmil.explain.faithfulness import RANDOM, Faithfulness, faithfulness
@@ -22,7 +23,7 @@ from caprmil.explain.map_kinds import INPUT_GRADIENTS, KINDS, available
 from caprmil.features import bags
 from caprmil.features.bags import Bag
 from caprmil.io.atomic import write_text
-from caprmil.io.json_files import as_json
+from caprmil.io.json_files import as_json, parse_json
 from caprmil.io.paths import as_path
 from caprmil.io.progress import Step
 from caprmil.runs.inference import is_large
@@ -32,6 +33,17 @@ FILE = "maps.json"
 SLIDES = 8  # of the validation parts
 PATCHES = 2000  # per slide; larger slides are sampled
 SHARES = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 0.8, 0.9, 0.95, 0.98)  # that are removed
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredRanking:
+    """A ranking as it is in the file."""
+
+    first: str
+    beats_chance: bool
+    slides: int
+    areas: dict[str, tuple[float | None, ...]]
+    verdict: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,19 +67,18 @@ class MapRanking:
 
     @classmethod
     def from_dict(cls, found: dict[str, Any]) -> "MapRanking":
+        stored = config.parse(found, into=StoredRanking, name=FILE)
         areas = {
-            str(name): tuple(float("nan" if n is None else n) for n in numbers)  # of one patient
-            for name, numbers in found["areas"].items()
+            name: tuple(nan if n is None else n for n in numbers)  # of one patient
+            for name, numbers in stored.areas.items()
         }
-        if found["first"] not in KINDS or any(len(numbers) != 3 for numbers in areas.values()):
+        if (
+            not {stored.first, *areas} <= KINDS.keys()
+            or any(len(numbers) != 3 for numbers in areas.values())
+            or stored.slides < 1
+        ):
             raise ValueError("not a ranking of maps")
-        return cls(
-            first=found["first"],
-            beats_chance=bool(found["beats_chance"]),
-            slides=int(found["slides"]),
-            areas=areas,  # type: ignore[arg-type]
-            verdict=str(found["verdict"]),
-        )
+        return cls(**{**vars(stored), "areas": areas})
 
     def in_words(self, name: str) -> str:
         """Return how faithful a map is on this run, in a sentence."""
@@ -99,10 +110,10 @@ def map_ranking(
     path = run.folder / FILE
     if path.exists():
         try:
-            return MapRanking.from_dict(json.loads(path.read_text(encoding="utf-8")))
-        except (ValueError, KeyError, TypeError, AttributeError) as problem:
+            return MapRanking.from_dict(parse_json(path.read_bytes()))
+        except (OSError, ValueError, TypeError) as problem:
             raise CaprmilError(
-                f"{path} is damaged ({problem}). Remove it: it is measured again."
+                f"{path} is damaged ({str(problem).rstrip('.')}). Remove it: it is measured again."
             ) from None
     ranking = measure_ranking(run, device=device, progress=progress)
     if store and ranking is not None and run.finished:

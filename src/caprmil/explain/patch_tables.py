@@ -25,7 +25,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 from numpy.typing import NDArray
 
@@ -33,6 +32,7 @@ from caprmil.errors import CaprmilError, plural
 from caprmil.explain.explanation import Explanation
 from caprmil.explain.marked_regions import RegionEffects
 from caprmil.io.atomic import atomic_write
+from caprmil.io.output_stream import create_hdf5
 
 CHUNK = 4096  # patches written at once
 REGION = "region"  # the one column with empty cells
@@ -117,7 +117,7 @@ def write_hdf5(explanation: Explanation, path: str | Path) -> Path:
         "before_context": None if explanation.before is None else explanation.before.points,
         "after_context": None if explanation.after is None else explanation.after.points,
     }
-    with atomic_write(path) as partial, h5py.File(partial, "x") as file:
+    with atomic_write(path) as partial, create_hdf5(partial) as (file, _):
         for name, values in arrays.items():
             if values is not None:
                 file.create_dataset(name, data=values)

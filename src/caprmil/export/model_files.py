@@ -1,12 +1,11 @@
 """Model files: how a model is written in each format, opened again and run."""
 
-import json
 import logging
 import warnings
 import zipfile
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -15,8 +14,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from caprmil import config
 from caprmil.errors import ExportError, UnknownNameError
 from caprmil.export.export_module import ExportModule
+from caprmil.io.json_files import parse_json
+from caprmil.runs.facts import check_positive
+from caprmil.runs.run import parse_target
 
 OPSET = 20  # of ONNX: supported by onnxruntime 1.17 and later
 EXAMPLE = 50  # patches of the bag that a model is traced with; any other number must work too
@@ -36,6 +39,28 @@ class Format(NamedTuple):
     read: Callable[[Path], bytes | None]  # the metadata; runs nothing
     usage: tuple[str, str]
     needs: tuple[str, ...] = ()  # packages
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileMetadata:
+    """The metadata of a file. A model that is not from a run has the first three only."""
+
+    caprmil: str
+    in_dim: int
+    outputs: tuple[str, ...]
+    model: str = ""
+    target: dict[str, Any] = field(default_factory=dict)
+    encoder: str | None = None
+    fingerprint: str | None = None
+    mpp: float | None = None
+    patch_px: int | None = None
+    others: dict[str, Any] = field(default_factory=dict, metadata=config.REST)
+
+    def __post_init__(self) -> None:
+        for name in ("in_dim", "mpp", "patch_px"):
+            check_positive(name, getattr(self, name))
+        if self.target:
+            parse_target(self.target)
 
 
 def _write_onnx(module: ExportModule, path: Path, metadata: str) -> None:
@@ -92,7 +117,9 @@ def _read_archive(path: Path) -> bytes | None:
             if len(entries) > 1 or entries[0].file_size > LONGEST:
                 raise ExportError(f"{path} is damaged: its {METADATA} is repeated or too long.")
             return archive.read(entries[0])
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as problem:
+    except (ExportError, OSError):
+        raise
+    except Exception as problem:  # zipfile raises errors of many types
         raise ExportError(f"{path} is damaged: {problem}") from problem
 
 
@@ -178,12 +205,12 @@ def read_metadata(path: str | Path) -> dict[str, Any]:
             f"{path} was not written by caprmil export: there is no {METADATA} in it."
         )
     try:
-        metadata = json.loads(text)
-    except ValueError as problem:
-        raise ExportError(f"{path} is damaged: its {METADATA} is not JSON.") from problem
-    if not isinstance(metadata, dict):
-        raise ExportError(f"{path} is damaged: its {METADATA} is not a table.")
-    return metadata
+        metadata = parse_json(text)
+        config.parse(metadata, into=FileMetadata, name=METADATA)
+    except (ValueError, TypeError) as problem:
+        raise ExportError(f"{path} is damaged: its {METADATA} is not ours ({problem})") from problem
+    found: dict[str, Any] = metadata
+    return found
 
 
 @contextmanager

@@ -12,7 +12,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-import h5py
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -20,6 +19,7 @@ from caprmil.errors import BagError
 from caprmil.features import formats
 from caprmil.features.formats import FileContent
 from caprmil.io.atomic import atomic_write
+from caprmil.io.output_stream import create_hdf5
 from caprmil.io.paths import as_path
 from caprmil.slides.names import BAG_SUFFIXES, slide_name
 from caprmil.slides.scale import ScaleRule
@@ -214,7 +214,10 @@ def writing(
     if taken := {*stored, "feat_type"} & set(attributes or ()):
         raise ValueError(f"{sorted(taken)} cannot be extra attributes: the format defines them.")
     known = {name: v for name, v in {**stored, **(attributes or {})}.items() if v is not None}
-    with atomic_write(path, replace=replace) as temporary, h5py.File(temporary, "x") as file:
+    with (
+        atomic_write(path, replace=replace) as temporary,
+        create_hdf5(temporary) as (file, check_written),
+    ):
         shape = (info.n_patches, info.width)
         dataset = file.create_dataset("features", shape, info.dtype)  # contiguous: fastest to read
         if coords is not None:
@@ -226,6 +229,7 @@ def writing(
             nonlocal filled
             dataset[filled : filled + len(features)] = _as_stored(path, features, info.dtype)
             filled += len(features)
+            check_written()
 
         yield append
         if filled != info.n_patches:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 import h5py
 import numpy as np
@@ -13,10 +13,13 @@ from caprmil.errors import BagError, CaprmilError, SlideError, UnknownNameError
 from caprmil.features import bags, formats
 from caprmil.features.level0 import Level0Bag, to_level0
 from caprmil.features.output_formats import PLANNERS, PlannedFile
+from caprmil.features.stored_arrays import own_datasets
 from caprmil.io.atomic import atomic_write, check_writable, write_text
+from caprmil.io.leftovers import clear_leftovers
+from caprmil.io.output_stream import OutputStream, create_hdf5
 from caprmil.io.paths import require_local
 from caprmil.io.progress import Step
-from caprmil.slides.slide import COARSEST_MPP, FINEST_MPP
+from caprmil.slides.scale import COARSEST_MPP, FINEST_MPP
 
 FORMATS = tuple(PLANNERS)
 SIZES = "slide_sizes.txt"
@@ -62,6 +65,7 @@ def convert(
             f"{FINEST_MPP:g} to {COARSEST_MPP:g} are allowed."
         )
     check_writable(out / to)
+    clear_leftovers(out)
     done = Conversion()
     sizes: dict[str, tuple[int, int]] = {}
     for number, (name, path) in enumerate(sources.items(), 1):
@@ -126,14 +130,21 @@ def _exists(bag: Level0Bag, file: PlannedFile) -> bool:
 
 
 def _same_content(bag: Level0Bag, file: PlannedFile, h5: Any) -> bool:
-    grid = "coords" not in h5 if file.coords is None else np.array_equal(h5["coords"], file.coords)
+    arrays = own_datasets(file.path, h5)
+    coords, planned = arrays.get("coords"), file.coords
+    if coords is None or planned is None:
+        grid = coords is planned
+    else:
+        grid = coords.shape == planned.shape and np.array_equal(coords, planned)
     attributes = all(
         np.array_equal((h5[holder] if holder else h5).attrs[name], value)
         for holder, planned in file.attributes.items()
         for name, value in planned.items()
         if name not in _NOT_COMPARED
     )
-    return grid and attributes and (not file.features or _same_ends(bag, file, h5[file.features]))
+    return (
+        grid and attributes and (not file.features or _same_ends(bag, file, arrays[file.features]))
+    )
 
 
 def _same_ends(bag: Level0Bag, file: PlannedFile, stored: Any) -> bool:
@@ -152,7 +163,7 @@ def _write_h5(path: Path, bag: Level0Bag, file: PlannedFile) -> None:
         resizable = {"chunks": (file.chunk, width), "maxshape": (None, width)}
         return {"shape": (bag.info.n_patches, width), **resizable}
 
-    with h5py.File(path, "x") as h5:
+    with create_hdf5(path) as (h5, check_written):
         h5.create_dataset("coords", data=file.coords, **shape(2))
         if file.features:
             dataset = h5.create_dataset(file.features, dtype=file.dtype, **shape(bag.info.width))
@@ -160,6 +171,7 @@ def _write_h5(path: Path, bag: Level0Bag, file: PlannedFile) -> None:
             for rows in bag.features(file.dtype):
                 dataset[filled : filled + len(rows)] = rows
                 filled += len(rows)
+                check_written()
         for holder, attributes in file.attributes.items():
             (h5[holder] if holder else h5).attrs.update(attributes)
 
@@ -172,8 +184,9 @@ def _write_pt(path: Path, bag: Level0Bag, file: PlannedFile) -> None:
     for rows in bag.features(file.dtype):
         features[filled : filled + len(rows)] = rows
         filled += len(rows)
-    with path.open("wb") as stream:  # so that a full disk raises OSError
-        torch.save(torch.from_numpy(features), stream)
+    with OutputStream(path) as stream:
+        torch.save(torch.from_numpy(features), cast("IO[bytes]", stream))
+        stream.check()
 
 
 def _write_sizes(path: Path, sizes: Mapping[str, tuple[int, int]]) -> None:

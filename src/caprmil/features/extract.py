@@ -8,7 +8,6 @@ OUT/.status       the status of unfinished slides: see `executors.job_status`
 
 import hashlib
 import logging
-import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
@@ -32,12 +31,13 @@ from caprmil.errors import (
 )
 from caprmil.executors import Executor, Failed, LocalExecutor, Succeeded, Task, Worker
 from caprmil.executors.executor import OnProgress
-from caprmil.executors.job_status import process_name, status_path
+from caprmil.executors.job_status import process_name, read_statuses, status_path
 from caprmil.features import bags
 from caprmil.features.bags import BagInfo
 from caprmil.features.prepared_slide import PreparedSlide, prepare_slide
 from caprmil.features.settings import ExtractionConfig, Settings, hash_slide_file
 from caprmil.io.atomic import check_writable, remove_leftovers
+from caprmil.io.leftovers import clear_leftovers
 from caprmil.io.paths import RemotePath, as_path
 from caprmil.io.progress import Bar, Pace
 from caprmil.slides import patches, qc
@@ -87,6 +87,8 @@ class Extraction:
         done = self._find_done(slides)
         if done:
             _log.info("%d of %d slides are done already.", len(done), len(slides))
+        for name in read_statuses(self.out).keys() & done.keys():  # of killed processes
+            status_path(self.out, name).unlink(missing_ok=True)
         pace, executor = Pace(progress, total=len(slides) - len(done)), executor or LocalExecutor()
         make_worker, on_progress = self._worker_factory(executor), _on_progress(pace)
         try:
@@ -148,15 +150,15 @@ class Extraction:
                 self.out / f"{name}.h5",
                 *(self._qc / f"{name}.{kind}" for kind in ("png", "geojson", "json")),
             ):
-                remove_leftovers(file)
+                remove_leftovers(file, locked=True)
             try:
-                if done := self._done_by_another(name, settings):
+                if done := self._done(name, settings):
                     return done
                 if isinstance(prepared, Exception):
                     raise prepared
                 record = self._write(record, prepared, settings, report)
             except CaprmilError as error:
-                if done := self._done_meanwhile(name, settings):
+                if done := self._made_meanwhile(record, prepared, settings):
                     return done
                 return self._failed(record, str(error))
             record.write(self._qc)
@@ -176,7 +178,8 @@ class Extraction:
             record: Record | None = outcome.result
             return record
         name, path = outcome.task.name, outcome.task.payload.path
-        _log.error("while encoding %s: %s", name, outcome.reason, exc_info=outcome.error)
+        bug = None if isinstance(outcome.error, CaprmilError) else outcome.error
+        _log.error("while encoding %s: %s", name, outcome.reason, exc_info=bug)
         # The record has no digest of the settings: perhaps the slide cannot be read any more.
         return self._failed(Record(slide=name, state="failed", path=str(path)), outcome.reason)
 
@@ -207,6 +210,8 @@ class Extraction:
             raise RunError(f"{self.out} holds bags. Choose another folder for the pictures.")
         if isinstance(self.out, RemotePath):
             check_writable(self.out)
+        else:
+            clear_leftovers(self.out)
 
     def _find_done(self, slides: Mapping[str, Path]) -> dict[str, Record]:
         """Return the records of finished slides; raise an error at bags with other settings."""
@@ -219,7 +224,7 @@ class Extraction:
                 problems.append(str(error))
             else:
                 done |= {name: record} if record else {}
-        if problems and not self.replace:
+        if problems:
             more = f" And {len(problems) - 1} more." if len(problems) > 1 else ""
             raise RunError(
                 f"{problems[0]}{more} Choose another --out, or pass --replace to make them again."
@@ -227,62 +232,59 @@ class Extraction:
         return done
 
     def _done(self, name: str, settings: Settings) -> Record | None:
-        """Return the record of a finished slide; raise an error at a bag with other settings."""
-        record, bag = Record.read(self._qc, name), self.out / f"{name}.h5"
+        """Return the record of a finished slide; raise an error at a bag with other settings.
+
+        A bag without a record is not finished: the process was killed between the two.
+        """
+        record = Record.read(self._qc, name)
         if record and (record.digest != config.digest(settings) or record.state == "failed"):
             record = None
-        if self.encoder is None or not bag.exists():
-            return record if record and (record.state == "no tissue" or not self.encoder) else None
         try:
-            info = bags.inspect(bag)
-            found = config.parse(tomllib.loads(info.settings or ""), into=Settings)
-        except (BagError, RecipeError, tomllib.TOMLDecodeError) as error:
-            raise BagError(f"{bag} exists and is not a bag of `caprmil encode` ({error})") from None
-        if found != settings:
-            changes = shorten(config.differences(found, settings))
-            raise BagError(f"{bag} was made with other settings ({changes}).")
-        return record or self._restore_record(name, settings, info)
-
-    def _restore_record(self, name: str, settings: Settings, info: BagInfo) -> Record:
-        """Write the record of a bag that has none: the process was killed before it wrote it."""
-        width, height = info.slide_size or (0, 0)
-        record = Record(
-            slide=name,
-            state="done",
-            patches=info.n_patches,
-            width=width,
-            height=height,
-            mpp=info.slide_mpp or 0.0,
-            digest=config.digest(settings),
-        )
-        record.write(self._qc)
-        return record
-
-    def _done_by_another(self, name: str, settings: Settings) -> Record | None:
-        try:
-            return self._done(name, settings)
+            if self.encoder is None or self._has_bag(name, settings):
+                return record
         except BagError:
             if self.replace:
                 return None
             raise
+        return record if record and record.state == "no tissue" else None
 
-    def _done_meanwhile(self, name: str, settings: Settings) -> Record | None:
+    def _has_bag(self, name: str, settings: Settings) -> bool:
+        """Return whether the bag of a slide is there; raise an error if it has other settings."""
+        bag = self.out / f"{name}.h5"
+        if not bag.exists():
+            return False
+        try:
+            found = config.parse(config.read_toml(bags.inspect(bag).settings or ""), into=Settings)
+        except (BagError, RecipeError, ValueError, RecursionError) as error:
+            raise BagError(f"{bag} exists and is not a bag of `caprmil encode` ({error})") from None
+        if found != settings:
+            changes = shorten(config.differences(found, settings))
+            raise BagError(f"{bag} was made with other settings ({changes}).")
+        return True
+
+    def _made_meanwhile(
+        self, record: Record, prepared: PreparedSlide | Exception, settings: Settings
+    ) -> Record | None:
         """Return the record of a remote bag: without locks, another process may have made it."""
-        if isinstance(self.out, RemotePath):
-            with suppress(CaprmilError):
-                return self._done(name, settings)
+        with suppress(CaprmilError):
+            if isinstance(self.out, RemotePath) and self._has_bag(record.slide, settings):
+                found = None if isinstance(prepared, Exception) else prepared.describe(record)
+                return self._done(record.slide, settings) or found
         return None
 
     def _write(
         self, record: Record, prepared: PreparedSlide, settings: Settings, report: Bar
     ) -> Record:
-        """Write the picture and the bag of a slide, and return its record."""
+        """Write the picture and the bag of a slide, if it has none, and return its record."""
         start, slide, grid = monotonic(), prepared.slide, prepared.patches
         record = prepared.describe(record)
         prepared.draw(record, self._qc)
+        has_bag = False
+        with suppress(BagError):  # with other settings: it is replaced
+            has_bag = self._has_bag(record.slide, settings)
         if not len(grid) and self.replace:
             (self.out / f"{record.slide}.h5").unlink(missing_ok=True)  # has other settings
-        if len(grid) and self.encoder is not None:
+        if len(grid) and self.encoder is not None and not has_bag:
             info = self._bag_info(record.slide, prepared, settings, self.encoder)
             encoded = 0
             with bags.writing(info, grid.coords, replace=self.replace) as put:

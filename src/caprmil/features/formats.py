@@ -9,16 +9,25 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from math import isfinite, prod
+from math import isfinite
 from pathlib import Path
 from threading import Lock
 from typing import Any, TypeVar
+from zipfile import is_zipfile
 
 import h5py
 import numpy as np
 from numpy.typing import NDArray
 
 from caprmil.errors import BagError, CaprmilError
+from caprmil.features.stored_arrays import (
+    COORDS,
+    FEATURES,
+    check_sizes,
+    npz_sizes,
+    own_datasets,
+    zip_sizes,
+)
 from caprmil.io.blocks import PartialFile, read_blocks
 from caprmil.io.paths import RemotePath, local_copy
 from caprmil.slides.names import BAG_SUFFIXES
@@ -30,8 +39,6 @@ HDF5 = (".h5", ".hdf5")
 SCHEMA = 1
 """The version of caprmil's own format. Files of a later version are refused."""
 
-_FEATURES = ("features", "feats", "patch_embeddings", "embeddings")
-_COORDS = ("coords", "coordinates")
 _torch_lock = Lock()  # torch's list of safe classes is global to the process
 
 
@@ -81,8 +88,12 @@ def open_file(path: Path, parts: PartialFile | None = None) -> Iterator[FileCont
                 yield content
     except FileNotFoundError:
         raise _missing(path) from None
-    except (CaprmilError, MemoryError):
+    except CaprmilError:
         raise
+    except MemoryError as problem:
+        raise BagError(
+            f"There is not enough memory for {path}. Free some, or extract fewer patches."
+        ) from problem
     except BlockingIOError as problem:
         raise BagError(f"{path} is still being written. Wait for the other program.") from problem
     except Exception as problem:  # damaged files raise many types
@@ -101,6 +112,7 @@ def _arrays(path: Path, file: Any) -> Iterator[FileContent]:
             array = np.load(file, mmap_mode="r", allow_pickle=False)
             yield _content(path, "npy", {"features": array})
         case ".npz":
+            check_sizes(path, file.stat().st_size, npz_sizes(file))
             with file.open("rb") as stream, np.load(stream, allow_pickle=False) as arrays:
                 yield _content(path, "npz", arrays)
         case ".pt":
@@ -166,15 +178,15 @@ def _content(
     attributes: Mapping[str, Any] | None = None,
 ) -> FileContent:
     """Return features and coordinates by name. Outside HDF5, a single array is the features."""
-    coords = next((name for name in _COORDS if name in arrays), None)
-    others = [name for name in arrays if name not in _COORDS]
-    known = [name for name in _FEATURES if name in arrays]
+    coords = next((name for name in COORDS if name in arrays), None)
+    others = [name for name in arrays if name not in COORDS]
+    known = [name for name in FEATURES if name in arrays]
     if not known and len(others) == 1 and kind != "h5":
         known = others
     if not known:
         raise BagError(
             f"{path} has no features; it has: {', '.join(arrays) or 'nothing'}. Pass a feature "
-            f"file, or name the features one of {', '.join(_FEATURES)}."
+            f"file, or name the features one of {', '.join(FEATURES)}."
         )
     features = arrays[known[0]]
     lazy = kind in ("h5", "npy")  # read on demand
@@ -196,45 +208,6 @@ def _h5_content(path: Path, file: Any) -> FileContent:
     return _content(path, "h5", arrays, attributes)
 
 
-def own_datasets(path: Path, file: Any) -> dict[str, Any]:
-    """Return the arrays that are stored in an HDF5 file itself.
-
-    HDF5 can point at other files, and an array can be declared without being written. The former is
-    not followed, and the latter would be read as zeros: features and coordinates like these are
-    errors.
-    """
-    arrays = {}
-    for name in file:
-        problem = _h5_problem(file, name)
-        if problem is None:
-            arrays[name] = file[name]
-        elif problem and name in (*_FEATURES, *_COORDS):
-            raise BagError(
-                f"{path} cannot be used: {name} {problem}. Extract the features again, or ask for "
-                "a complete file."
-            )
-    return arrays
-
-
-def _h5_problem(file: Any, name: str) -> str | None:
-    """Return why an array cannot be read: None if it can, nothing if it is not an array."""
-    if not isinstance(file.get(name, getlink=True), h5py.HardLink):
-        return "is a link to another place, which is not followed"
-    item = file[name]
-    if not isinstance(item, h5py.Dataset):
-        return ""
-    if item.external or item.is_virtual:
-        return "is stored in another file, which is not read"
-    if file.driver == "fileobj" or not item.size:  # of a remote file, only parts are here
-        return None
-    if item.chunks is None:
-        complete = item.id.get_storage_size() >= item.nbytes
-    else:
-        chunks = (-(-side // chunk) for side, chunk in zip(item.shape, item.chunks, strict=True))
-        complete = item.id.get_num_chunks() >= prod(chunks)
-    return None if complete else f"is declared with {item.shape} numbers that were never written"
-
-
 def _h5_kind(features: str, coords: str | None, attributes: Mapping[str, Any]) -> str:
     if "caprmil_schema" in attributes:
         return "caprmil"
@@ -254,23 +227,31 @@ def _load_pt(path: Path, file: Path) -> dict[str, Any]:
     names = ("numpy.core.multiarray._reconstruct", "numpy._core.multiarray._reconstruct")
     dtypes = [type(np.dtype(name)) for name in ("f2", "f4", "f8", "i4", "i8")]
     allowed: list[Any] = [np.ndarray, np.dtype, *dtypes, *((rebuild, name) for name in names)]
+    file_size = file.stat().st_size
+    if is_zipfile(file):
+        check_sizes(path, file_size, zip_sizes(file))
     try:
         with (
             _torch_lock,
             torch.serialization.safe_globals(allowed),
             warnings.catch_warnings(action="ignore"),  # about old pickle protocols
         ):
-            content = torch.load(file, map_location="cpu", weights_only=True)
+            content: Any = torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as problem:
         raise BagError(
             f"{path} contains more than tensors and arrays, or is damaged. It was not unpickled, "
             "because that can run code. Save only the features: torch.save(features, path)."
         ) from problem
-    if isinstance(content, list | tuple) and content:  # vectors, or chunks of rows
-        rows = [to_array(item) for item in content]
-        content = np.stack(rows) if rows[0].ndim == 1 else np.concatenate(rows)
-    arrays = content if isinstance(content, dict) else {"features": content}
-    return {str(name): item for name, item in arrays.items() if hasattr(item, "dtype")}
+    is_list = isinstance(content, list | tuple) and content  # vectors, or chunks of rows
+    named = dict(enumerate(content)) if is_list else content
+    named = named if isinstance(named, dict) else {"features": named}
+    arrays = {str(name): item for name, item in named.items() if hasattr(item, "dtype")}
+    # A tensor can repeat its values, and a list its tensors: they are larger than what was read.
+    check_sizes(path, file_size, {name: item.nbytes for name, item in arrays.items()})
+    if is_list and arrays:
+        rows = [to_array(item) for item in arrays.values()]
+        arrays = {"features": np.stack(rows) if rows[0].ndim == 1 else np.concatenate(rows)}
+    return arrays
 
 
 def to_array(stored: Any) -> NDArray[Any]:

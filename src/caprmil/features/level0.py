@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from caprmil.errors import BagError, SlideError
 from caprmil.features import bags, formats
 from caprmil.features.bags import BagInfo
+from caprmil.features.stored_arrays import own_datasets
 from caprmil.slides.slide import Slide
 
 Number = TypeVar("Number", int, float)
@@ -150,14 +151,14 @@ def _clam_grid(name: str, path: Path, coords: NDArray[Any]) -> dict[str, Any] | 
     for folder in path.parents[:3]:
         found = folder / "patches" / f"{name}.h5"
         with suppress(OSError, KeyError, BagError), h5py.File(found) as file:
-            grid = formats.own_datasets(found, file)["coords"]
+            grid = own_datasets(found, file)["coords"]
             stored = dict(grid.attrs)
             downsample = float(np.ravel(stored["downsample"])[0])
             custom = float(stored.get("custom_downsample", 1))
             side = float(stored["patch_size"]) * downsample * custom
             level0 = downsample == 1 and "level_dim" in stored
             size = {"slide_size": tuple(stored["level_dim"].tolist())} if level0 else {}
-            if np.array_equal(grid, coords):
+            if grid.shape == coords.shape and np.array_equal(grid, coords):
                 return {"patch_level0": side, **size, **_extra_fields(stored)}
     return None
 

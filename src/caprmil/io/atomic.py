@@ -1,14 +1,18 @@
 """Atomic writes: a file appears when it is complete, and never replaces one by accident."""
 
 import os
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from errno import EACCES, EDQUOT, EFBIG, ENOSPC, EPERM, EROFS
 from pathlib import Path
-from uuid import uuid4
 
 from caprmil.errors import CaprmilError
+from caprmil.io.leftovers import clear, final_name, temporary_name
 from caprmil.io.paths import RemotePath, as_path, check_remote_writable, upload_when_done
+
+FULL, FORBIDDEN = (ENOSPC, EDQUOT, EFBIG, EROFS), (EACCES, EPERM)
+"""Errors of a full or read-only disk, a quota or a limit; and of missing permissions."""
+CHECK_FOLDER = "Check the free space and the permissions of its folder."
 
 
 @contextmanager
@@ -25,39 +29,47 @@ def atomic_write(path: str | os.PathLike[str], *, replace: bool = False) -> Iter
             yield temporary
         return
     if not replace:
-        check_new(path)
-    temporary = path.with_name(f".{uuid4().hex[:8]}.{path.name}")
+        _require_new(path)
+    temporary = path.with_name(temporary_name(path.name))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield temporary
         with temporary.open("rb+") as stream:
             os.fsync(stream.fileno())
         if not replace:
-            check_new(path)  # another process may have written it meanwhile
+            _require_new(path)  # another process may have written it meanwhile
         temporary.replace(path)
     except OSError as problem:
         raise CaprmilError(
-            f"{path} cannot be written ({problem.strerror or problem}). "
-            "Check the free space and the permissions of its folder."
+            f"{path} cannot be written ({problem.strerror or problem}). {CHECK_FOLDER}"
         ) from problem
     finally:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
 
 
-def remove_leftovers(path: str | os.PathLike[str]) -> None:
-    """Remove the temporary files of killed writers of `path`. Not safe during another write."""
+def remove_leftovers(path: str | os.PathLike[str], *, locked: bool = False) -> None:
+    """Remove the temporary files and folders of killed writers of `path`.
+
+    For `locked` see `clear_leftovers`.
+    """
     path = as_path(path)
     if isinstance(path, RemotePath):
-        return  # its temporary files are in a local temporary folder
-    temporary = re.compile(rf"\.[0-9a-f]{{8}}\.{re.escape(path.name)}")
-    for file in path.parent.glob(".*"):
-        if temporary.fullmatch(file.name):
-            file.unlink(missing_ok=True)
+        return  # its temporary files are in TMPDIR
+    found = path.parent.glob(".caprmil-*")
+    clear((file for file in found if final_name(file) == path.name), locked=locked)
 
 
 def check_new(path: str | os.PathLike[str]) -> None:
-    """Raise if `path` exists or cannot be written. To be called before long work."""
+    """Raise if `path` exists or cannot be written. To be called before long work.
+
+    What a killed writer of `path` has left is removed.
+    """
+    _require_new(path)
+    remove_leftovers(path)
+
+
+def _require_new(path: str | os.PathLike[str]) -> None:
     path = as_path(path)
     if path.exists():
         raise CaprmilError(f"{path} already exists. Move it away, or choose another name.")

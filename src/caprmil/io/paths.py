@@ -19,11 +19,11 @@ from contextlib import contextmanager
 from errno import ENOENT
 from io import BytesIO, TextIOWrapper
 from pathlib import Path, PosixPath
-from tempfile import TemporaryDirectory, mkdtemp
 from typing import Any
 from uuid import uuid4
 
 from caprmil.errors import CaprmilError, StorageError
+from caprmil.io.leftovers import make_temporary_folder, temporary_folder, temporary_name
 
 BLOCK_BYTES = 2**18  # downloaded at once where only parts of a file are read
 ATOMIC = ("s3", "s3a", "gs", "gcs", "az", "abfs")  # a file appears here when its upload is complete
@@ -213,7 +213,7 @@ def upload(file: Path, to: RemotePath) -> None:
     """Upload a local file atomically, over an existing one."""
     filesystem, temporary = to.filesystem, to
     if to.protocol not in ATOMIC:
-        temporary = to.with_name(f".{uuid4().hex[:8]}.{to.name}")
+        temporary = to.with_name(temporary_name(to.name))
     with _one_line_write_errors(to):
         try:
             filesystem.put_file(str(file), str(temporary))
@@ -236,7 +236,7 @@ def upload_all(files: Sequence[Path], base: Path, to: RemotePath) -> None:
 @contextmanager
 def upload_when_done(path: RemotePath, *, replace: bool) -> Iterator[Path]:
     """Yield a local temporary file, which is uploaded to `path` at the end."""
-    with TemporaryDirectory(prefix="caprmil-") as folder:
+    with temporary_folder() as folder:
         file = Path(folder) / path.name
         yield file
         if not replace and path.exists():
@@ -250,13 +250,13 @@ def local_copy(path: Path) -> Iterator[Path]:
     if not isinstance(path, RemotePath):
         yield path
         return
-    with TemporaryDirectory(prefix="caprmil-") as folder:
+    with temporary_folder() as folder:
         yield path.download(Path(folder) / path.name)
 
 
 def scratch_folder() -> Path:
     """Return a new local folder, which is removed when the process exits."""
-    folder = Path(mkdtemp(prefix="caprmil-"))
+    folder = make_temporary_folder()
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
 

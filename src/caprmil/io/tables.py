@@ -6,15 +6,16 @@ where nothing is known. The index says where a row is, for errors: file and line
 
 import csv
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from io import BytesIO, StringIO
 from os import PathLike
 from pathlib import Path
 from typing import TypeAlias
+from zipfile import ZipFile
 
 import pandas as pd
 
-from caprmil.errors import CohortError
+from caprmil.errors import CohortError, one_line
 from caprmil.io.paths import as_path
 
 TableLike: TypeAlias = str | PathLike[str] | pd.DataFrame
@@ -28,8 +29,14 @@ COLUMNS = {
     "fold": ("fold",),
     "mpp": ("mpp", "um_px", "um/px", "mpp_x", "slide_mpp", "microns_per_pixel"),
 }
-UNKNOWN = ("", "na", "nan", "n/a")  # cells without a value, as pandas and R write them
+UNKNOWN = (
+    *("", "na", "nan", "n/a", "#n/a", "<na>", "nat", "none", "null"),
+    *("inf", "+inf", "-inf", "infinity", "+infinity", "-infinity"),
+)
+"""Cells without a value, in lower case, as pandas, R, Excel and databases write them."""
 EXCEL, PARQUET = (".xlsx", ".xlsm"), (".parquet", ".pq")
+CELLS = 20_000_000  # more than any table of slides has: a small file can declare billions
+XML = 2**24, 100  # bytes of a sheet that are read in any case, and how many times those of its file
 
 Row = dict[str, str]
 
@@ -70,6 +77,7 @@ def _read_text(path: Path, *, pad: bool) -> pd.DataFrame:
     if len(lines) < 2:
         raise _no_rows(str(path))
     header, rows = lines[0][0], [(cells, f"{path}, line {number}") for cells, number in lines[1:]]
+    _check_cells(path, len(rows) * len(header))
     frame = pd.DataFrame(
         [_fit(cells, len(header), position, pad=pad) for cells, position in rows],
         index=[position for _, position in rows],
@@ -82,12 +90,54 @@ def _read_binary(path: Path, suffix: str) -> pd.DataFrame:
     package = "openpyxl" if suffix in EXCEL else "pyarrow"
     content = BytesIO(path.read_bytes())
     try:
-        frame = pd.read_excel(content) if suffix in EXCEL else pd.read_parquet(content)
+        frame = (_read_excel if suffix in EXCEL else _read_parquet)(path, content)
+        return _as_text(frame, str(path))  # cells of a parquet file are decoded here
     except ImportError:
         raise CohortError(f"{path} needs a package: pip install {package}") from None
+    except CohortError:
+        raise
     except Exception as problem:  # each format raises errors of its own
         raise CohortError(f"{path} cannot be read ({problem}). Save it as .csv.") from problem
-    return _as_text(frame, str(path))
+
+
+def _read_excel(path: Path, content: BytesIO) -> pd.DataFrame:
+    """Return the first sheet. A sheet with one cell in its last row and column is not filled up."""
+    from openpyxl import load_workbook  # type: ignore[import-untyped]
+
+    with ZipFile(content) as archive:
+        size = sum(entry.file_size for entry in archive.infolist())
+    if size > max(XML[0], XML[1] * len(content.getvalue())):
+        raise CohortError(f"{path} has {size / 1e6:,.0f} MB of text. Save it as .csv.")
+    sheet = load_workbook(content, read_only=True, data_only=True).worksheets[0]
+    sheet.reset_dimensions()  # they may be wrong
+    lines, width = [], 0
+    for line in sheet.iter_rows(values_only=True):
+        if any(cell is not None for cell in line):
+            lines.append(line)
+            width = max(width, len(line))
+            _check_cells(path, len(lines) * width)
+    if not lines:
+        raise _no_rows(str(path))
+    header, *rows = [line + (None,) * (width - len(line)) for line in lines]
+    return pd.DataFrame(rows, columns=["" if cell is None else cell for cell in header])
+
+
+def _read_parquet(path: Path, content: BytesIO) -> pd.DataFrame:
+    from pyarrow.parquet import read_metadata  # type: ignore[import-untyped]
+
+    found = read_metadata(content)
+    groups = [found.row_group(number) for number in range(found.num_row_groups)]
+    values = sum(g.column(at).num_values for g in groups for at in range(g.num_columns))
+    _check_cells(path, max(found.num_rows * found.num_columns, values))
+    return pd.read_parquet(content)
+
+
+def _check_cells(path: Path, cells: int) -> None:
+    if cells > CELLS:
+        raise CohortError(
+            f"{path} has {cells:,} cells, and a table of slides may have {CELLS:,}. Remove columns "
+            "and rows that are not needed."
+        )
 
 
 def _as_text(frame: pd.DataFrame, name: str) -> pd.DataFrame:
@@ -182,10 +232,12 @@ def names(table: pd.DataFrame, column: str) -> tuple[str, ...]:
 
 def numbers(table: pd.DataFrame, column: str) -> list[float]:
     """Return a column in which every cell must be a number."""
-    for position, cell in table[column].items():
-        if not is_number(cell):
-            raise CohortError(f"{position}: {column} is '{cell}', not a number.")
-    return [float(cell) for cell in table[column]]
+    try:
+        return [float(cell) for cell in table[column].tolist()]
+    except ValueError:
+        position, cell = next(item for item in table[column].items() if not is_number(item[1]))
+        shown = one_line(cell)
+        raise CohortError(f"{position}: {one_line(column)} is '{shown}', not a number.") from None
 
 
 def markdown_table(
@@ -199,6 +251,11 @@ def markdown_table(
 def is_known(cell: str) -> bool:
     """Return whether a cell has a value."""
     return cell.lower() not in UNKNOWN
+
+
+def with_cells(cells: Mapping[str, str]) -> list[str]:
+    """Return the names of rows, each with its cell in brackets if that is not empty."""
+    return [f"{name} ({cell})" if cell else name for name, cell in cells.items()]
 
 
 def is_number(cell: str) -> bool:

@@ -48,6 +48,10 @@ class ABMIL(MILModel):
         self.dropout = nn.Dropout(dropout)
         self.classify = nn.Linear(dim, n_outputs)
 
+    @property
+    def input_layer(self) -> nn.Linear:
+        return self.project
+
     def patches(self, features: Features) -> Patches:
         return F.relu(self.project(features))
 

@@ -7,7 +7,7 @@ M tokens, C outputs. The aliases below are checked at run time, under pytest onl
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, cast
 
 import torch
 import torch.nn.functional as F
@@ -103,6 +103,24 @@ class MILModel(nn.Module):
     evaluates_in_chunks: bool = False  # true if that is faster than the whole bag at once
     top_k: int = 0  # patches in the loss on top patches; set by training
     criterion: Criterion
+
+    @property
+    def input_layer(self) -> nn.Linear | None:
+        """The linear layer that reads the features, if training can start it from probes."""
+        return None
+
+    @property
+    def probe_units(self) -> Sequence[int]:
+        """The units of the first layer that can start from a probe."""
+        layer = self.input_layer
+        return range(layer.out_features) if layer is not None else ()
+
+    def unit_values(self, features: Float[Tensor, "N E"]) -> Float[Tensor, "N D"]:
+        """Return what `gather_units` compares with its thresholds, per patch and unit."""
+        return cast(nn.Linear, self.input_layer)(features)
+
+    def gather_units(self, units: Sequence[int], thresholds: Float[Tensor, " P"]) -> None:
+        """Start with parts that gather patches in which a unit is above its threshold, if any."""
 
     @property
     def title(self) -> str:

@@ -52,6 +52,7 @@ from caprmil.models.streaming import ContextStream
 from caprmil.models.token_removal import TokenRemoval
 
 MIN_TEMPERATURE = 1e-3
+TOKEN_GAIN = 4  # log-odds of a token per unit of activation, where it starts from a unit
 SPREAD = 0.6  # standard deviation of GELU(z), z normal: what a patch has after the projection
 
 INITS = ("usual", "centred")
@@ -147,6 +148,22 @@ class ContextAttention(nn.Module):
         nn.init.eye_(self.project_out.weight).mul_(-SPREAD)
         for layer in (self.project_f, self.project_out):
             nn.init.zeros_(layer.bias)
+
+    @torch.no_grad()
+    def init_tokens(self, units: Sequence[int], thresholds: Float[Tensor, " P"]) -> None:
+        """Start with a token in each head that collects the patches in which one unit is high.
+
+        The first head collects those with the first unit above the first threshold, and so on. The
+        other tokens of a head share the rest of the patches equally.
+        """
+        width, own = self.qkv.in_features, self.cluster.weight[0]
+        own = own / own.square().sum()
+        for head, (unit, threshold) in enumerate(zip(units, thresholds, strict=True)):
+            rows = slice(head * width, (head + 1) * width)
+            gain = TOKEN_GAIN * self.temperature()[head] * own
+            self.project_x.weight[rows] = 0
+            self.project_x.weight[rows, unit] = gain
+            self.project_x.bias[rows] = -gain * threshold
 
     def attend_tokens(self, tokens: Tokens) -> Tokens:
         """Return the tokens of each head after self-attention."""
@@ -439,6 +456,27 @@ class CAPRMIL(MILModel):
         return self.output(*pool_chunks(self.pool, stream.patches()), stream.assignments)
 
     # Names, evidence, loss and training.
+
+    @property
+    def input_layer(self) -> nn.Linear:
+        return cast(nn.Linear, self.context.project[0])
+
+    @property
+    def probe_units(self) -> Sequence[int]:
+        """One unit per head: the first of its channels."""
+        if not len(self.context.blocks):
+            return super().probe_units
+        attend = self.context.blocks[0].attend
+        return range(0, attend.heads * attend.qkv.in_features, attend.qkv.in_features)
+
+    @torch.no_grad()
+    def unit_values(self, features: Float[Tensor, "N E"]) -> Float[Tensor, "N D"]:
+        patches = self.context.project(features)
+        return self.context.blocks[0].norm_attend(patches) if self.context.blocks else patches
+
+    def gather_units(self, units: Sequence[int], thresholds: Float[Tensor, " P"]) -> None:
+        if len(self.context.blocks):
+            self.context.blocks[0].attend.init_tokens(units, thresholds)
 
     @property
     def title(self) -> str:

@@ -1,20 +1,23 @@
 """Saved models: `config.json` and `model.safetensors`, as on the Hugging Face hub."""
 
 import json
+from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
+from safetensors.torch import save as to_bytes
 from torch import nn
 
-from caprmil.errors import CaprmilError, RecipeError, RunError
+from caprmil.errors import CaprmilError, RecipeError, RunError, one_line
 from caprmil.io.atomic import atomic_write, write_text
+from caprmil.io.json_files import parse_json
 from caprmil.models.base import MILModel
 from caprmil.models.registry import MODELS, create
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
+SMALLEST = 2**16  # a setting may be this large for any file
 OLD_FORMAT = (
     "The model in {folder} was saved by an older caprmil, under other names of settings and "
     "weights. Use the version that saved it, or train it again."
@@ -26,7 +29,7 @@ def save(model: MILModel, folder: str | PathLike[str]) -> None:
     config = json.dumps(describe(model), indent=2) + "\n"
     weights = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
     with atomic_write(Path(folder) / WEIGHTS, replace=True) as path:
-        save_file(weights, path, metadata={"format": "pt"})
+        path.write_bytes(to_bytes(weights, metadata={"format": "pt"}))  # a full disk: OSError
     write_text(Path(folder) / CONFIG, config, replace=True)
 
 
@@ -56,19 +59,33 @@ def load(source: str | PathLike[str], **changes: Any) -> MILModel:
     if not folder.is_dir():
         folder = _download(str(source))
     try:
-        config = json.loads((folder / CONFIG).read_text()) | changes
+        config = parse_json((folder / CONFIG).read_bytes()) | changes
         if "n_classes" in config:
             raise RunError(OLD_FORMAT.format(folder=folder))
+        _check_sizes(folder / WEIGHTS, config)
         model = create(config.pop("model"), **config)
         model.load_state_dict(load_file(folder / WEIGHTS))
+        if not all(bool(tensor.isfinite().all()) for tensor in model.state_dict().values()):
+            raise RunError(f"The model in {folder} is damaged: a weight is not finite.")
     except FileNotFoundError as problem:
         name = Path(problem.filename or WEIGHTS).name
         raise RunError(f"{folder} has no model: {name} is missing.") from None
     except CaprmilError:
         raise
-    except (KeyError, TypeError, ValueError, RuntimeError, SafetensorError) as problem:
-        raise RunError(f"The model in {folder} cannot be loaded: {problem}") from problem
+    except (MemoryError, ImportError):
+        raise
+    except Exception as problem:  # a wrong setting raises errors of any type
+        reason = one_line(problem, 300) or type(problem).__name__
+        raise RunError(f"The model in {folder} cannot be loaded: {reason}") from problem
     return model.eval()
+
+
+def _check_sizes(weights: Path, config: Mapping[str, Any]) -> None:
+    """Raise if a size in the settings is larger than the file: no model could have it."""
+    largest = weights.stat().st_size
+    for name, value in config.items():
+        if isinstance(value, int) and value > max(largest, SMALLEST):
+            raise RunError(f"{weights.parent / CONFIG} is damaged: {name} is {value}.")
 
 
 def _download(repository: str) -> Path:

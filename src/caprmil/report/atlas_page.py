@@ -125,7 +125,7 @@ def verdict(atlas: TokenAtlas) -> Iterator[str]:
     ranked = atlas.ranked
     sizes = [token.effect_size for token in ranked]
     total = sum(sizes)
-    if total:
+    if total and math.isfinite(total):
         half = next(n for n in range(1, len(sizes) + 1) if sum(sizes[:n]) >= total / 2)
         first = ranked[0]
         yield (

@@ -12,12 +12,12 @@ from caprmil.errors import CohortError, count
 from caprmil.evaluation import calibration
 from caprmil.evaluation.predictions import Predictions
 from caprmil.explain import KINDS, ExplainedSlide, Explanation
-from caprmil.io.json_files import read_json
 from caprmil.report.html_page import EMPTY, render
 from caprmil.report.prediction_parts import Cell, PredictionParts, how_many
 from caprmil.report.strip_chart import strip_chart
 from caprmil.report.text_format import percent, signed
-from caprmil.runs.run import CALIBRATION, Run
+from caprmil.runs.run import Run
+from caprmil.runs.scores import CALIBRATION, read_calibration
 
 MAX_CONTRASTS = 4  # classes whose evidence is shown
 
@@ -75,8 +75,8 @@ class ClassParts(PredictionParts):
             return "Not calibrated: the run has no temperatures. It is unfinished, or an older one."
         missing = [fold for fold in answer.by_fold if fold not in known]
         reasons: dict[str, list[str]] = {}
-        for note in read_json(path).get("notes", []):
-            fold, _, reason = str(note).partition(": ")
+        for note in read_calibration(self.run.folder).notes:
+            fold, _, reason = note.partition(": ")
             if fold in missing:
                 reasons.setdefault(reason, []).append(fold)
         why = [f"{', '.join(folds)}: {reason}" for reason, folds in reasons.items()]

@@ -6,10 +6,11 @@ from markupsafe import Markup
 
 from caprmil import figures
 from caprmil.figures.learning_curves import RATE, panels_of
-from caprmil.io.json_files import read_json
 from caprmil.report.html_page import render
 from caprmil.report.report_inputs import RunInputs
+from caprmil.runs.facts import read_fold_facts
 from caprmil.runs.history import HISTORY, read_history
+from caprmil.runs.remote import FOLD
 from caprmil.runs.run import Run
 
 
@@ -44,6 +45,6 @@ def read_histories(run: Run) -> tuple[dict[str, dict[str, Any]], dict[str, int]]
         folder = run.fold_folder(fold.name)
         if (folder / HISTORY).exists():
             histories[fold.name] = read_history(folder / HISTORY)
-        if (folder / "fold.json").exists():
-            kept[fold.name] = int(read_json(folder / "fold.json")["kept_epoch"])
+        if (folder / FOLD).exists():
+            kept[fold.name] = read_fold_facts(folder).kept_epoch
     return histories, kept

@@ -36,13 +36,17 @@ def slide_details(inputs: SlideInputs) -> Markup:
 
 def run_details(inputs: RunInputs) -> Markup:
     """Return the recipe of the run, and how to make this report again."""
-    path = inputs.run.folder / RECIPE
     return render(
         "run_details.html",
-        recipe=path.read_text(encoding="utf-8") if path.exists() else "",
+        recipe=recipe_of(inputs.run),
         provenance=list(run_provenance(inputs)),
         notes=inputs.run.facts.notes,
     )
+
+
+def recipe_of(run: Run) -> str:
+    """Return the recipe of a run, or nothing if its file is missing."""
+    return run.recipe_text if (run.folder / RECIPE).exists() else ""
 
 
 def quality(record: Record | None) -> Iterator[str]:

@@ -17,9 +17,11 @@ from urllib.parse import quote
 from caprmil.errors import BagError, CaprmilError, RunError
 from caprmil.explain import ExplainedSlide, SlideReference, explain_slide, flips_of, locate_slide
 from caprmil.io.atomic import check_new, write_text
+from caprmil.io.leftovers import clear_leftovers
 from caprmil.io.paths import as_path
 from caprmil.io.progress import Bar, Step
 from caprmil.models.device import pick_device
+from caprmil.report.details_section import recipe_of
 from caprmil.report.parts_registry import parts_of
 from caprmil.report.run_page import run_report
 from caprmil.report.slide_page import slide_report
@@ -120,9 +122,12 @@ def write_run_report(
     folder = report_folder(run) if out is None else out.parent if alone else out
     path = out if out is not None and alone else folder / INDEX
     replace = out is None
+    recipe_of(run)  # damage is found before the work
     names = [] if alone else chosen_slides(run, slides)
     paths = {name: folder / SLIDES / safe_name(name) for name in names}
-    if not replace:
+    if replace:  # the run's own folder
+        clear_leftovers(folder)
+    else:
         for new in (path, *paths.values()):
             check_new(new)
     written, missing = [], []

@@ -62,7 +62,7 @@ def fold_section(inputs: RunInputs) -> Markup:
     """Return every metric of every fold, with the fold's sizes and temperature."""
     run = inputs.run
     scores = run.scores["folds"]
-    temperatures = run.scores.get("calibration", {}).get("temperatures", {})
+    temperatures = (run.scores.get("calibration") or {}).get("temperatures", {})
     names = list(next(iter(scores.values()), ()))
     splits = {fold.name: fold for fold in run.splits}
     rows = []
@@ -85,11 +85,12 @@ def calibration_notes(run: Run) -> list[str]:
     found = run.scores.get("calibration")
     if not found:
         return []
-    before, after = found["before"], found["after"]
+    before, after = found.get("before", {}), found.get("after", {})
     line = (
-        f"Temperature scaling changes the mean ACE of the test slides from {before['ace']:.3f} to "
-        f"{after['ace']:.3f}. A perfectly calibrated model with the same probabilities would have "
-        f"{before['ace_floor']:.3f} and {after['ace_floor']:.3f}. Scores on this page are before "
+        "Temperature scaling changes the mean ACE of the test slides from "
+        f"{_number(before.get('ace'))} to {_number(after.get('ace'))}. A perfectly calibrated "
+        f"model with the same probabilities would have {_number(before.get('ace_floor'))} and "
+        f"{_number(after.get('ace_floor'))}. Scores on this page are before "
         "calibration."
     )
     return [line, *found.get("notes", [])]

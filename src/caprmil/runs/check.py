@@ -5,13 +5,13 @@ from copy import deepcopy
 from dataclasses import dataclass
 from math import inf, isnan
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from caprmil.features import bags
+from caprmil.io.leftovers import temporary_folder
 from caprmil.models import MILModel
 from caprmil.runs.inference import TrainedModel
 
@@ -86,7 +86,7 @@ def _chunks(trained: TrainedModel, features: Tensor, _: Tensor | None) -> Tensor
 
 
 def _reload(trained: TrainedModel, features: Tensor, grid: Tensor | None) -> Tensor:
-    with TemporaryDirectory() as folder:
+    with temporary_folder() as folder:
         trained.model.save_pretrained(folder)
         loaded = trained._replace(model=MILModel.from_pretrained(folder))
         return _predict(loaded, features, grid)

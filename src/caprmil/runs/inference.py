@@ -1,6 +1,7 @@
 """Inference: the answers of trained models for bags, in memory or read in chunks."""
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -8,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from caprmil.errors import BagError
 from caprmil.features import bags, batches
 from caprmil.features.bags import BagInfo
 from caprmil.features.batches import Cache, Sample
@@ -39,7 +41,11 @@ def predict_batch(
     mask, grid = (None if t is None else t.to(device) for t in (batch.mask, batch.grid))
     model = trained.model.eval()
     output = model(batch.features.to(device), mask=mask, grid=grid, sizes=batch.sizes)
-    return trained.answer(output.logits)
+    answers = trained.answer(output.logits)
+    for slide, answer in zip(batch.slides, answers, strict=True):
+        if not np.isfinite(answer).all():
+            raise _no_answer(slide, float(batch.features.abs().max()))
+    return answers
 
 
 def predict_file(
@@ -72,12 +78,60 @@ def predict_stream(
     """Return the answer for a bag that is read in chunks."""
     chunks = chunks_of(stream, device)
     output = trained.model.eval().to(device).stream(chunks, keep=may_keep(stream.info))
-    return trained.answer(output.logits)
+    answers = trained.answer(output.logits)
+    if not np.isfinite(answers).all():
+        raise _no_answer(str(stream.info.path), max(float(np.abs(part).max()) for part in stream()))
+    return answers
+
+
+def _no_answer(slide: str, largest: float) -> BagError:
+    return BagError(
+        f"{slide} has no answer: the model computes no finite number from its features, which go "
+        f"up to {largest:.3g}. Extract them again. If no slide has one, train the model again."
+    )
 
 
 def chunks_of(stream: bags.Stream, device: torch.device) -> Chunks:
     """Return the chunks of an open bag as a model takes them."""
     return lambda: (torch.from_numpy(chunk)[None].to(device) for chunk in stream())
+
+
+def predict_each(
+    trained: TrainedModel,
+    samples: Sequence[Sample],
+    failed: dict[str, BagError],
+    *,
+    cache: Cache | None = None,
+    device: torch.device | str = "cpu",
+) -> dict[str, NDArray[np.float64]]:
+    """Return the answer for each slide. Slides without one are added to `failed`."""
+    if len(samples) > 1:
+        try:
+            found = predict_samples(trained, samples, cache=cache, device=device)
+            return dict(zip((sample.slide for sample in samples), found, strict=True))
+        except BagError:  # which ones, is found one by one
+            pass
+    answers = {}
+    for sample in samples:
+        try:
+            found = predict_samples(trained, [sample], cache=cache, device=device)
+            answers[sample.slide] = found[0]
+        except BagError as problem:
+            failed[sample.slide] = problem
+    return answers
+
+
+def report_failed(
+    problems: Mapping[str, BagError], failed: dict[str, BagError] | None, slides: int
+) -> None:
+    """Add slides without an answer to those of the caller, or log them; raise if all are."""
+    if problems and len(problems) == slides:
+        raise BagError(f"None of these bags has an answer. {next(iter(problems.values()))}")
+    if failed is not None:
+        failed.update(problems)
+        return
+    for problem in problems.values():
+        logging.getLogger("caprmil").error("not predicted: %s", problem)
 
 
 def predict_samples(

@@ -1,6 +1,5 @@
 """Bags for a prediction: slides are encoded with the settings of a run."""
 
-import tomllib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import Any
 
 from caprmil import config, encoders
 from caprmil.cohort.cohort import find_bags
-from caprmil.errors import EncoderError, RecipeError, RunError, SlideError
+from caprmil.errors import EncoderError, RunError, SlideError
 from caprmil.features import bags
 from caprmil.features.extract import Extraction
 from caprmil.features.settings import VERSION, ExtractionConfig, Settings
@@ -96,8 +95,8 @@ def for_run(
 def _settings(run: Run, text: str, force: bool) -> ExtractionConfig:
     """Return the settings of a bag of the run, if slides can be encoded with them."""
     try:
-        made = config.parse(tomllib.loads(text), into=Settings)
-    except (RecipeError, tomllib.TOMLDecodeError) as problem:
+        made = config.parse(config.read_toml(text), into=Settings)
+    except (ValueError, RecursionError) as problem:
         raise RunError(f"The bags of {run.folder} are of another caprmil ({problem}).") from None
     if made.version != VERSION:
         raise RunError(

@@ -194,7 +194,7 @@ def _write_heartbeat(lock: RemotePath, owner: str) -> None:
 def _other_owner(lock: RemotePath, owner: str) -> str | None:
     """Return the owner of a lock if it is another process with a recent heartbeat."""
     try:
-        heartbeat = json.loads(lock.read_text())
+        heartbeat = json.loads(lock.read_text(encoding="utf-8"))
         recent = time.time() - float(heartbeat["time"]) < STALE_SECONDS
         return str(heartbeat["owner"]) if recent and heartbeat["owner"] != owner else None
     except (FileNotFoundError, ValueError, KeyError, TypeError):

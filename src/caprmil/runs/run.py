@@ -11,13 +11,8 @@ calibration.json  the temperature of each fold, and errors before and after
 scores.json, scores.md, curves.png, roc.png, reliability.png
 """
 
-import logging
-import math
-import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -42,44 +37,21 @@ from caprmil.evaluation.predictions import Predictions
 from caprmil.features import bags
 from caprmil.features.bags import BagInfo
 from caprmil.features.batches import Cache, Sample
-from caprmil.io.json_files import read_json
 from caprmil.io.paths import RemotePath, as_path, scratch_folder
 from caprmil.io.progress import Step
 from caprmil.io.tables import TableLike, read_table
 from caprmil.models import MILModel
 from caprmil.models.device import pick_device
-from caprmil.runs.inference import TrainedModel, predict_file, predict_samples
-from caprmil.runs.remote import download_fold, finished_folds
+from caprmil.runs.facts import ADVICE, FACTS, read_facts, read_fold_facts
+from caprmil.runs.inference import TrainedModel, predict_each, predict_file, report_failed
+from caprmil.runs.remote import FOLD, download_fold, finished_folds
+from caprmil.runs.scores import SCORES, read_calibration, read_scores
+from caprmil.runs.splits import SPLITS, read_splits
 from caprmil.slides.scale import same_scale
 from caprmil.targets import Target, find_target
 
-FORMAT = 2  # of the files in a run
-FACTS, RECIPE, SPLITS = "run.json", "recipe.toml", "splits.json"
-PREDICTIONS, SCORES = "predictions.csv", "scores.json"
-BASELINES, CALIBRATION, RELIABILITY = "baselines", "calibration.json", "reliability.png"
-PARTS = ("train", "validation", "test")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Facts:
-    """The metadata of a run, in run.json."""
-
-    format: int
-    version: str
-    digest: str
-    model: str
-    target: Mapping[str, Any]
-    in_dim: int
-    encoder: str | None
-    mpp: float | None
-    seed: int
-    weights: str  # which epoch's weights were kept: best or last
-    versions: Mapping[str, str]
-    notes: tuple[str, ...] = ()
-    fingerprint: str | None = None  # of the encoder
-    patch_px: int | None = None
-    scale_rule: str | None = None
-    settings: str | None = None  # how `caprmil encode` made a bag of the cohort
+RECIPE, PREDICTIONS = "recipe.toml", "predictions.csv"
+BASELINES, RELIABILITY = "baselines", "reliability.png"
 
 
 class Run:
@@ -87,29 +59,33 @@ class Run:
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = as_path(folder)
+        for name in (FACTS, SPLITS):
+            if not (self.folder / name).is_file():
+                raise RunError(f"{self.folder} is not a run: there is no {name} in it.")
+        self.facts = read_facts(self.folder)
+        self.target = self._parse_target(self.facts.target, FACTS)
+        splits = read_splits(self.folder)
+        self.patients, self.labels, self.paths = splits.patients, splits.labels, splits.paths
+        self.splits = list(splits.folds)
+        for label in self.labels.values():
+            self._parse_label(label)
+
+    def _parse_target(self, table: Mapping[str, Any], name: str) -> Target:
         try:
-            facts = read_json(self.folder / FACTS)
-            _check_format(self.folder, facts)
-            self.facts = Facts(**{**facts, "notes": tuple(facts["notes"])})
-            self.target = parse_target(self.facts.target)
-            splits = read_json(self.folder / SPLITS)
-            self.patients: dict[str, str] = splits["patients"]
-            self.labels: dict[str, str] = splits["labels"]
-            self.paths: dict[str, str] = splits["paths"]
-            self.splits = [
-                Fold(**{**fold, **{part: tuple(fold[part]) for part in PARTS}})
-                for fold in splits["folds"]
-            ]
-        except (FileNotFoundError, NotADirectoryError) as problem:
-            name = Path(problem.filename).name
-            raise RunError(f"{self.folder} is not a run: there is no {name} in it.") from None
-        except RunError:
-            raise
-        except (ValueError, KeyError, TypeError, AttributeError) as problem:
-            raise RunError(
-                f"{self.folder} holds a damaged run, or one of another version: {FACTS} or "
-                f"{SPLITS} cannot be read ({_reason(problem)}). Train it again, in a new folder."
-            ) from problem
+            target = parse_target(table)
+            if not target.ready:
+                raise RunError("too little of the target is known")
+        except CaprmilError as problem:
+            reason = str(problem).rstrip(".")
+            raise RunError(f"{self.folder / name} is damaged ({reason}). {ADVICE}") from None
+        return target
+
+    def _parse_label(self, label: str) -> None:
+        try:
+            if label:
+                self.target.parse_label(label)
+        except ValueError as problem:
+            raise RunError(f"{self.folder / SPLITS} is damaged ({problem}) {ADVICE}") from None
 
     def __repr__(self) -> str:
         state = "" if self.finished else ", unfinished"
@@ -149,7 +125,8 @@ class Run:
     @cached_property
     def scores(self) -> dict[str, Any]:
         """The scores over folds and pooled, as in scores.json."""
-        return read_json(self._finished(SCORES))
+        self._finished(SCORES)
+        return read_scores(self.folder, self.target.headline)
 
     @cached_property
     def baselines(self) -> dict[str, Predictions]:
@@ -165,25 +142,24 @@ class Run:
 
     def read_predictions(self, path: Path) -> Predictions:
         """Read a table of predictions that this run wrote."""
-        return Predictions.read(path, target=type(self.target))
+        if not path.is_file():
+            raise RunError(f"{path} is missing. {ADVICE}")
+        found = Predictions.read(path, target=type(self.target))
+        if found.target.columns != self.target.columns:
+            raise RunError(
+                f"{path} is damaged (its columns are {shorten(found.target.columns)}, not "
+                f"{shorten(self.target.columns)}). {ADVICE}"
+            )
+        unknown = [slide for slide in found.slides if slide not in self.paths]
+        unknown += sorted({*(found.folds or ())} - {fold.name for fold in self.splits})
+        if unknown and path.is_relative_to(self.folder):  # elsewhere it may be of another cohort
+            raise RunError(f"{path} is damaged ({unknown[0]} is not in the run). {ADVICE}")
+        return found
 
     @cached_property
     def temperatures(self) -> dict[str, float]:
         """The calibration temperature of each calibrated fold. A temperature of 1 means none."""
-        path = self.folder / CALIBRATION
-        if not path.exists():
-            return {}
-        found = read_json(path).get("temperatures", {})
-        try:
-            known = {name: float(t) for name, t in found.items() if t is not None}
-        except (AttributeError, TypeError, ValueError):
-            known = {"": math.nan}
-        if not all(0 < t < math.inf for t in known.values()):
-            raise RunError(
-                f"{path} is damaged: a temperature is a positive number. Delete the file, then: "
-                f"caprmil calibrate {self.folder}"
-            )
-        return {name: t for name, t in known.items() if not math.isclose(t, 1.0)}
+        return read_calibration(self.folder).used
 
     def calibrate(self, by_fold: Mapping[str, NDArray[np.float64]]) -> NDArray[np.float64] | None:
         """Return the mean of calibrated answers; None if a fold is not calibrated."""
@@ -229,13 +205,11 @@ class Run:
 
     def fold_target(self, fold: str) -> Target:
         """Return the target of a fold's model, with what it needs of the training labels."""
-        path = self.fold_folder(fold) / "fold.json"
-        try:
-            return parse_target(read_json(path)["target"])
-        except (ValueError, KeyError, TypeError) as problem:
-            raise RunError(
-                f"{path} is damaged ({_reason(problem)}). Train the run again, in a new folder."
-            ) from problem
+        folder = self.fold_folder(fold)
+        target = self._parse_target(read_fold_facts(folder).target, str(folder / FOLD))
+        if (target.kind, target.columns) != (self.target.kind, self.target.columns):
+            raise RunError(f"{folder / FOLD} is damaged (it is of another target). {ADVICE}")
+        return target
 
     def trained(self, fold: str) -> TrainedModel:
         """Load the model of a fold with its target."""
@@ -266,11 +240,15 @@ class Run:
             )
 
     def _check_bags(self, paths: Mapping[str, Path], *, force: bool) -> None:
-        """Refuse bags that differ, all of them in one error."""
+        """Refuse bags that differ, all of them in one error. Damaged ones fail one by one later."""
         problems = []
         for slide, path in paths.items():
             try:
-                self.check_bag(slide, bags.inspect(path), force=force)
+                info = bags.inspect(path)
+            except BagError:
+                continue
+            try:
+                self.check_bag(slide, info, force=force)
             except BagError as problem:
                 problems.append(str(problem))
         if problems:
@@ -284,11 +262,14 @@ class Run:
         force: bool = False,
         device: str = "auto",
         progress: Step | None = None,
+        failed: dict[str, BagError] | None = None,
     ) -> Predictions:
         """Predict bags with the mean of the folds' models, or with the model of one fold.
 
         A slide of the training cohort is predicted only by models that have not seen it, if there
         are any. The column `models` is their number, `spread` the standard deviation over them.
+        A bag that is damaged, or has no finite answer, does not cost the others: its slide is added
+        to `failed`, or logged.
         """
         chosen = self.trained_folds(fold)
         self._check_bags(paths, force=force)
@@ -298,13 +279,14 @@ class Run:
             each.model.to(torch_device)
         rows: dict[str, NDArray[np.float64]] = {}
         extra: dict[str, list[str]] = {"models": [], "spread": []}
+        problems: dict[str, BagError] = {}
         for number, (slide, path) in enumerate(paths.items(), 1):
             unseen = [each.name for each in chosen if not each.saw(slide)]
             names = unseen or list(trained)
             try:
                 answers = predict_file([trained[name] for name in names], path, torch_device)
-            except BagError as problem:  # one broken bag does not cost the others
-                logging.getLogger("caprmil").error("not predicted: %s", problem)
+            except BagError as problem:
+                problems[slide] = problem
                 continue
             rows[slide] = answers.mean(axis=0)
             spread = self.target.disagreement(answers) if len(names) > 1 else None
@@ -312,8 +294,7 @@ class Run:
             extra["spread"].append("" if spread is None else f"{spread:.4f}")
             if progress:
                 progress(number, len(paths))
-        if not rows:
-            raise BagError("None of these bags could be read.")
+        report_failed(problems, failed, len(paths))
         return Predictions(
             slides=tuple(rows),
             target=self.target,
@@ -330,10 +311,12 @@ class Run:
         force: bool = False,
         device: str = "auto",
         progress: Step | None = None,
+        failed: dict[str, BagError] | None = None,
     ) -> Predictions:
         """Predict the slides of an external cohort with each fold's model, with their labels.
 
-        Columns have the names that they have in the run, where the table has them.
+        Columns have the names that they have in the run, where the table has them. Slides without
+        an answer are left out, and added to `failed`, or logged.
         """
         frame = read_table(table)
         columns: dict[str, Any] = {
@@ -347,35 +330,54 @@ class Run:
         for slide, info in cohort.bags.items():
             self.check_bag(slide, info, force=force)
         samples = [Sample(e.name, e.path) for e in cohort.entries]
-        labels = self.target.as_labels(entry.label for entry in cohort.entries)
-        cache, chosen, tables = Cache(4.0), pick_device(device), []
+        cache, chosen, problems = Cache(4.0), pick_device(device), dict[str, BagError]()
+        by_fold = {}
         for number, fold in enumerate(self.trained_folds(), 1):
-            answers = predict_samples(self.trained(fold.name), samples, cache=cache, device=chosen)
-            tables.append(
-                Predictions(
-                    slides=tuple(sample.slide for sample in samples),
-                    target=self.target,
-                    answers=answers,
-                    labels=labels,
-                    patients=tuple(entry.patient for entry in cohort.entries),
-                    folds=(fold.name,) * len(samples),
-                )
+            trained = self.trained(fold.name)
+            samples = [sample for sample in samples if sample.slide not in problems]
+            by_fold[fold.name] = predict_each(
+                trained, samples, problems, cache=cache, device=chosen
             )
             if progress:
                 progress(number, len(self.done))
+        report_failed(problems, failed, len(cohort))
+        kept = [entry for entry in cohort.entries if entry.name not in problems]
+        tables = [
+            Predictions(
+                slides=tuple(entry.name for entry in kept),
+                target=self.target,
+                answers=np.stack([answers[entry.name] for entry in kept]),
+                labels=self.target.as_labels(entry.label for entry in kept),
+                patients=tuple(entry.patient for entry in kept),
+                folds=(fold,) * len(kept),
+            )
+            for fold, answers in by_fold.items()
+        ]
         return Predictions.concatenate(tables)
 
     @property
     def columns(self) -> dict[str, str]:
         """The columns of slide, patient and label, as far as the recipe of the run names them."""
-        path = self.folder / RECIPE
         try:
-            data = tomllib.loads(path.read_text(encoding="utf-8")).get("data", {})
-            return {role: data[role] for role in ("slide", "patient", "label") if role in data}
-        except (OSError, ValueError, TypeError, AttributeError) as problem:
-            raise RunError(
-                f"{path} is missing or damaged ({_reason(problem)}). Restore it from a copy."
-            ) from problem
+            data = config.read_toml(self.recipe_text).get("data", {})
+            found = {role: data[role] for role in ("slide", "patient", "label") if role in data}
+        except (ValueError, TypeError, AttributeError, RecursionError) as problem:
+            raise self._damaged_recipe(_reason(problem)) from problem
+        if not all(isinstance(name, str) for name in found.values()):
+            raise self._damaged_recipe("the name of a column is not text")
+        return found
+
+    @property
+    def recipe_text(self) -> str:
+        """The recipe of the run, as TOML."""
+        try:
+            return (self.folder / RECIPE).read_bytes().decode("utf-8")
+        except (OSError, UnicodeDecodeError) as problem:
+            raise self._damaged_recipe(_reason(problem)) from problem
+
+    def _damaged_recipe(self, reason: str) -> RunError:
+        path = self.folder / RECIPE
+        return RunError(f"{path} is missing or damaged ({reason}). Restore it from a copy.")
 
     def bag_paths(self) -> list[Path]:
         """Return the run's own bags, as far as they still exist."""
@@ -414,13 +416,3 @@ def _reason(problem: Exception) -> str:
     """Return a problem in a few words, with its type unless it is an error of ours."""
     kind = "" if isinstance(problem, CaprmilError) else f"{type(problem).__name__}: "
     return f"{kind}{problem}".rstrip(".")
-
-
-def _check_format(folder: Path, facts: Mapping[str, Any]) -> None:
-    made_by, found = facts["version"], facts.get("format", 1)
-    if found != FORMAT:
-        raise RunError(
-            f"{folder} was made by caprmil {made_by} in run format {found}; this is caprmil "
-            f"{version('caprmil')}, which reads format {FORMAT}. Use the version that made it, or "
-            "train again."
-        )

@@ -16,11 +16,13 @@ from caprmil.evaluation.predictions import Predictions
 from caprmil.executors import job_status
 from caprmil.features.description import describe_features
 from caprmil.io.atomic import write_text
-from caprmil.io.json_files import as_json, read_json
+from caprmil.io.json_files import as_json
 from caprmil.io.progress import Step, bar
+from caprmil.runs.facts import read_fold_facts
 from caprmil.runs.history import HISTORY, read_history
 from caprmil.runs.remote import MEAN
-from caprmil.runs.run import BASELINES, CALIBRATION, PREDICTIONS, RELIABILITY, SCORES, Run
+from caprmil.runs.run import BASELINES, PREDICTIONS, RELIABILITY, Run
+from caprmil.runs.scores import CALIBRATION, SCORES
 
 _log = logging.getLogger("caprmil")
 
@@ -63,7 +65,7 @@ def _write_again(table: Predictions, path: Path) -> None:
 
 def _draw(run: Run, folders: Mapping[str, Path], tables: Mapping[str, Predictions]) -> None:
     histories = {name: read_history(folder / HISTORY) for name, folder in folders.items()}
-    kept = {name: read_json(folder / "fold.json")["kept_epoch"] for name, folder in folders.items()}
+    kept = {name: read_fold_facts(folder).kept_epoch for name, folder in folders.items()}
     curves = figures.learning_curves(
         histories, kept=kept, metric=run.target.headline, title=run.target.headline_metric.title
     )

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
-from caprmil.errors import RunError
+from caprmil import config
+from caprmil.errors import RecipeError
 from caprmil.io.atomic import write_text
-from caprmil.io.json_files import as_json, read_json
+from caprmil.io.json_files import as_json
 
 TIMING = "timing.json"
 
@@ -26,6 +27,9 @@ class EpochTiming:
     """Peak of torch's allocator on a GPU; None on a CPU, which has no such counter."""
     device: str
 
+    def __post_init__(self) -> None:
+        check_not_negative(self.epoch, self.seconds, self.peak_mib)
+
 
 @dataclass(frozen=True, kw_only=True)
 class TestTiming:
@@ -36,6 +40,15 @@ class TestTiming:
     seconds: float
     slides: int
     device: str
+
+    def __post_init__(self) -> None:
+        check_not_negative(self.seconds, self.slides)
+
+
+def check_not_negative(*numbers: float | None) -> None:
+    """Raise if a number that was measured is negative."""
+    if any(number is not None and number < 0 for number in numbers):
+        raise RecipeError("a number is negative")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,18 +67,8 @@ def read_timing(folder: Path) -> FoldTiming:
     path = folder / TIMING
     if not path.exists():
         return FoldTiming()
-    try:
-        found = read_json(path)
-        test = found["test"]
-        return FoldTiming(
-            epochs=tuple(EpochTiming(**epoch) for epoch in found["epochs"]),
-            test=TestTiming(**test) if test else None,
-        )
-    except (ValueError, KeyError, TypeError) as problem:
-        raise RunError(
-            f"{path} is damaged ({type(problem).__name__}: {problem}). Remove it: the times of "
-            "this fold are then left blank."
-        ) from problem
+    advice = "Remove it: the times of this fold are then left blank."
+    return config.load_json(path, into=FoldTiming, advice=advice)
 
 
 def mean_or_none(values: Iterable[float | None]) -> float | None:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 from scipy import ndimage
 
+from caprmil import config
 from caprmil.io.atomic import atomic_write, write_text
 from caprmil.slides.patches import Patches
 from caprmil.slides.slide import Thumbnail
@@ -49,8 +50,9 @@ class Record:
     def read(cls, folder: Path, slide: str) -> "Record | None":
         """Return the record of a slide, or None if there is none that can be parsed."""
         try:
-            return cls(**json.loads((folder / f"{slide}.json").read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError):
+            text = (folder / f"{slide}.json").read_text(encoding="utf-8")
+            return config.parse(json.loads(text), into=cls)
+        except (OSError, ValueError, TypeError, RecursionError):
             return None
 
 

@@ -2,7 +2,8 @@
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,6 +15,7 @@ from PIL import Image
 from PIL.TiffImagePlugin import ImageFileDirectory_v2
 
 from caprmil.errors import SlideError
+from caprmil.slides.scale import COARSEST_MPP, FINEST_MPP
 
 pyvips.cache_set_max(0)  # its cache would keep pixels of closed slides
 logging.getLogger("pyvips").setLevel(logging.ERROR)  # its warnings are handled below
@@ -22,6 +24,21 @@ Pixels = NDArray[np.uint8]  # (height, width, 3), red first
 
 _TILE_BYTES = 325  # TIFF tag: TileByteCounts
 _FAST_VENDORS = ("generic-tiff", "aperio")
+_MAX_PAGES = 64  # of a TIFF whose pages are all opened by libvips
+
+
+class ReadError(Exception):
+    """Pixels that cannot be read. The message is the cause, for the middle of a sentence."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlideMetadata:
+    """What is known of a slide file once it is open. `fast`: libvips reads its pixels."""
+
+    sizes: Sequence[tuple[int, int]]  # width and height of each level
+    vendor: str
+    properties: dict[str, str]
+    fast: bool
 
 
 class Reader(Protocol):
@@ -30,6 +47,44 @@ class Reader(Protocol):
     def fetch(self, level: int, x: int, y: int, width: int, height: int) -> Pixels: ...
 
     def close(self) -> None: ...
+
+
+class SlideFile:
+    """A slide file, or a folder of DICOM files, that is open in this process.
+
+    It may be read from several threads.
+    """
+
+    def __init__(self, path: Path, *, fast: bool = True) -> None:
+        if path.is_dir():
+            path = _in_dicom_folder(path)
+        if openslide.OpenSlide.detect_format(path) is None:
+            image = plain_image(path)
+            sizes = [(image.width, image.height)]
+            self._reader: Reader = VipsReader([image], reopen=lambda: [plain_image(path)])
+            vendor, properties = "image", _scale_properties(image)
+        else:
+            slide = _open_openslide(path)
+            sizes = list(slide.level_dimensions)
+            properties = dict(slide.properties)
+            vendor = properties.get("openslide.vendor", "unknown")
+            self._reader = (fast_reader(slide, path) if fast else None) or OpenSlideReader(slide)
+        self.metadata = SlideMetadata(
+            sizes=sizes,
+            vendor=vendor,
+            properties=properties,
+            fast=isinstance(self._reader, VipsReader),
+        )
+
+    def fetch(self, level: int, x: int, y: int, width: int, height: int) -> Pixels:
+        """Return a block that lies inside a level; raise ReadError if it cannot be read."""
+        try:
+            return self._reader.fetch(level, x, y, width, height)
+        except (openslide.OpenSlideError, pyvips.Error) as problem:
+            raise ReadError(first_line(problem)) from problem
+
+    def close(self) -> None:
+        self._reader.close()
 
 
 class OpenSlideReader:
@@ -52,11 +107,20 @@ class OpenSlideReader:
 
 
 class VipsReader:
-    """Reads with libvips. `fallback` checks a block again when libvips reports a problem."""
+    """Reads with libvips. When it reports a problem, the block is checked.
 
-    def __init__(self, images: Sequence[Any], fallback: Reader | None = None) -> None:
+    `fallback` reads it again; else `reopen` returns new images to read it from.
+    """
+
+    def __init__(
+        self,
+        images: Sequence[Any],
+        *,
+        fallback: Reader | None = None,
+        reopen: Callable[[], Sequence[Any]] | None = None,
+    ) -> None:
         self.images = images
-        self.fallback = fallback
+        self.fallback, self.reopen = fallback, reopen
         self.error: Exception | None = None  # kept: later reads would return black pixels
         self.thread = threading.local()  # a libvips region belongs to one thread
 
@@ -83,10 +147,15 @@ class VipsReader:
         if self.fallback is not None:
             self.fallback.close()
 
-    def _check(self, *area: int) -> None:
-        if self.fallback is None:
+    def _check(self, level: int, *area: int) -> None:
+        """Raise if a block is damaged. The message that was found may be of another image."""
+        if self.fallback is not None:
+            self.fallback.fetch(level, *area)
+            return
+        region = pyvips.Region.new(self.reopen()[level]) if self.reopen else None
+        before = _error_buffer.count_messages()
+        if region is None or not region.fetch(*area) or _error_buffer.count_messages() != before:
             raise pyvips.Error("a part of it does not decode")
-        self.fallback.fetch(*area)
 
 
 class _ErrorBuffer:
@@ -114,10 +183,10 @@ def fast_reader(slide: openslide.OpenSlide, path: Path) -> VipsReader | None:
         return None
     try:
         # A less strict fail_on gives black pixels without an error.
-        first = pyvips.Image.tiffload(str(path), fail_on="warning")
+        count = pyvips.Image.tiffload(str(path), fail_on="warning").get("n-pages")
         pages = [
             pyvips.Image.tiffload(str(path), page=n, fail_on="warning")
-            for n in range(first.get("n-pages"))
+            for n in range(min(count, _MAX_PAGES))
         ]
         tiled = {(p.width, p.height): p for p in reversed(pages) if "tile-width" in p.get_fields()}
         reader = VipsReader([tiled[size] for size in slide.level_dimensions])
@@ -160,16 +229,55 @@ def _same_pixels(reader: VipsReader, slide: openslide.OpenSlide, level: int) -> 
 def plain_image(path: Path) -> Any:
     """Return a plain image as 8-bit RGB on white."""
     try:
-        image = pyvips.Image.new_from_file(str(path), fail_on="warning").autorot()
-        if image.hasalpha():
-            image = image.flatten(background=255 if image.format == "uchar" else 65535)
-        return image.colourspace("srgb")[:3].cast("uchar")
+        return as_rgb(pyvips.Image.new_from_file(str(path), fail_on="warning"))
     except pyvips.Error as problem:
         raise SlideError(
             f"{path} is neither a slide that OpenSlide can read nor an image "
             f"({first_line(problem)}). It may be damaged: copy it again, or convert it to a tiled "
             "TIFF."
         ) from problem
+
+
+def as_rgb(image: Any) -> Any:
+    """Return an image of libvips as 8-bit RGB on white, turned as its metadata says."""
+    image = image.autorot()
+    if image.hasalpha():
+        image = image.flatten(background=255 if image.format == "uchar" else 65535)
+    return image.colourspace("srgb")[:3].cast("uchar")
+
+
+def _open_openslide(path: Path) -> openslide.OpenSlide:
+    try:
+        return openslide.OpenSlide(path)
+    except openslide.OpenSlideError as problem:
+        raise SlideError(
+            f"{path} cannot be opened ({first_line(problem)}). It is damaged, truncated, or one "
+            "of its files is missing. Copy it again."
+        ) from problem
+
+
+def _in_dicom_folder(folder: Path) -> Path:
+    """Return one file of a folder of DICOM files, which must all belong to one slide."""
+    files = sorted(folder.glob("*.dcm"))
+    uids = set()
+    for file in files:
+        with _open_openslide(file) as slide:
+            uids.add(slide.properties.get("dicom.SeriesInstanceUID"))
+    if len(uids) > 1:
+        raise SlideError(
+            f"{folder} holds {len(uids)} DICOM series. Put each slide into a separate folder."
+        )
+    return files[0]
+
+
+def _scale_properties(image: Any) -> dict[str, str]:
+    """Return the scale of a plain image, if its resolution is plausible for a slide."""
+    if not (image.xres > 0 and image.yres > 0):
+        return {}
+    scales = {"x": 1000 / image.xres, "y": 1000 / image.yres}  # libvips: pixels per mm
+    if not all(FINEST_MPP <= scale <= COARSEST_MPP for scale in scales.values()):
+        return {}  # e.g. 72 dpi, a print resolution
+    return {f"openslide.mpp-{axis}": str(scale) for axis, scale in scales.items()}
 
 
 def first_line(problem: Exception) -> str:

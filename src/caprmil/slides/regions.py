@@ -59,7 +59,7 @@ def read_regions(
         raise SlideError(f"There is no region file {path}.") from None
     except OSError as problem:
         raise SlideError(f"{path} cannot be read: {problem.strerror}.") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as problem:
+    except (ValueError, RecursionError) as problem:
         raise SlideError(f"{path.name} is not a GeoJSON file: {problem}.") from None
 
     found: list[tuple[str, Polygon]] = []
@@ -69,7 +69,7 @@ def read_regions(
             polygons = list(_polygons(geometry))
             found += [(name, polygon) for polygon in polygons]
             ignored += not polygons
-    except (TypeError, ValueError, KeyError, AttributeError, RecursionError):
+    except (TypeError, ValueError, KeyError, AttributeError, RecursionError, OverflowError):
         raise SlideError(
             f"{path.name} is not valid GeoJSON: features need a geometry, and polygons need rings "
             "of at least three corners. Export it again, e.g. from QuPath."

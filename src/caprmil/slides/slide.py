@@ -1,7 +1,8 @@
 """Whole-slide images: metadata, scale, and the pixels of any square.
 
 OpenSlide reads scanner formats, libvips reads plain images. Tiled TIFF (including Aperio) is read
-by libvips where its pixels match OpenSlide's, because it is several times faster.
+by libvips where its pixels match OpenSlide's, because it is several times faster. Every slide is
+read in a process of its own, see `isolated_file`: a crash of these libraries costs one slide.
 """
 
 import shutil
@@ -14,29 +15,19 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-import openslide
-import pyvips
 from numpy.typing import NDArray
 from PIL import Image
 from scipy.sparse import csr_array
 
 from caprmil.errors import SlideError
 from caprmil.io.paths import RemotePath, as_path, download_all, scratch_folder
+from caprmil.slides.isolated_file import open_slide_file
 from caprmil.slides.names import SLIDE_SUFFIXES, slide_name
-from caprmil.slides.readers import (
-    OpenSlideReader,
-    Pixels,
-    Reader,
-    VipsReader,
-    fast_reader,
-    first_line,
-    plain_image,
-)
-
-FINEST_MPP, COARSEST_MPP = 0.05, 20.0
-"""Plausible microns per pixel of a slide. Values outside are errors of the unit."""
+from caprmil.slides.readers import Pixels, ReadError
+from caprmil.slides.scale import COARSEST_MPP, FINEST_MPP
 
 _BLOCK = 1024  # side of the blocks that a thumbnail is read in, in pixels of its level
+_MAX_THUMBNAIL = 2**27  # pixels; a glass slide of 26 x 76 mm at 8 um/px has 2**25
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,12 +60,13 @@ class Slide:
         self.path = as_path(path)
         if not self.path.exists():
             raise SlideError(f"There is no slide {self.path}. Check its name and folder.")
+        file = self.path
         if self.path.is_dir() and not isinstance(self.path, RemotePath):
-            self.path = _in_dicom_folder(self.path)
+            self.path = _first_dicom_file(self.path)
         self.name = slide_name_of(self.path)
         self._given = None if mpp is None else _check_mpp(mpp, f"The scale given for {self.path}")
         if not isinstance(self.path, RemotePath):
-            self._open(self.path, fast=fast)
+            self._open(file, fast=fast)
             return
         self._scratch = scratch_folder()
         try:
@@ -87,21 +79,11 @@ class Slide:
                 self._remove_scratch()
 
     def _open(self, file: Path, *, fast: bool) -> None:
-        self._slide: openslide.OpenSlide | None = None
-        self._reader: Reader
-        if openslide.OpenSlide.detect_format(file) is None:
-            image = plain_image(file)
-            sizes = [(image.width, image.height)]
-            self._reader = VipsReader([image])
-            self.vendor, self.properties = "image", _properties(image)
-        else:
-            self._slide = _open_openslide(file)
-            sizes = list(self._slide.level_dimensions)
-            self.properties = dict(self._slide.properties)
-            self.vendor = self.properties.get("openslide.vendor", "unknown")
-            reader = fast_reader(self._slide, file) if fast else None
-            self._reader = reader or OpenSlideReader(self._slide)
-        self.levels = _levels(sizes)
+        self._file = open_slide_file(file, fast=fast)
+        metadata = self._file.metadata
+        self.vendor, self.properties = metadata.vendor, metadata.properties
+        self.fast = metadata.fast  # whether libvips reads the pixels
+        self.levels = _levels(metadata.sizes)
 
     def __repr__(self) -> str:
         width, height = self.size
@@ -115,7 +97,7 @@ class Slide:
 
     def close(self) -> None:
         """Close the file, and remove its local copy if there is one."""
-        self._reader.close()
+        self._file.close()
         self._remove_scratch()
 
     def _remove_scratch(self) -> None:
@@ -128,15 +110,10 @@ class Slide:
         return self.levels[0].size
 
     @property
-    def fast(self) -> bool:
-        """Whether libvips reads the pixels."""
-        return isinstance(self._reader, VipsReader)
-
-    @property
     def objective_power(self) -> float | None:
         """The magnification in the file's metadata. It does not define a scale."""
         with suppress(KeyError, ValueError):
-            return float(self.properties[openslide.PROPERTY_NAME_OBJECTIVE_POWER])
+            return float(self.properties["openslide.objective-power"])
         return None
 
     @cached_property
@@ -193,11 +170,11 @@ class Slide:
         inside = None
         if x1 > x0 and y1 > y0:
             try:
-                inside = self._reader.fetch(level, x0, y0, x1 - x0, y1 - y0)
-            except (openslide.OpenSlideError, pyvips.Error) as problem:
+                inside = self._file.fetch(level, x0, y0, x1 - x0, y1 - y0)
+            except ReadError as problem:
                 raise SlideError(
-                    f"{self.path} cannot be read at level {level}, ({x0}, {y0}) ("
-                    f"{first_line(problem)}). It is damaged or truncated. Copy it again."
+                    f"{self.path} cannot be read at level {level}, ({x0}, {y0}) ({problem}). "
+                    "It is damaged or truncated. Copy it again."
                 ) from problem
         if complete and inside is not None:
             return inside
@@ -215,6 +192,12 @@ class Slide:
         number = self._level_for(scale)
         shrink = scale / self.levels[number].downsample
         width, height = (ceil(side / scale) for side in self.size)
+        if width * height > _MAX_THUMBNAIL:
+            raise SlideError(
+                f"{self.path} would be {self.size[0] * self.mpp / 1000:.0f} x "
+                f"{self.size[1] * self.mpp / 1000:.0f} mm large, too large for a thumbnail at "
+                f"{scale * self.mpp:g} um/px. Check its scale, or choose a coarser tissue.mpp."
+            )
         image = np.empty((height, width, 3), dtype=np.uint8)
         step = max(1, int(_BLOCK / shrink))
         for top in range(0, height, step):
@@ -298,7 +281,7 @@ def _in_folder(folder: Path) -> list[Path]:
 
 
 def _fetch(path: RemotePath, scratch: Path) -> Path:
-    """Copy all files of a slide to a local folder, and return the file to open."""
+    """Copy all files of a slide to a local folder, and return the file or folder to open."""
     folder = path.parent if path.suffix.lower() == ".dcm" else path
     if folder is path and path.is_file():
         mirax = path.with_suffix("")  # MIRAX has its pixels in a folder of the same name
@@ -306,33 +289,15 @@ def _fetch(path: RemotePath, scratch: Path) -> Path:
         download_all(files, path.parent, scratch)
         return scratch / path.name
     download_all(list(folder.glob("*.dcm")), folder, scratch / folder.name)
-    return _in_dicom_folder(scratch / folder.name)
+    _first_dicom_file(scratch / folder.name)
+    return scratch / folder.name
 
 
-def _in_dicom_folder(folder: Path) -> Path:
-    """Return one file of a folder of DICOM files, which must all belong to one slide."""
+def _first_dicom_file(folder: Path) -> Path:
     files = sorted(folder.glob("*.dcm"))
     if not files:
         raise SlideError(f"{folder} is a folder without DICOM files. Pass a slide.")
-    uids = set()
-    for file in files:
-        with _open_openslide(file) as slide:
-            uids.add(slide.properties.get("dicom.SeriesInstanceUID"))
-    if len(uids) > 1:
-        raise SlideError(
-            f"{folder} holds {len(uids)} DICOM series. Put each slide into a separate folder."
-        )
     return files[0]
-
-
-def _open_openslide(path: Path) -> openslide.OpenSlide:
-    try:
-        return openslide.OpenSlide(path)
-    except openslide.OpenSlideError as problem:
-        raise SlideError(
-            f"{path} cannot be opened ({first_line(problem)}). It is damaged, truncated, or one "
-            "of its files is missing. Copy it again."
-        ) from problem
 
 
 def _levels(sizes: Sequence[tuple[int, int]]) -> tuple[Level, ...]:
@@ -351,14 +316,6 @@ def exact_downsample(full: tuple[int, int], part: tuple[int, int]) -> float:
         if all(abs(a / integer - b) < 1 for a, b in zip(full, part, strict=True)):
             return integer
     return quotient
-
-
-def _properties(image: Any) -> dict[str, str]:
-    """Return the scale of a plain image, if its resolution is plausible for a slide."""
-    scales = {"x": 1000 / image.xres, "y": 1000 / image.yres}  # libvips: pixels per mm
-    if not all(FINEST_MPP <= scale <= COARSEST_MPP for scale in scales.values()):
-        return {}  # e.g. 72 dpi, a print resolution
-    return {f"openslide.mpp-{axis}": str(scale) for axis, scale in scales.items()}
 
 
 def _mean_rows(rows: NDArray[Any], edges: NDArray[np.float64]) -> NDArray[np.float32]:

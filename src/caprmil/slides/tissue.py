@@ -63,6 +63,7 @@ class Tissue:
 
 
 DEFAULT = TissueConfig()
+MOST_INK = 1 / 3  # share of an image; a colour that covers more is that of the tissue
 
 
 def find(thumbnail: NDArray[np.uint8], mpp: float, config: TissueConfig = DEFAULT) -> Tissue:
@@ -82,11 +83,13 @@ def find(thumbnail: NDArray[np.uint8], mpp: float, config: TissueConfig = DEFAUL
         density -= surface
     elif white.any():  # some scanners render glass as pure white
         glass = white
+    else:
+        density -= _exposure(density, outside)
     # A slight blur reduces noise and JPEG blocks.
     density = np.stack([ndimage.gaussian_filter(channel, 0.8) for channel in density])
     pen = coloured = np.zeros_like(outside)
     if config.reject_ink:
-        pen, coloured = _ink(density, outside, mpp, config)
+        pen, coloured = _ink(density, outside, glass, mpp, config)
     if not glass.any():
         return _result(~pen & ~outside, pen, mpp, density, "no glass")
     mask = _stained(density, glass, config) & ~outside & ~pen
@@ -218,12 +221,15 @@ def _ridge(terms: Numbers, values: Numbers, weights: Numbers) -> Numbers:
     return fitted
 
 
-def _ink(density: Density, outside: Mask, mpp: float, config: TissueConfig) -> tuple[Mask, Mask]:
+def _ink(
+    density: Density, outside: Mask, glass: Mask, mpp: float, config: TissueConfig
+) -> tuple[Mask, Mask]:
     """Return masks of pen strokes, and of all pixels with the colour of ink.
 
     H&E absorbs green most and DAB blue most, while blue and green ink absorb red most. Black ink
     absorbs all channels equally, and red ink absorbs no red. Dense tissue and blood may do the
-    same, but are less uniform than ink. Red ink must also be next to glass.
+    same, but are less uniform than ink. Red ink must also be next to glass. A red that covers a
+    third of the image, and without glass any colour that does, is that of the tissue.
     """
     red, green, blue = density
     most, least = density.max(axis=0), density.min(axis=0)
@@ -233,6 +239,8 @@ def _ink(density: Density, outside: Mask, mpp: float, config: TissueConfig) -> t
         "black": (least > 0.6 * most) & (most > 0.45),
         "warm": (blue > 0.72 * green) & (red < 0.35 * green) & (green > 0.25),
     }
+    if not glass.any() and not outside.all():  # black ink is darker than tissue in all channels
+        inked["black"] &= least > np.median(least[~outside]) + 0.4
     # Weaker rules for the edges of a stroke, and for ink over stained tissue.
     faded = {
         "cool": ((red > 1.15 * green) & (red > 0.05)) | ((red > 0.85 * green) & (red > 0.6)),
@@ -242,6 +250,9 @@ def _ink(density: Density, outside: Mask, mpp: float, config: TissueConfig) -> t
     width, reach = _odd(config.ink_width_um / mpp), _odd(600 / mpp)
     pen, coloured = np.zeros_like(outside), np.zeros_like(outside)
     for name in inked:
+        of_tissue = (faded[name] & ~outside).sum() > MOST_INK * (~outside).sum()
+        if of_tissue and (name == "warm" or not glass.any()):
+            continue
         ink = inked[name] & ~outside
         core = _open(ink, width)
         if name != "cool":
@@ -253,6 +264,16 @@ def _ink(density: Density, outside: Mask, mpp: float, config: TissueConfig) -> t
     if pen.any():
         pen = _dilate(_close(_open(pen, 3), width), _odd(48 / mpp)) & ~outside
     return pen, coloured | pen
+
+
+def _exposure(density: Density, outside: Mask) -> np.float32:
+    """Return the density that all channels have in common in the palest tissue.
+
+    Without glass it is not known how bright the light was. In a dark image, all colours would look
+    like black ink.
+    """
+    least = density.min(axis=0)[~outside]
+    return np.float32(np.percentile(least, 1) if least.size else 0)
 
 
 def _next_to(mask: Mask, other: Mask, reach: int) -> Mask:

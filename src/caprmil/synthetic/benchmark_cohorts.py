@@ -91,7 +91,7 @@ class BenchmarkCohort:
             if not path.exists():
                 self._write_bag(path, number, label(cells))
         path = folder / "labels.csv"
-        if path.exists() and path.read_text() == text.getvalue():
+        if path.exists() and path.read_text(encoding="utf-8") == text.getvalue():
             return path
         return write_text(path, text.getvalue())
 

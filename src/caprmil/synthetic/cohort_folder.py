@@ -14,5 +14,5 @@ def claim_folder(folder: Path, cohort: Any) -> None:
     path, text = folder / "cohort.json", json.dumps(asdict(cohort), indent=2) + "\n"
     if not path.exists():
         write_text(path, text)
-    elif path.read_text() != text:
+    elif path.read_text(encoding="utf-8") != text:
         raise CohortError(f"{folder} has another cohort. Choose another folder.")

@@ -85,7 +85,7 @@ class RareSignal:
             if progress:
                 progress(number + 1, self.slides)
         path = folder / "labels.csv"
-        if path.exists() and path.read_text() == text.getvalue():
+        if path.exists() and path.read_text(encoding="utf-8") == text.getvalue():
             return path
         return write_text(path, text.getvalue())
 

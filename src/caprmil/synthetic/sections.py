@@ -172,7 +172,7 @@ class SlideCohort:
         claim_folder(folder, self)
         labels = folder / "labels.csv"
         table = self._table()
-        if labels.exists() and labels.read_text() != table:
+        if labels.exists() and labels.read_text(encoding="utf-8") != table:
             check_new(labels)  # raises before slides are written
         textures(self.mpp)  # fill the cache before threads start
         with ThreadPoolExecutor(workers or os.cpu_count()) as pool:

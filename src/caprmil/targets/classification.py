@@ -66,13 +66,14 @@ class Classification(Target):
     def read(
         self, cells: Mapping[str, str], column: str, found: Findings, *, required: bool
     ) -> tuple["Classification", dict[str, Label]]:
-        words = {
-            name: cell for name, cell in cells.items() if cell in self.classes or is_known(cell)
-        }
+        words = {name: cell for name, cell in cells.items() if self.is_label(cell)}
         classes = self.classes or _in_order(set(words.values()))
         report = found.problem if required else found.note
-        blank = [name for name in cells if name not in words]
-        report("Slides without a label", blank, f"Fill column {column}, or remove their rows.")
+        blank = {name: cell for name, cell in cells.items() if name not in words}
+        advice = f"Fill column {column}, or remove their rows."
+        if spelt := sorted({cell for cell in blank.values() if cell}):
+            advice += f" If {spelt[0]} is a class, name all classes in [target] classes."
+        report("Slides without a label", tables.with_cells(blank), advice)
         odd = [f"{name} ({word})" for name, word in words.items() if word not in classes]
         advice = f"[target] classes are {', '.join(classes)}."
         found.problem("Slides with a label that is not a class", odd, advice)
@@ -111,6 +112,9 @@ class Classification(Target):
 
     def show_label(self, label: Label) -> str:
         return self.classes[int(label)] if label >= 0 else ""
+
+    def is_label(self, cell: str) -> bool:
+        return cell in self.classes or is_known(cell)
 
     def parse_label(self, cell: str) -> Label:
         name = cell if cell in self.classes else cell.removesuffix(".0")  # a column of floats
@@ -290,8 +294,8 @@ class Classification(Target):
             return contrast
 
         def others(of: int) -> str:
-            names = [name for number, name in enumerate(self.classes) if number != of]
-            return names[0] if len(names) == 1 else "the mean of the other classes"
+            two = len(self.classes) == 2
+            return self.classes[1 - of] if two else "the mean of the other classes"
 
         return tuple(
             Contrast(

@@ -5,7 +5,8 @@ is the likeliest class, the first of equals. A metric without a meaning on its i
 one class) is NaN. To add a metric, write its function and register its record at the end.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TypeAlias
 
 import numpy as np
@@ -15,12 +16,20 @@ from scipy.stats import rankdata
 from caprmil.errors import CohortError
 from caprmil.targets import weighted_metrics as weighted
 from caprmil.targets.delong import auc_influence
-from caprmil.targets.metric import Metric, mean_and_spread, register_metric
+from caprmil.targets.metric import (
+    Metric,
+    Values,
+    Weights,
+    draw_by_draw,
+    mean_and_spread,
+    register_metric,
+)
 from caprmil.targets.weighted_metrics import BINS
 
 Labels: TypeAlias = NDArray[np.integer]
 Probabilities: TypeAlias = NDArray[np.floating]
 
+FEW = 20  # classes, up to which the AUC of each draw takes less time than all pairs of slides
 SUM_TOLERANCE = 1e-3  # probabilities printed with three decimals still pass
 
 
@@ -42,6 +51,13 @@ def auc_by_class(labels: Labels, probabilities: Probabilities) -> NDArray[np.flo
     return np.array([_area(labels == c, column) for c, column in enumerate(probabilities.T)])
 
 
+def _auc_draws(labels: Labels, probabilities: Probabilities, weights: Weights) -> Values:
+    """Return the AUC of each draw: of many classes, from the pairs of slides that draws share."""
+    if probabilities.shape[1] > FEW:
+        return weighted.auc(labels, probabilities, weights)
+    return draw_by_draw(auc, labels, probabilities, weights)
+
+
 def ace(labels: Labels, probabilities: Probabilities) -> float:
     """Return the adaptive calibration error (Nixon et al. 2019): mean over classes, 10 equal bins.
 
@@ -54,16 +70,45 @@ def ace(labels: Labels, probabilities: Probabilities) -> float:
 
 
 def ace_floor(probabilities: Probabilities, draws: int = 200, seed: int = 0) -> tuple[float, float]:
-    """Return mean and spread of the ACE that a perfectly calibrated model would read.
-
-    The truth is drawn from the probabilities themselves, so that all that is left is chance.
-    """
+    """Return mean and spread of the ACE that a perfectly calibrated model would read."""
     check_probabilities(probabilities)
+    slides, classes = probabilities.shape
+    # The bins depend on the probabilities alone: they are the same in every draw.
+    cells = np.stack([BINS * c + _adaptive_bins(p) for c, p in enumerate(probabilities.T)], axis=1)
+    counted = probabilities > 0
+    expected = np.bincount(cells[counted], probabilities[counted], BINS * classes)
+    sizes = np.maximum(counted.sum(axis=0), 1)
+    values = []
+    for truth in _draw_truths(probabilities, draws, seed):
+        own = (np.arange(slides), truth)
+        found = np.bincount(cells[own][counted[own]], minlength=BINS * classes)
+        errors = np.abs(found - expected).reshape(classes, BINS).sum(axis=1) / sizes
+        values.append(float(errors.mean()))
+    mean, std, _ = mean_and_spread(values)
+    return mean, std
+
+
+def _draw_truths(
+    probabilities: Probabilities, draws: int, seed: int
+) -> Iterator[NDArray[np.int64]]:
+    """Yield labels that are drawn from the probabilities themselves: all that is left is chance."""
     rng = np.random.default_rng(seed)
     ladder = np.cumsum(probabilities, axis=1, dtype=np.float64)
     ladder /= ladder[:, -1:]
-    truths = ((rng.random((len(ladder), 1)) >= ladder[:, :-1]).sum(axis=1) for _ in range(draws))
-    mean, std, _ = mean_and_spread([ace(truth, probabilities) for truth in truths])
+    for _ in range(draws):
+        yield (rng.random((len(ladder), 1)) >= ladder[:, :-1]).sum(axis=1)
+
+
+def _floor(
+    error: Callable[[Labels, Probabilities], float],
+    probabilities: Probabilities,
+    seed: int,
+    draws: int = 200,
+) -> tuple[float, float]:
+    """Return mean and spread of an error of calibration, if these probabilities were right."""
+    check_probabilities(probabilities)
+    truths = _draw_truths(probabilities, draws, seed)
+    mean, std, _ = mean_and_spread([error(truth, probabilities) for truth in truths])
     return mean, std
 
 
@@ -175,11 +220,21 @@ def _area(hits: NDArray[np.bool_], scores: NDArray[np.float64]) -> float:
 def _adaptive_error(hits: NDArray[np.bool_], scores: NDArray[np.float64]) -> float:
     """Return ACE for one class. Bins hold equally many; a score equal to an edge goes up."""
     hits, scores = hits[scores > 0], scores[scores > 0]
-    if not len(scores):
-        return 0.0
+    return _binned_error(hits, scores, _adaptive_edges(scores)) if len(scores) else 0.0
+
+
+def _adaptive_edges(scores: NDArray[np.floating]) -> NDArray[np.float64]:
+    """Return the edges between bins of equally many scores."""
     places = np.rint(np.arange(1, BINS) * len(scores) / BINS).astype(int)  # half to even
-    edges = np.sort(scores)[np.minimum(places, len(scores) - 1)]
-    return _binned_error(hits, scores, edges)
+    return np.sort(scores)[np.minimum(places, len(scores) - 1)].astype(np.float64)
+
+
+def _adaptive_bins(scores: NDArray[np.floating]) -> NDArray[np.int64]:
+    """Return the bin of each score; those of exactly 0 do not count for the edges."""
+    above = scores[scores > 0]
+    if not len(above):
+        return np.zeros(len(scores), dtype=np.int64)
+    return np.searchsorted(_adaptive_edges(above), scores, side="right")
 
 
 def _equal_width_error(hits: NDArray[np.bool_], scores: NDArray[np.float64]) -> float:
@@ -204,7 +259,14 @@ def _confusion(labels: Labels, probabilities: Probabilities) -> NDArray[np.int64
 
 
 for _metric in (
-    Metric(name="auc", title="AUC", function=auc, chance=0.5, influence=auc_influence),
+    Metric(
+        name="auc",
+        title="AUC",
+        function=auc,
+        chance=0.5,
+        weighted=_auc_draws,
+        influence=auc_influence,
+    ),
     Metric(
         name="accuracy",
         title="Accuracy",
@@ -239,6 +301,7 @@ for _metric in (
         biased=True,
         printed=False,
         weighted=weighted.ece,
+        floor=partial(_floor, ece),
     ),
     Metric(
         name="ece_positive",
@@ -249,6 +312,7 @@ for _metric in (
         applies=lambda target: target.n_outputs == 2,
         printed=False,
         weighted=weighted.ece_positive,
+        floor=partial(_floor, ece_positive),
     ),
     Metric(
         name="brier",

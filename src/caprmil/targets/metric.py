@@ -22,6 +22,8 @@ Answers: TypeAlias = NDArray[np.floating]
 Weights: TypeAlias = NDArray[np.float64]  # draws x slides
 Values: TypeAlias = NDArray[np.float64]
 
+WEIGHTS = 1_000_000  # of slides in draws, at a time
+
 
 class Spread(NamedTuple):
     """Mean and sample standard deviation, and how many values counted (the others were NaN)."""
@@ -72,12 +74,22 @@ class Metric:
         """Return the metric of each draw of slides."""
         if self.weighted is not None:
             return self.weighted(labels, answers, weights)
-        values = np.full(len(weights), np.nan)
-        for draw, times in enumerate(weights.astype(np.int64)):
-            if times.any():
-                rows = np.repeat(np.arange(len(labels)), times)
-                values[draw] = self.function(labels[rows], answers[rows])
-        return values
+        return draw_by_draw(self.function, labels, answers, weights)
+
+
+def draw_by_draw(
+    function: Callable[[Labels, Answers], float],
+    labels: Labels,
+    answers: Answers,
+    weights: Weights,
+) -> Values:
+    """Return a metric of each draw, on slides that are repeated as often as it holds them."""
+    values = np.full(len(weights), np.nan)
+    for draw, times in enumerate(weights.astype(np.int64)):
+        if times.any():
+            rows = np.repeat(np.arange(len(labels)), times)
+            values[draw] = function(labels[rows], answers[rows])
+    return values
 
 
 METRICS: dict[str, dict[str, Metric]] = {}
@@ -153,10 +165,14 @@ def bootstrap(
     unique, owner = np.unique(np.asarray(patients), return_inverse=True)
     values = np.full((len(metrics), draws), np.nan)
     rng = np.random.default_rng(seed)
-    for draw in range(draws if len(unique) > 1 else 0):
-        times = np.bincount(rng.integers(len(unique), size=len(unique)), minlength=len(unique))
-        rows = np.repeat(np.arange(len(labels)), times[owner])
-        values[:, draw] = [metric.function(labels[rows], answers[rows]) for metric in metrics]
+    block = max(1, WEIGHTS // len(labels))
+    for start in range(0, draws if len(unique) > 1 else 0, block):
+        size = min(block, draws - start)
+        drawn = [rng.integers(len(unique), size=len(unique)) for _ in range(size)]
+        times = np.stack([np.bincount(each, minlength=len(unique)) for each in drawn])
+        weights = times[:, owner].astype(np.float64)
+        for row, metric in zip(values, metrics, strict=True):
+            row[start : start + size] = metric.draws(labels, answers, weights)
     ends = [(1 - level) / 2, (1 + level) / 2]
     return {metric.name: _interval(row, ends) for metric, row in zip(metrics, values, strict=True)}
 

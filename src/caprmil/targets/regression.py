@@ -74,8 +74,9 @@ class Regression(Target):
             if is_known(cell) and is_number(cell) and np.isfinite(float(cell))
         }
         report = found.problem if required else found.note
-        blank = [name for name, cell in cells.items() if not is_known(cell)]
-        report("Slides without a label", blank, f"Fill column {column}, or remove their rows.")
+        blank = {name: cell for name, cell in cells.items() if not is_known(cell)}
+        advice = f"Fill column {column}, or remove their rows."
+        report("Slides without a label", tables.with_cells(blank), advice)
         odd = [f"{n} ({cell})" for n, cell in cells.items() if is_known(cell) and n not in labels]
         advice = 'Correct them, or set [target] kind = "classification" for classes.'
         found.problem("Slides with a label that is not a number", odd, advice)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from caprmil.errors import UnknownNameError
 from caprmil.io.findings import Findings
+from caprmil.io.tables import is_known
 from caprmil.targets.metric import Metric, metrics_of
 
 if TYPE_CHECKING:
@@ -137,6 +138,10 @@ class Target:
     def show_label(self, label: Label) -> str:
         """Return a label as text."""
         raise NotImplementedError
+
+    def is_label(self, cell: str) -> bool:
+        """Return whether a cell has a label: not if it is empty, or a word such as NA or None."""
+        return is_known(cell)
 
     def parse_label(self, cell: str) -> Label:
         """Return the label of a cell; raise ValueError with what is allowed."""

@@ -10,35 +10,60 @@ from numpy.typing import NDArray
 from caprmil.targets.metric import Answers, Labels, Values, Weights, ratio
 
 BINS = 10
+PAIRS = 2_000_000  # of slides at a time
 
 
 def accuracy(labels: Labels, probabilities: Answers, weights: Weights) -> Values:
     """Return the share of right predictions in each draw."""
-    found = _confusion(labels, probabilities, weights)
-    return ratio(np.trace(found, axis1=1, axis2=2), found.sum(axis=(1, 2)))
+    right = (probabilities.argmax(axis=1) == labels).astype(np.float64)
+    return ratio(weights @ right, weights.sum(axis=1))
 
 
 def balanced_accuracy(labels: Labels, probabilities: Answers, weights: Weights) -> Values:
     """Return the mean recall over the classes that occur in each draw."""
-    found = _confusion(labels, probabilities, weights)
-    return _mean_of_shares(np.diagonal(found, axis1=1, axis2=2), found.sum(axis=2))
+    right, size, _ = _counts(labels, probabilities, weights)
+    return _mean_of_shares(right, size)
 
 
 def f1(labels: Labels, probabilities: Answers, weights: Weights) -> Values:
     """Return the mean F1 over the classes that occur, or are predicted, in each draw."""
-    found = _confusion(labels, probabilities, weights)
-    size = found.sum(axis=1) + found.sum(axis=2)
-    return _mean_of_shares(2 * np.diagonal(found, axis1=1, axis2=2), size)
+    right, size, predicted = _counts(labels, probabilities, weights)
+    return _mean_of_shares(2 * right, size + predicted)
 
 
 def kappa(labels: Labels, probabilities: Answers, weights: Weights) -> Values:
-    """Return Cohen's kappa with quadratic weights in each draw."""
-    found = _confusion(labels, probabilities, weights)
-    expected = found.sum(axis=2)[:, :, None] * found.sum(axis=1)[:, None, :]
-    place = np.arange(found.shape[1])
-    far = (place[:, None] - place) ** 2
-    total = found.sum(axis=(1, 2))
-    return 1 - ratio((far * found).sum(axis=(1, 2)) * total, (far * expected).sum(axis=(1, 2)))
+    """Return Cohen's kappa with quadratic weights in each draw.
+
+    The mean square of label minus prediction, if they were independent, follows from the sums and
+    the sums of squares of both.
+    """
+    found = probabilities.argmax(axis=1).astype(np.float64)
+    truth = labels.astype(np.float64)
+    total = weights.sum(axis=1)
+    apart = weights @ (truth - found) ** 2
+    expected = total * (weights @ (truth**2 + found**2)) - 2 * (weights @ truth) * (weights @ found)
+    return 1 - ratio(apart * total, expected)
+
+
+def auc(labels: Labels, probabilities: Answers, weights: Weights) -> Values:
+    """Return the mean AUC over more than two classes in each draw.
+
+    Every slide is a hit of one class. So all classes together are one comparison of each slide
+    with the slides of other classes, a matrix that all draws share.
+    """
+    size = weights @ np.eye(probabilities.shape[1])[labels]  # draws x classes
+    others = weights.sum(axis=1, keepdims=True) - size
+    above = np.zeros_like(size)
+    block = max(1, PAIRS // len(labels))
+    for start in range(0, len(labels), block):
+        own = labels[start : start + block]
+        scores = probabilities[:, own].T  # of all slides, for the class of each of these
+        mine = np.diagonal(scores, offset=start)[:, None]
+        wins = (mine > scores) + 0.5 * (mine == scores)
+        wins[own[:, None] == labels] = 0
+        won = (weights @ wins.T) * weights[:, start : start + block]
+        np.add.at(above.T, own, won.T)
+    return _mean_of_shares(above, size * others)
 
 
 def brier(labels: Labels, probabilities: Answers, weights: Weights) -> Values:
@@ -68,11 +93,13 @@ def ace(labels: Labels, probabilities: Answers, weights: Weights) -> Values:
     return np.where(weights.sum(axis=1) > 0, errors, np.nan)
 
 
-def _confusion(labels: Labels, probabilities: Answers, weights: Weights) -> Values:
-    """Return how often each class (axis 1) was predicted as each (axis 2) in a draw (axis 0)."""
-    classes = probabilities.shape[1]
-    cells = np.eye(classes**2)[labels * classes + probabilities.argmax(axis=1)]
-    return (weights @ cells).reshape(-1, classes, classes)
+def _counts(
+    labels: Labels, probabilities: Answers, weights: Weights
+) -> tuple[Values, Values, Values]:
+    """Return how often each class (axis 1) was right, is a label, and was predicted in a draw."""
+    one_hot, predicted = np.eye(probabilities.shape[1]), probabilities.argmax(axis=1)
+    right = one_hot[labels] * (predicted == labels)[:, None]
+    return weights @ right, weights @ one_hot[labels], weights @ one_hot[predicted]
 
 
 def _mean_of_shares(above: Values, below: Values) -> Values:

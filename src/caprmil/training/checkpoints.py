@@ -18,9 +18,11 @@ class History(Callback):
     def __init__(self, path: Path, on_epoch: Callable[[Row], None] | None) -> None:
         self.path, self.on_epoch = path, on_epoch
         self.rows: list[Row] = []
+        self.started = False
 
     def on_train_start(self, trainer: pl.Trainer, _: pl.LightningModule) -> None:
         """Stop at once if the run that is resumed was already stopped early."""
+        self.started = True  # a checkpoint that was given could be read
         early = trainer.early_stopping_callback
         if early is not None and early.wait_count >= early.patience:
             trainer.should_stop = True

@@ -21,8 +21,9 @@ from caprmil.evaluation.predictions import Predictions
 from caprmil.executors import Executor, LocalExecutor, Succeeded, Task, Worker
 from caprmil.executors.job_status import process_name, status_path
 from caprmil.features.batches import Cache, Sample
-from caprmil.io.atomic import check_writable, remove_leftovers, write_text
+from caprmil.io.atomic import check_writable, write_text
 from caprmil.io.json_files import as_json
+from caprmil.io.leftovers import clear_leftovers
 from caprmil.io.paths import RemotePath, as_path, require_local
 from caprmil.io.progress import Bar, bar
 from caprmil.models.compiling import find_compiler
@@ -30,12 +31,14 @@ from caprmil.models.device import device_title, pick_device
 from caprmil.runs.history import Row
 from caprmil.runs.inference import TrainedModel, predict_samples
 from caprmil.runs.remote import MEAN, remote_run
-from caprmil.runs.run import SCORES, Run, target_table
+from caprmil.runs.run import Run, target_table
+from caprmil.runs.scores import SCORES
 from caprmil.runs.scoring import score_run
-from caprmil.runs.timing import TIMING, TestTiming, read_timing
+from caprmil.runs.timing import TestTiming, read_timing
 from caprmil.training.distributed import ProcessGroup
+from caprmil.training.loggers import make_loggers
 from caprmil.training.module import check_distributed, fit, kept_epoch
-from caprmil.training.recipe import ModelConfig, Recipe, make_loggers
+from caprmil.training.recipe import ModelConfig, Recipe
 from caprmil.training.run_folder import check_folder, lock_run, open_run
 
 OnEpoch: TypeAlias = Callable[[str, Row], None]
@@ -57,6 +60,7 @@ def cross_validate(
     mean: bool = False,
     executor: Executor | None = None,
     on_epoch: OnEpoch | None = None,
+    allow_loggers: Sequence[str] = (),
 ) -> Run:
     """Train and score a model on every fold of a cohort. Each is scored on its own test part.
 
@@ -64,7 +68,8 @@ def cross_validate(
     the numbers it would have had. Nothing in it is overwritten. A remote run is trained in a local
     copy. `table` replaces `recipe.cohort` and is written to cohort.csv in `out`. Without
     `score` the folds are trained and predicted, and the run stays unfinished. With `mean`, a Mean
-    is trained on the same folds, in a folder of the run, and is one of the baselines.
+    is trained on the same folds, in a folder of the run, and is one of the baselines. A logger of
+    the recipe that is not Lightning's own runs its code only if `allow_loggers` names it.
 
     On several devices, the bags of a step are divided. A recipe with fewer is changed to one each.
     """
@@ -77,6 +82,7 @@ def cross_validate(
         "score": score,
         "mean": mean,
         "on_epoch": on_epoch,
+        "allow_loggers": allow_loggers,
     }
     if executor is not None and executor.remote:  # devices are those of its workers
         if devices * nodes > 1:
@@ -96,7 +102,7 @@ def _write_cohort(table: pd.DataFrame, out: Path) -> Path:
     text = table.to_csv(index=False, lineterminator="\n")
     if not path.exists():
         write_text(path, text)
-    elif path.read_text(encoding="utf-8") != text:
+    elif path.read_bytes() != text.encode("utf-8"):
         raise RunError(f"{path} is of another table. Choose another folder for the new run.")
     return path
 
@@ -123,6 +129,7 @@ def cross_validate_all(
     group: ProcessGroup | None = None,
     on_epoch: OnEpoch | None = None,
     on_change: Callable[[], None] = lambda: None,
+    allow_loggers: Sequence[str] = (),
     wait: float = 0.0,
 ) -> dict[Path, Run]:
     """Train and score several recipes, each in its folder. A remote executor runs all their folds.
@@ -132,24 +139,27 @@ def cross_validate_all(
     """
     executor = executor or LocalExecutor()
     for out, recipe in recipes.items():
-        _check(out, recipe, group, device=None if executor.remote else device)
-    trainings = {out: _open_training(out, recipe, progress) for out, recipe in recipes.items()}
+        _check(out, recipe, group, allow_loggers, device=None if executor.remote else device)
+    trainings = {
+        out: _open_training(out, recipe, progress, allow_loggers) for out, recipe in recipes.items()
+    }
     means = {
         out / MEAN: _open_mean(out, training)
         for out, training in trainings.items()
         if mean and training.recipe.model.name != "mean"
     }
     with ExitStack() as held:
-        for out in (*trainings, *means):
+        for out, training in (trainings | means).items():
             held.enter_context(lock_run(out, wait=wait))
+            training.remove_statuses()
         on_change()
         options: dict[str, Any] = {"device": device, "progress": progress, "on_epoch": on_epoch}
         # A local executor scores each run before the next one starts.
         parts = [trainings] if executor.remote else [{out: t} for out, t in trainings.items()]
         failures = []
         for part in parts:
-            beside = {out / MEAN: means[out / MEAN] for out in part if out / MEAN in means}
-            together = {**part, **beside}
+            own_means = {out / MEAN: means[out / MEAN] for out in part if out / MEAN in means}
+            together = {**part, **own_means}
             failures += _train(together, executor, group, on_change=on_change, **options)
             for out, training in part.items():
                 own = [training, *([means[out / MEAN]] if out / MEAN in means else [])]
@@ -165,7 +175,14 @@ def cross_validate_all(
     return {out: Run(out) for out in trainings}
 
 
-def _check(out: Path, recipe: Recipe, group: ProcessGroup | None, *, device: str | None) -> None:
+def _check(
+    out: Path,
+    recipe: Recipe,
+    group: ProcessGroup | None,
+    allow_loggers: Sequence[str],
+    *,
+    device: str | None,
+) -> None:
     """Find what is wrong before anything is written."""
     check_folder(out, recipe)
     if device is not None:
@@ -173,7 +190,7 @@ def _check(out: Path, recipe: Recipe, group: ProcessGroup | None, *, device: str
     if recipe.train.compile:
         find_compiler()
     check_writable(out)
-    make_loggers(recipe.loggers, out)
+    make_loggers(recipe.loggers, out, allowed=allow_loggers)
     model = recipe.try_model()
     if group is not None:
         check_distributed(model, recipe.train, group)
@@ -187,6 +204,7 @@ class Training:
     recipe: Recipe
     cohort: Cohort
     folds: tuple[Fold, ...]
+    allow_loggers: tuple[str, ...] = ()
 
     def tasks(self, out: Path) -> list[Task]:
         """Return a task for each fold that is not trained yet."""
@@ -206,6 +224,11 @@ class Training:
         for fold in self.folds:
             for checkpoint in self.run.fold_folder(fold.name).glob("*.ckpt"):
                 checkpoint.unlink(missing_ok=True)  # another worker may do the same
+
+    def remove_statuses(self) -> None:
+        """Remove the status of finished folds: of a process that was killed at that moment."""
+        for fold in self.run.done:
+            status_path(self.run.folder, fold.name).unlink(missing_ok=True)
 
     def samples(self, slides: Sequence[str]) -> list[Sample]:
         """Return the bags and labels of slides."""
@@ -289,7 +312,9 @@ class EpochProgress:
         self.step(self.done + sum(self.running.values()), self.total, task.payload.fold.name)
 
 
-def _open_training(out: Path, recipe: Recipe, progress: bool) -> Training:
+def _open_training(
+    out: Path, recipe: Recipe, progress: bool, allow_loggers: Sequence[str]
+) -> Training:
     """Read the cohort of a recipe, and open its run."""
     with bar("Checking bags", shown=progress) as step:
         cohort, folds = load_cohort(
@@ -303,7 +328,8 @@ def _open_training(out: Path, recipe: Recipe, progress: bool) -> Training:
     recipe.model.build(cohort.in_dim, cohort.target)
     for note in cohort.notes:
         _log.warning("note: %s", note)
-    return Training(open_run(out, recipe, cohort, folds), recipe, cohort, tuple(folds))
+    run = open_run(out, recipe, cohort, folds)
+    return Training(run, recipe, cohort, tuple(folds), tuple(allow_loggers))
 
 
 def _open_mean(out: Path, training: Training) -> Training:
@@ -311,7 +337,7 @@ def _open_mean(out: Path, training: Training) -> Training:
     recipe = replace(
         training.recipe,
         model=ModelConfig(name="mean"),
-        train=replace(training.recipe.train, top_k=0),
+        train=replace(training.recipe.train, top_k=0, probes=0),
         loggers={},
     )
     run = open_run(out / MEAN, recipe, training.cohort, training.folds)
@@ -361,8 +387,7 @@ def train_fold(
     run, recipe, cohort = training.run, training.recipe, training.cohort
     work = run.folder / "folds" / f".{fold.name}.part"
     work.mkdir(parents=True, exist_ok=True)
-    for name in ("history.csv", TIMING, "last.ckpt", "kept.ckpt"):
-        remove_leftovers(work / name)  # of a process that was killed while it wrote them
+    clear_leftovers(work, locked=True)  # of a process that was killed while it wrote them
     torch.manual_seed(fold.seed)
     target = cohort.target.fit([cohort.labels[slide] for slide in fold.train])
     model = recipe.model.build(cohort.in_dim, target)
@@ -377,7 +402,7 @@ def train_fold(
         folder=work,
         device=device,
         group=group,
-        loggers=make_loggers(recipe.loggers, work),
+        loggers=make_loggers(recipe.loggers, work, allowed=training.allow_loggers),
         on_epoch=on_epoch,
     )
     model.save_pretrained(work / "model")
@@ -432,12 +457,14 @@ def complete(
     device: str = "auto",
     progress: bool = True,
     on_epoch: OnEpoch | None = None,
+    allow_loggers: Sequence[str] = (),
     wait: float = 0.0,
 ) -> Run:
     """Return the finished run of a recipe in a folder; train what is missing."""
     out = require_local(out)
     options: dict[str, Any] = {"device": device, "progress": progress, "on_epoch": on_epoch}
-    return complete_all({out: recipe}, **options, wait=wait)[out]
+    options |= {"allow_loggers": allow_loggers, "wait": wait}
+    return complete_all({out: recipe}, **options)[out]
 
 
 def complete_all(recipes: Mapping[Path, Recipe], **options: Any) -> dict[Path, Run]:

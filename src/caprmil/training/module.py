@@ -15,7 +15,7 @@ from lightning.pytorch.callbacks import Callback, EarlyStopping
 from lightning.pytorch.loggers import Logger
 from torch import Tensor
 
-from caprmil.errors import RecipeError, RunError
+from caprmil.errors import CaprmilError, RecipeError, RunError, one_line
 from caprmil.features import batches
 from caprmil.features.batches import Batch, Cache, Sample
 from caprmil.models import MILModel
@@ -28,6 +28,7 @@ from caprmil.training.checkpoints import CheckpointKeeper, History
 from caprmil.training.data import EpochSampler, Steps
 from caprmil.training.distributed import ProcessGroup
 from caprmil.training.epoch_times import EpochTimes
+from caprmil.training.linear_probes import init_from_probes
 from caprmil.training.trainer import interruptible, make_trainer, quiet
 
 ValidationOutput = tuple[Tensor, Tensor, dict[str, float]]  # outputs, labels, loss terms
@@ -60,6 +61,9 @@ class TrainConfig:
     drop_patches: float = 0.0
     """In every step, leave out a random share of the patches of each bag, at most this one. A bag
     then looks different in every epoch, and is harder to memorise."""
+    probes: int = 0
+    """Before training, replace this number of rows of the first layer by linear probes: directions
+    in which the top patches of a class stand out. CAPRMIL and ABMIL only, and classes only."""
     clip: float = 0.0
     """Clip the norm of the gradient at this value. 0 does not clip."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
@@ -79,7 +83,7 @@ class TrainConfig:
             if getattr(self, name) < 1:
                 raise RecipeError(f"{name} must be 1 or more, not {getattr(self, name)}.")
         positive = ("lr", "warmup_lr", "min_lr")
-        others = ("weight_decay", "clip", "min_delta", "cache_gb", "workers", "top_k")
+        others = ("weight_decay", "clip", "min_delta", "cache_gb", "workers", "top_k", "probes")
         for name in (*positive, *others):
             value = getattr(self, name)
             if not isfinite(value) or value < 0 or (value == 0 and name in positive):
@@ -251,10 +255,21 @@ def fit(
     """
     settings, group = settings or TrainConfig(), group or ProcessGroup(device)
     check_distributed(model, settings, group)
-    check_top_k(model, target, settings)
+    check_classes(model, target, settings)
     model.train()  # Lightning does not switch dropout on
     model.set_criterion(target.criterion([sample.label for sample in train]))
-    last = folder / "last.ckpt"
+    last, kept = folder / "last.ckpt", folder / "kept.ckpt"
+    if last.exists() and not kept.exists():
+        raise damaged_checkpoint(kept, "it is missing")
+    if settings.probes and not last.exists():
+        init_from_probes(
+            model,
+            train,
+            count=settings.probes,
+            k=settings.top_k or 10,
+            seed=seed,
+            cache_gb=settings.cache_gb,
+        )
     job = partial(
         _fit,
         model=model,
@@ -268,7 +283,7 @@ def fit(
     )
     with group.distribute(job):
         rows = job(group, cache=cache, loggers=loggers, on_epoch=on_epoch)
-    load_weights(model, folder / "kept.ckpt")
+    load_weights(model, kept)
     model.set_criterion(weighted_cross_entropy)
     model.cpu().eval()
     return rows
@@ -325,14 +340,19 @@ def _fit(
             callbacks=callbacks,
             loggers=loggers,
         )
-        trainer.fit(
-            module,
-            # The sizes of packed bags would be compiled in.
-            batches.load(train, steps=steps, padded=settings.compile, **reading),
-            batches.load(own, **reading) if own else None,
-            ckpt_path=start,
-            weights_only=True,
-        )
+        try:
+            trainer.fit(
+                module,
+                # The sizes of packed bags would be compiled in.
+                batches.load(train, steps=steps, padded=settings.compile, **reading),
+                batches.load(own, **reading) if own else None,
+                ckpt_path=start,
+                weights_only=True,
+            )
+        except Exception as problem:  # a damaged checkpoint raises errors of any type
+            if start is None or history.started or isinstance(problem, (CaprmilError, MemoryError)):
+                raise
+            raise damaged_checkpoint(start, problem) from problem
     return history.rows
 
 
@@ -350,8 +370,21 @@ def check_distributed(model: MILModel, settings: TrainConfig, group: ProcessGrou
         raise RunError("A compiled model trains on one device. Set train.compile = false.")
 
 
-def check_top_k(model: MILModel, target: Target, settings: TrainConfig) -> None:
-    """Raise an error if there can be no loss on the top patches."""
+def check_classes(model: MILModel, target: Target, settings: TrainConfig) -> None:
+    """Raise an error if there can be no loss on the top patches, or no probes."""
+    if settings.probes:
+        most = len(model.probe_units)
+        if not most or not target.has_classes:
+            raise RecipeError(
+                "train.probes needs a model with a first linear layer, and classes: choose caprmil "
+                f"or abmil for a classification, not {model.title} for a {target.kind}. Or set "
+                "train.probes = 0."
+            )
+        if settings.probes > most:
+            raise RecipeError(
+                f"{model.title} starts from at most {most} probes, not {settings.probes}: set "
+                "train.probes."
+            )
     if settings.top_k and not (model.has_patch_logits and target.has_classes):
         raise RecipeError(
             "train.top_k needs logits of single patches, and classes: choose caprmil with the pool "
@@ -369,5 +402,19 @@ def kept_epoch(history: Sequence[Row], settings: TrainConfig) -> int:
 
 
 def load_weights(model: MILModel, checkpoint: Path) -> None:
-    state = torch.load(checkpoint, map_location="cpu", weights_only=True)["state_dict"]
-    model.load_state_dict({name.removeprefix("model."): value for name, value in state.items()})
+    try:
+        state = torch.load(checkpoint, map_location="cpu", weights_only=True)["state_dict"]
+        model.load_state_dict({name.removeprefix("model."): value for name, value in state.items()})
+    except MemoryError:
+        raise
+    except Exception as problem:  # a damaged checkpoint raises errors of any type
+        raise damaged_checkpoint(checkpoint, problem) from problem
+
+
+def damaged_checkpoint(checkpoint: Path, problem: Exception | str) -> RunError:
+    """Return the error of a checkpoint that cannot be used, with what to do."""
+    reason = one_line(problem, 200) or type(problem).__name__
+    return RunError(
+        f"{checkpoint} is missing or damaged ({reason}). Remove {checkpoint.parent} and repeat the "
+        "command: this fold is then trained from its start."
+    )

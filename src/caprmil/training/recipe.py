@@ -1,14 +1,9 @@
 """A recipe: all settings of a run, in a TOML file or in Python."""
 
-import importlib
-import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
-
-from lightning.pytorch import loggers as lightning_loggers
-from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 
 from caprmil import config
 from caprmil.cohort.cohort import CohortConfig
@@ -18,7 +13,7 @@ from caprmil.io.paths import as_path
 from caprmil.models import MILModel, create, list_models
 from caprmil.models.registry import needs_classes
 from caprmil.targets import Classification, Target, find_target
-from caprmil.training.module import TrainConfig, check_top_k
+from caprmil.training.module import TrainConfig, check_classes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +34,7 @@ class ModelConfig:
             return create(self.name, in_dim, target.n_outputs, **self.settings)
         except CaprmilError:
             raise
-        except (TypeError, ValueError, RuntimeError) as problem:
+        except (TypeError, ValueError, RuntimeError, ArithmeticError) as problem:
             raise RecipeError(f"[model] {self.name} cannot be built: {problem}") from problem
 
 
@@ -58,13 +53,14 @@ class Recipe:
     splits: SplitConfig = field(default_factory=SplitConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     loggers: dict[str, Any] = field(default_factory=lambda: {"TensorBoardLogger": {}})
-    """Lightning's loggers by name, each with its settings; history.csv is always written."""
+    """Loggers by name, each with its settings: see `training.loggers`. history.csv is always
+    written."""
 
     def try_model(self) -> MILModel:
         """Make the model before a cohort is read, with sizes that are only plausible."""
         target = self.target.example()
         model = self.model.build(1024, target)
-        check_top_k(model, target, self.train)
+        check_classes(model, target, self.train)
         return model
 
 
@@ -78,33 +74,3 @@ def read_recipe(
         table = {"cohort": str(as_path(source))}
         recipe = config.parse(table, into=Recipe, changes=changes)
     return recipe if features is None else replace(recipe, features=str(as_path(features)))
-
-
-def make_loggers(settings: Mapping[str, Any], folder: Path) -> list[Logger]:
-    """Return Lightning's loggers of these names: its own, or package.module.Class."""
-    made = []
-    for name, keywords in settings.items():
-        kind = _find_logger(name)
-        if not isinstance(keywords, Mapping):
-            raise RecipeError(f"loggers: {name} takes a table of settings, not {keywords!r}.")
-        ours = {"save_dir": str(folder)} if "save_dir" in inspect.signature(kind).parameters else {}
-        if issubclass(kind, (CSVLogger, TensorBoardLogger)):  # for others these are not folders
-            ours |= {"name": "", "version": "log"}
-        try:
-            made.append(kind(**ours | dict(keywords)))
-        except (ImportError, TypeError, ValueError) as problem:
-            raise RecipeError(f"loggers: {name} cannot be made: {problem}") from problem
-    return made
-
-
-def _find_logger(name: str) -> type[Logger]:
-    module, _, word = name.rpartition(".")
-    try:
-        source = importlib.import_module(module) if module else lightning_loggers
-        kind = getattr(source, word)
-        if issubclass(kind, Logger):
-            return kind
-    except (ImportError, AttributeError, TypeError):
-        pass
-    known = ", ".join(lightning_loggers.__all__)
-    raise RecipeError(f"loggers: there is no logger '{name}'. Lightning has: {known}.")

@@ -15,8 +15,13 @@ from caprmil.cohort.folds import Fold
 from caprmil.errors import RunError
 from caprmil.io.atomic import write_text
 from caprmil.io.json_files import as_json
+from caprmil.io.leftovers import clear_leftovers, final_name
+from caprmil.io.paths import RemotePath
+from caprmil.runs.facts import FACTS, FORMAT, Facts
 from caprmil.runs.remote import LOCK
-from caprmil.runs.run import FACTS, FORMAT, RECIPE, SCORES, SPLITS, Facts, Run, target_table
+from caprmil.runs.run import RECIPE, Run, target_table
+from caprmil.runs.scores import SCORES
+from caprmil.runs.splits import SPLITS
 from caprmil.training.recipe import Recipe
 
 
@@ -34,11 +39,16 @@ def lock_run(out: Path, *, wait: float = 0.0) -> Iterator[None]:
 def check_folder(out: Path, recipe: Recipe) -> None:
     """Refuse a folder that holds anything but an unfinished run of this recipe."""
     advice = "Choose another folder for the new run."
-    ours = (LOCK, "cohort.csv")
-    if not out.exists() or (out.is_dir() and all(path.name in ours for path in out.iterdir())):
+    if not out.exists():
         return
-    if not (out / RECIPE).exists():
+    ours = (LOCK, "cohort.csv")
+    is_new = out.is_dir() and all(path.name in ours or final_name(path) for path in out.iterdir())
+    if not is_new and not (out / RECIPE).exists():
         raise RunError(f"{out} exists and is not a run. {advice}")
+    if not isinstance(out, RemotePath):
+        clear_leftovers(out)  # a process may have been killed at any file
+    if is_new:
+        return
     if (out / SCORES).exists():
         raise RunError(f"{out} holds a finished run. {advice}")
     before = config.load(out / RECIPE, into=Recipe)
@@ -86,7 +96,7 @@ def open_run(out: Path, recipe: Recipe, cohort: Cohort, folds: Sequence[Fold]) -
         path = out / name
         if not path.exists():
             write_text(path, text)
-        elif path.read_text(encoding="utf-8") != text:
+        elif path.read_bytes() != text.encode("utf-8"):
             raise RunError(
                 f"{path} is not what this recipe gives now: the cohort, its bags or the "
                 "installed versions have changed since the run started. Start a new run in another "

@@ -32,6 +32,7 @@ from caprmil.viewer.slide_list import describe_run, list_slides
 T = TypeVar("T")
 
 MAX_BODY = 2**20  # bytes of a request
+BODY_SECONDS = 60.0  # for the body of a request to arrive
 PATCH_PX = (16, 1024)  # smallest and largest side of a patch
 COMPRESSION = 5  # of 9: higher levels are slower and hardly smaller
 IMMUTABLE = "private, max-age=86400, immutable"  # for addresses that hold a version
@@ -237,11 +238,14 @@ async def _read_json(request: Request) -> object:
         raise too_long
     body = bytearray()
     try:
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > MAX_BODY:
-                raise too_long
+        async with asyncio.timeout(BODY_SECONDS):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > MAX_BODY:
+                    raise too_long
         return json.loads(body.decode("utf-8"))
+    except TimeoutError:
+        raise HTTPException(408, "The request took too long to arrive.") from None
     except ClientDisconnect:
         raise HTTPException(400, "The request is incomplete.") from None
     except (ValueError, RecursionError):

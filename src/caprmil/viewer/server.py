@@ -12,8 +12,9 @@ import uvicorn
 
 from caprmil.errors import RunError
 from caprmil.viewer.app import create
+from caprmil.viewer.header_timeout import TimedProtocol
 from caprmil.viewer.library import Library
-from caprmil.viewer.security import access_rules
+from caprmil.viewer.security import AccessMiddleware, access_rules
 
 PORT = 8765
 MAX_TRIES = 50  # number of ports to try
@@ -33,18 +34,24 @@ def serve(
         free_port = sock.getsockname()[1]
         rules = access_rules(host, free_port, names)
         address = url(host, free_port, rules.token)
-        settings = uvicorn.Config(
-            create(library, rules),
-            log_level="warning",  # an access log would print the token
-            access_log=False,
-            server_header=False,
-            timeout_graceful_shutdown=1,
-        )
         show(f"Open {address} (Ctrl-C stops the viewer).")
         if browser and _has_display():
             Timer(0.5, webbrowser.open, [address]).start()
         with suppress(KeyboardInterrupt):  # uvicorn raises it again at the end
-            uvicorn.Server(settings).run(sockets=[sock])
+            make_server(create(library, rules)).run(sockets=[sock])
+
+
+def make_server(app: AccessMiddleware) -> uvicorn.Server:
+    """Return the server of the application."""
+    settings = uvicorn.Config(
+        app,
+        log_level="warning",  # an access log would print the token
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=1,
+        http=TimedProtocol,
+    )
+    return uvicorn.Server(settings)
 
 
 def listen(host: str, port: int | None) -> socket.socket:

@@ -24,8 +24,10 @@ from caprmil.io import tables
 from caprmil.io.atomic import write_text
 from caprmil.io.findings import Findings
 from caprmil.io.json_files import as_json
+from caprmil.io.leftovers import clear_leftovers
 from caprmil.io.paths import as_path, require_local
-from caprmil.runs.run import Facts, Run
+from caprmil.runs.facts import Facts
+from caprmil.runs.run import Run
 from caprmil.targets.classification_metrics import ace_floor
 from caprmil.targets.metric import mean_and_spread
 from caprmil.training.cross_validation import complete_all
@@ -171,6 +173,7 @@ def reproduce(
     recipes = {model: protocol_recipe(name, model, table, features, changes) for model in models}
     for recipe in recipes.values():
         recipe.try_model()  # before anything is written or trained
+    clear_leftovers(out)
     notes = [*found.notes]
     notes += _check_slides(protocol, rows, features, out, next(iter(recipes.values())))
     _write_cohort(table, rows)
@@ -200,7 +203,7 @@ def _write_cohort(path: Path, rows: Sequence[Row]) -> None:
     table = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
     table.writeheader()
     table.writerows(rows)
-    if path.exists() and path.read_text(encoding="utf-8") != text.getvalue():
+    if path.exists() and path.read_bytes() != text.getvalue().encode("utf-8"):
         raise CohortError(f"{path} was made from another table. Choose another folder with --out.")
     if not path.exists():
         write_text(path, text.getvalue())

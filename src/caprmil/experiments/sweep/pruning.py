@@ -14,12 +14,14 @@ import numpy as np
 import optuna
 from optuna.pruners import MedianPruner
 
+from caprmil import config
 from caprmil.experiments.sweep import PRUNED
 from caprmil.experiments.sweep.axes import Point
 from caprmil.io.atomic import write_text
-from caprmil.io.json_files import as_json, read_json
+from caprmil.io.json_files import as_json
 from caprmil.runs.history import HISTORY, Row, read_history
-from caprmil.runs.run import SCORES, SPLITS
+from caprmil.runs.scores import SCORES
+from caprmil.runs.splits import read_splits
 
 MIN_POINTS = 4  # finished points, before one can be pruned
 STEPS_PER_FOLD = 100_000  # more than epochs: a step stands for the same fold and epoch everywhere
@@ -29,15 +31,21 @@ Losses: TypeAlias = Sequence[Sequence[float]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pruned:
-    """A point that was stopped early: in which fold, after which epoch, and why."""
+class PruningRecord:
+    """In which fold a point was stopped, after which epoch, and why: pruned.json."""
 
-    point: Point
     fold: str
     epoch: int
     loss: float
     median: float
     others: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pruned(PruningRecord):
+    """A point that was stopped early."""
+
+    point: Point
 
     def __str__(self) -> str:
         return (
@@ -53,7 +61,11 @@ class Pruned:
     def read(folder: Path, point: Point) -> "Pruned | None":
         """Return how a point was pruned before, or None."""
         path = folder / PRUNED
-        return Pruned(point=point, **read_json(path)) if path.exists() else None
+        if not path.exists():
+            return None
+        advice = "Remove it: the point is then trained to its end."
+        found = config.load_json(path, into=PruningRecord, advice=advice)
+        return Pruned(point=point, **asdict(found))
 
 
 class PruningCheck:
@@ -122,7 +134,7 @@ def reported_values(losses: Losses) -> dict[int, float]:
 
 def read_losses(folder: Path, *, before: str | None = None) -> Losses:
     """Return the losses of the folds in order: of all, or of those before one."""
-    names: list[str] = [fold["name"] for fold in read_json(folder.parent / SPLITS)["folds"]]
+    names = [fold.name for fold in read_splits(folder.parent).folds]
     names = names if before is None else names[: names.index(before)]
     return [_losses(folder / name) for name in names]
 

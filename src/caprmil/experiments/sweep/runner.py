@@ -1,6 +1,6 @@
 """Running a sweep: a run per point, one after the other or several at once; it can be resumed."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -26,6 +26,7 @@ from caprmil.experiments.sweep.results import PointResult, SweepResults
 from caprmil.experiments.sweep.search import Score, count_points, propose_points
 from caprmil.io.atomic import check_writable, write_text
 from caprmil.io.json_files import as_json, read_json
+from caprmil.io.leftovers import clear_leftovers, final_name
 from caprmil.io.paths import require_local
 from caprmil.io.progress import Bar, bar
 from caprmil.models.device import pick_device
@@ -46,6 +47,7 @@ def run_sweep(
     progress: bool = True,
     on_point: OnPoint | None = None,
     executor: Executor | None = None,
+    allow_loggers: Sequence[str] = (),
 ) -> SweepResults:
     """Train every point of a plan as a run in `out/points`, and write tables and a figure.
 
@@ -71,7 +73,14 @@ def run_sweep(
         parallel=executor.remote,
     )
     tasks = PointTasks(proposals, total, out, on_point or (lambda *_: None))
-    make_worker = partial(PointWorker, plan, out, device, progress=progress and not executor.remote)
+    make_worker = partial(
+        PointWorker,
+        plan,
+        out,
+        device,
+        progress=progress and not executor.remote,
+        allow_loggers=allow_loggers,
+    )
     with _lock(out), bar("Sweeping", shown=progress and executor.remote) as step:
 
         def on_progress(_task: Task, _done: float, _total: float, message: str) -> None:
@@ -124,8 +133,17 @@ class PointTasks:
 class PointWorker(Worker):
     """Trains points, each as a run."""
 
-    def __init__(self, plan: Plan, out: Path, device: str, *, progress: bool) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        out: Path,
+        device: str,
+        *,
+        progress: bool,
+        allow_loggers: Sequence[str] = (),
+    ) -> None:
         self.plan, self.out, self.device, self.progress = plan, out, device, progress
+        self.allow_loggers = allow_loggers
         pick_device(device)
 
     def run(self, task: Task, report: Bar) -> PointResult | Pruned:
@@ -143,6 +161,7 @@ class PointWorker(Worker):
                 check(fold, row)
 
         options: dict[str, Any] = {"device": self.device, "progress": self.progress}
+        options["allow_loggers"] = self.allow_loggers
         try:
             with _timed(self.out / SECONDS, point.name) as seconds:
                 run = training.complete(
@@ -197,15 +216,24 @@ class Outcomes:
 @contextmanager
 def _timed(path: Path, name: str) -> Iterator[dict[str, float]]:
     """Add the time spent inside to the seconds of a point, also after an error."""
-    seconds: dict[str, float] = {}
+    seconds = read_seconds(path)  # if it is damaged, this is found before the training
     start = monotonic()
     try:
         yield seconds
     finally:
         with FileLock(path.with_name(f".{path.name}.lock")):  # other workers write to it too
-            seconds |= read_json(path) if path.exists() else {}
+            seconds |= read_seconds(path)
             seconds[name] = seconds.get(name, 0.0) + monotonic() - start
             write_text(path, as_json(seconds), replace=True)
+
+
+def read_seconds(path: Path) -> dict[str, float]:
+    """Return the seconds of each point so far."""
+    advice = "Remove it: earlier trainings are then not counted."
+    seconds = read_json(path, advice=advice) if path.exists() else {}
+    if not all(type(value) in (int, float) and value >= 0 for value in seconds.values()):
+        raise RunError(f"{path} is damaged (a number is needed for each point). {advice}")
+    return seconds
 
 
 def _score(plan: Plan, result: PointResult) -> float:
@@ -253,11 +281,13 @@ def _open_folder(out: Path, plan: Plan) -> Plan:
     so are the draws of a search.
     """
     path, advice = out / PLAN, "Choose another folder for the new sweep."
-    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+    is_new = not out.exists() or (out.is_dir() and all(map(final_name, out.iterdir())))
+    if not is_new and not path.exists():
+        raise RunError(f"{out} exists and is not a sweep. {advice}")
+    clear_leftovers(out)  # a process may have been killed at any file
+    if is_new:
         write_text(path, config.dump(plan))
         return plan
-    if not path.exists():
-        raise RunError(f"{out} exists and is not a sweep. {advice}")
     kept = config.load(path, into=Plan)
     if changed := config.differences(kept, plan):
         raise RunError(f"{out} holds another sweep ({'; '.join(changed)}). {advice}")

@@ -21,9 +21,11 @@ from optuna.distributions import (
 from optuna.samplers import BaseSampler, RandomSampler, TPESampler
 from optuna.trial import Trial, TrialState
 
+from caprmil.errors import RunError
 from caprmil.experiments.sweep.axes import Axis, Point, Values
 from caprmil.experiments.sweep.plan import Plan
 from caprmil.io.atomic import write_text
+from caprmil.io.json_files import parse_json
 
 DEFAULT_TRIALS = 20  # points of a search without --trials
 DRAWS_PER_POINT = 100  # until a space is taken to have no other points
@@ -65,7 +67,7 @@ def propose_points(
         return
     distributions = {key: distribution(axis) for key, axis in plan.space.axes.items()}
     study = optuna.create_study(direction="maximize" if plan.higher_is_better else "minimize")
-    logged: list[dict[str, Any]] = json.loads(log.read_text()) if log and log.exists() else []
+    logged = read_log(log, distributions) if log and log.exists() else []
     running: dict[Trial, str] = {}
     names: set[str] = set()
     for number in range(DRAWS_PER_POINT * total):
@@ -88,6 +90,23 @@ def propose_points(
         if point.name not in names:
             names.add(point.name)
             yield point
+
+
+def read_log(log: Path, axes: Mapping[str, BaseDistribution]) -> list[dict[str, Any]]:
+    """Return the proposals so far; raise if they are not of these axes."""
+    try:
+        logged: list[dict[str, Any]] = parse_json(log.read_bytes())
+        for params in logged:
+            if params.keys() != axes.keys():
+                raise ValueError(f"{params} is not a point")
+            for key, axis in axes.items():
+                axis.to_internal_repr(params[key])
+    except (OSError, ValueError, TypeError, AttributeError) as problem:
+        raise RunError(
+            f"{log} is damaged ({problem}). Restore it from a copy, or remove it: further points "
+            "may then be others."
+        ) from problem
+    return logged
 
 
 def distribution(axis: Axis) -> BaseDistribution:

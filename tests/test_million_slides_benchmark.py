@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-import scale
-from scale import Assumptions, Cost
+import million_slides
+from million_slides import Assumptions, Cost
 
 PAGE = Path(__file__).parents[1] / "docs" / "scale.md"
 
@@ -47,12 +47,12 @@ def test_the_bottleneck_moves_from_gpus_to_the_network_and_to_cores() -> None:
 
 
 def test_the_page_shows_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
-    scale.main([])
+    million_slides.main([])
     assert capsys.readouterr().out.strip() in PAGE.read_text()
 
 
 def test_every_assumption_is_an_option(capsys: pytest.CaptureFixture[str]) -> None:
-    scale.main(["--slides", "10000", "--gpu-rate", "1200"])
+    million_slides.main(["--slides", "10000", "--gpu-rate", "1200"])
     output = capsys.readouterr().out
     assert "| slides | 10,000 |" in output
     assert "| gpu_rate | 1,200 |" in output

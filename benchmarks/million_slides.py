@@ -1,9 +1,9 @@
 """Estimate the cost of a very large cohort, and find its bottleneck.
 
-    python benchmarks/scale.py
-    python benchmarks/scale.py --slides 10000 --days 1 --gpu-rate 2000
-    python benchmarks/scale.py --page docs/scale.md
-    python benchmarks/scale.py --measure
+    python benchmarks/million_slides.py
+    python benchmarks/million_slides.py --slides 10000 --days 1 --gpu-rate 2000
+    python benchmarks/million_slides.py --page docs/scale.md
+    python benchmarks/million_slides.py --measure
 
 Only --measure measures anything. The first table gives the source of each number.
 """
@@ -232,7 +232,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if page:
         from record import Page  # torch is slow to import
 
-        Page(page, "benchmarks/scale.py", "Estimate for a million slides").write(text)
+        Page(page, "benchmarks/million_slides.py", "Estimate for a million slides").write(text)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Compare our tissue detection with the rules of other tools on synthetic thumbnails.
 
-    python benchmarks/tissue.py --out docs/tissue.md --picture docs/tissue.png
+    python benchmarks/tissue_rules.py --out docs/tissue.md --picture docs/tissue.png
 
 The other tools are reimplemented from their documented parameters with numpy and scipy at 8 um/px,
 so only the direction of a difference is meaningful. Seeds from 100 on were not used for tuning.
@@ -206,7 +206,9 @@ def main(arguments: list[str] | None = None) -> None:
                 [[score(rule(one.image), one.truth) for one in made] for rule in METHODS.values()]
             )
             step(number, len(options.cases), case)
-    text = table(scores, f"python benchmarks/tissue.py --first {seeds.start} --seeds {len(seeds)}")
+    text = table(
+        scores, f"python benchmarks/tissue_rules.py --first {seeds.start} --seeds {len(seeds)}"
+    )
     print(text)
     if options.out:
         write_text(options.out, text, replace=True)
