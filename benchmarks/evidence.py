@@ -27,7 +27,6 @@ from numpy.typing import NDArray
 from PIL import Image
 from sklearn.metrics import roc_auc_score
 
-from bags import MODELS
 from caprmil import config, encoders, explain, figures
 from caprmil.errors import CaprmilError, UnknownNameError
 from caprmil.features import bags
@@ -44,6 +43,7 @@ from caprmil.training.cross_validation import complete
 from caprmil.training.recipe import Recipe
 from evidence_page import CLASS, RANDOM, TOKEN, Job, Result, picture, report, table
 from record import Page, Record
+from task_models import MODELS
 from timed_maps import timed_maps
 
 HALF = 0.5  # share of a patch from which it counts as tumour

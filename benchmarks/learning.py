@@ -8,39 +8,45 @@ lines file next to the page, so a run that was stopped can be resumed, and seeds
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from statistics import mean, median
-from tempfile import TemporaryDirectory
 from time import process_time
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from sklearn.metrics import roc_auc_score
 
-from bags import MODELS
 from caprmil import figures
 from caprmil.errors import CaprmilError, UnknownNameError
-from caprmil.features import bags
-from caprmil.features.batches import Sample
 from caprmil.figures.style import COLOURS, GREY, new_figure, tidy
-from caprmil.models import CAPRMIL, MILModel, create
-from caprmil.runs.history import Row
-from caprmil.runs.inference import TrainedModel, predict_samples
-from caprmil.synthetic.tasks import TASKS, TISSUE
-from caprmil.targets import Classification
-from caprmil.training.module import TrainConfig, fit
+from caprmil.models import CAPRMIL, MILModel
+from caprmil.synthetic.tasks import TASKS as STANDARD
+from caprmil.synthetic.tasks import TISSUE, Task
+from caprmil.training.module import TrainConfig
 from record import Page, Record
+from task_models import (
+    ALL_FIVE,
+    CENTRED,
+    DROP,
+    MODELS,
+    PROBES,
+    SHARP,
+    TOP,
+    TaskBag,
+    TaskBags,
+    Way,
+    test_auc,
+    train,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 LEARNT = 0.9  # validation AUC from which a model counts as having learnt
-TARGET = Classification(classes=("negative", "positive"))
 INSIDE = 4  # validation bags of each class for `token_statistics`
 PARTS = {  # of CAPRMIL, by words in the names of their parameters
     "projection": ("context.project.",),
@@ -57,17 +63,11 @@ TOKENS = {
 GRADIENTS = {part: part for part in PARTS}
 
 
-@dataclass(frozen=True)
-class Way:
-    """A model and what its training adds to the plain recipe."""
-
-    model: str
-    settings: dict[str, Any] = field(default_factory=dict)
-    train: dict[str, Any] = field(default_factory=dict)
-
-
-CENTRED, SHARP = {"init": "centred"}, {"temperature": 0.15}
-TOP, DROP, PROBES = {"top_k": 10}, {"drop_patches": 0.9}, {"probes": 4}
+TASKS: dict[str, Callable[..., Task]] = {
+    **STANDARD,
+    "rare, strength 5": partial(STANDARD["rare"], strength=5.0),
+    "rare, strength 4": partial(STANDARD["rare"], strength=4.0),
+}
 WAYS: dict[str, Way] = {
     "mean": Way("mean"),
     "abmil": Way("abmil", train={"lr": 5e-3}),
@@ -80,7 +80,7 @@ WAYS: dict[str, Way] = {
     "caprmil, low temperature": Way("caprmil", SHARP),
     "caprmil, probes": Way("caprmil", train=PROBES),
     "caprmil, all but probes": Way("caprmil", CENTRED | SHARP, TOP | DROP),
-    "caprmil, all five": Way("caprmil", CENTRED | SHARP, TOP | DROP | PROBES),
+    "caprmil, all five": ALL_FIVE,
 }
 
 
@@ -164,50 +164,36 @@ def job_digest(task: str, way: str) -> str:
 def run(job: Job) -> Result:
     """Train a model, and score it on other bags."""
     start, way, budget = process_time(), WAYS[job.way], budget_for(job.patches)
-    task = TASKS[job.task](patches=job.patches, seed=job.seed)
-    counts = (budget.train_bags, budget.validation_bags, budget.test_bags)
-    made = [task.bag(number) for number in range(sum(counts))]
-    samples = [
-        Sample(f"bag{n}", bags.from_arrays(f), label) for n, (f, label, _) in enumerate(made)
-    ]
-    known = counts[0] + counts[1]
+    parts = TaskBags.generate(
+        TASKS[job.task](patches=job.patches, seed=job.seed),
+        budget.train_bags,
+        budget.validation_bags,
+        budget.test_bags,
+    )
     torch.manual_seed(job.seed)
-    model = create(way.model, made[0][0].shape[1], 2, **MODELS[way.model], **way.settings)
-    some = made[counts[0] : known][: 2 * INSIDE]  # every second one is positive
-    positive = [bag for bag in some if bag[1]]
+    model = way.create(parts.train[0].features.shape[1])
+    some = parts.validation[: 2 * INSIDE]  # every second one is positive
+    positive = [bag for bag in some if bag.label]
     inside: dict[str, list[float]] = {}
 
-    def on_epoch(_: Row) -> None:
-        for name, value in (
-            gradient_norms(model, some) | token_statistics(model, positive)
-        ).items():
+    def on_epoch() -> None:
+        found = gradient_norms(model, some) | token_statistics(model, positive)
+        for name, value in found.items():
             inside.setdefault(name, []).append(round(value, 4))
 
-    with TemporaryDirectory(prefix="caprmil-") as folder:
-        rows = fit(
-            model,
-            samples[: counts[0]],
-            samples[counts[0] : known],
-            target=TARGET,
-            folder=Path(folder),
-            settings=budget.config(way),
-            seed=job.seed,
-            device="cpu",
-            on_epoch=on_epoch,
-        )
-    answers = predict_samples(TrainedModel(model, TARGET), samples[known:])
+    curve = train(model, parts, budget.config(way), seed=job.seed, on_epoch=on_epoch)
     return Result(
         *job,
         settings=digest(asdict(budget)),
-        auc=round(float(roc_auc_score([s.label for s in samples[known:]], answers[:, 1])), 4),
-        curve=[round(row["val_auc"], 4) for row in rows],
+        auc=test_auc(model, parts.test),
+        curve=curve,
         inside=inside,
         seconds=round(process_time() - start, 1),
     )
 
 
 @torch.no_grad()
-def token_statistics(model: MILModel, positive: Sequence[tuple[Any, int, Any]]) -> dict[str, float]:
+def token_statistics(model: MILModel, positive: Sequence[TaskBag]) -> dict[str, float]:
     """Return how CAPRMIL assigns patches to tokens: entropy, temperature, and planted patches.
 
     The entropy is that of the assignment of a patch, as a share of the highest possible. The share
@@ -233,9 +219,7 @@ def token_statistics(model: MILModel, positive: Sequence[tuple[Any, int, Any]]) 
     }
 
 
-def gradient_norms(
-    model: MILModel, some: Sequence[tuple[NDArray[np.float32], int, Any]]
-) -> dict[str, float]:
+def gradient_norms(model: MILModel, some: Sequence[TaskBag]) -> dict[str, float]:
     """Return the norm of the gradient of the bag loss by part of CAPRMIL, without an update."""
     if model.token_shape is None:
         return {}
@@ -381,7 +365,7 @@ The norm of the gradient of the bag loss on {2 * INSIDE} validation bags per see
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the jobs, print the tables, write the page and its figures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    usual = "rare,co-occurrence,distractors,batch-effect"
+    usual = "rare;co-occurrence;distractors;batch-effect"
     parser.add_argument("--tasks", default=usual, help="default: %(default)s")
     parser.add_argument("--ways", default=";".join(WAYS), help="default: %(default)s")
     parser.add_argument("--patches", type=int, default=2000, help="per bag; default: %(default)s")
@@ -394,7 +378,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         page = Page(args.out, "benchmarks/learning.py", "How CAPRMIL learns")
         for kind, names, known in (
-            ("task", args.tasks.split(","), TASKS),
+            ("task", args.tasks.split(";"), TASKS),
             ("way", args.ways.split(";"), WAYS),
         ):
             for name in names:
@@ -403,7 +387,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         jobs = [
             Job(task, args.patches, way, seed, job_digest(task, way))
             for seed in range(args.first_seed, args.first_seed + args.seeds)
-            for task in args.tasks.split(",")
+            for task in args.tasks.split(";")
             for way in args.ways.split(";")
         ]
         path = args.out.with_suffix(".jsonl")

@@ -26,8 +26,9 @@ from caprmil.features.settings import configure
 from caprmil.slides.slide import find_slides
 from caprmil.training.cross_validation import cross_validate
 from caprmil.training.recipe import Recipe
-from learning import CENTRED, DROP, PROBES, SHARP, TOP, digest
+from learning import digest
 from record import Page, Record
+from task_models import CENTRED, DROP, PROBES, SHARP, TOP
 
 PLAIN: dict[str, Any] = {"epochs": 20, "warmup_epochs": 2, "lr": 5e-4}
 RARE = PLAIN | TOP | DROP | PROBES | {

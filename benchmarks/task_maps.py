@@ -22,10 +22,8 @@ import torch
 from numpy.typing import NDArray
 from sklearn.metrics import roc_auc_score
 
-from bags import MODELS, learner
-from bags import Job as BagJob
-from bags import Recipe as BagRecipe
 from caprmil.errors import CaprmilError, UnknownNameError
+from caprmil.estimator import MILClassifier
 from caprmil.explain import explain, faithfulness
 from caprmil.explain.map_kinds import COMPUTED, SAMPLED
 from caprmil.features import bags
@@ -33,6 +31,7 @@ from caprmil.models import MILModel
 from caprmil.synthetic.tasks import OUTLIER, PARTNER, SIGNAL, TASKS
 from caprmil.targets import Target, classification_metrics
 from record import Page, Record
+from task_models import MODELS
 from timed_maps import timed_maps
 
 DEFAULT = SAMPLED.name
@@ -43,12 +42,40 @@ Map = NDArray[np.floating]
 
 
 @dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """One recipe for all tasks and models."""
+
+    train_bags: int = 240
+    test_bags: int = 160
+    epochs: int = 12
+    batch_size: int = 4
+    lr: float = 1e-3
+    weight_decay: float = 1e-3
+    warmup_epochs: int = 1
+    clip: float = 1.0
+
+    def learner(self, model: str, seed: int) -> MILClassifier:
+        return MILClassifier(
+            model,
+            settings=MODELS[model],
+            epochs=self.epochs,
+            batch_size=self.batch_size,
+            lr=self.lr,
+            weight_decay=self.weight_decay,
+            warmup_epochs=self.warmup_epochs,
+            clip=self.clip,
+            seed=seed,
+            device="cpu",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Plan:
     """The bags, and the recipe of training. The page gives the reasons."""
 
     patches: int = 500
     explained: int = 12  # positive test bags
-    recipe: BagRecipe = field(default_factory=lambda: BagRecipe(epochs=12))
+    recipe: Recipe = field(default_factory=Recipe)
 
 
 class Job(NamedTuple):
@@ -91,8 +118,8 @@ def run(plan: Plan, job: Job) -> Result:
     made = [task.bag(number) for number in range(recipe.train_bags + recipe.test_bags)]
     features, labels = [bag[0] for bag in made], np.array([bag[1] for bag in made])
     known = recipe.train_bags
-    bag_job = BagJob(job.task, plan.patches, job.model, job.seed)
-    classifier = learner(recipe, bag_job).fit(features[:known], labels[:known])
+    learner = recipe.learner(job.model, job.seed)
+    classifier = learner.fit(features[:known], labels[:known])
     answers = classifier.predict_proba(features[known:])
     auc = classification_metrics.auc(labels[known:], answers)
     right = [known + n for n in np.flatnonzero((labels[known:] == 1) & (answers[:, 1] > 0.5))]

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import task_maps
-from bags import Recipe
+from task_maps import Recipe
 
 PLAN = task_maps.Plan(
     patches=60, explained=2, recipe=Recipe(train_bags=16, test_bags=20, epochs=4, lr=3e-3)

@@ -2,7 +2,7 @@
 
 A patch is one of six tissues plus unit noise in every feature; slides differ in the shares of the
 tissues. A task adds patches of other kinds: tissue shifted by `strength` along one direction per
-kind. Odd bags are positive. docs/bags.md describes which models can solve each task.
+kind. Odd bags are positive. docs/hard-tasks.md describes which models can solve each task.
 """
 
 from dataclasses import dataclass
