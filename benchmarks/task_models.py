@@ -143,19 +143,18 @@ def train(
     train_samples, validation = (
         [bag.sample(f"bag{number}") for number, bag in enumerate(part)] for part in parts[:2]
     )
-    with TemporaryDirectory(prefix="caprmil-") as folder:
-        with suppress(TrainingEndedError):
-            fit(
-                model,
-                train_samples,
-                validation,
-                target=TARGET,
-                folder=Path(folder),
-                settings=settings,
-                seed=seed,
-                device="cpu",
-                on_epoch=epoch_done,
-            )
+    with TemporaryDirectory(prefix="caprmil-") as folder, suppress(TrainingEndedError):
+        fit(
+            model,
+            train_samples,
+            validation,
+            target=TARGET,
+            folder=Path(folder),
+            settings=settings,
+            seed=seed,
+            device="cpu",
+            on_epoch=epoch_done,
+        )
     if stop:
         model.load_state_dict(best)
     model.eval()
