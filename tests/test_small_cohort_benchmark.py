@@ -17,7 +17,7 @@ def test_the_table_has_a_row_per_recipe_and_finished_seeds_are_kept(
 ) -> None:
     slides = SlideCohort(slides=12, width=1120, height=1120, tumour=0.3)
     monkeypatch.setattr(small_cohort, "FULL", replace(small_cohort.FULL, cohort=slides))
-    recipes = {"mean": {"model": {"name": "mean"}, "train": {"epochs": 1, "warmup_epochs": 0}}}
+    recipes = {"mean": ("mean.toml", ("train.epochs=1",))}
     monkeypatch.setattr(small_cohort, "RECIPES", recipes)
     page = tmp_path / "page.md"
     words = ["--seeds", "1", "--processes", "1", "--out", str(page), "--work", str(tmp_path)]
