@@ -133,7 +133,7 @@ def load_cohort(
     required, name = splits is not None, table_name(table)
     folder = Path() if isinstance(table, pd.DataFrame) else as_path(table).parent
     frame = tables.read_table(table, pad=True)
-    columns = _find_columns(list(frame.columns), config, found, required=required)
+    columns, own = _find_columns(list(frame.columns), config, target, found, required=required)
     listed = _by_slide(tables.rows(frame), columns, found)
     paths = _locate(listed, columns, folder, features, config, found)
     skip = config.missing == "skip" and paths
@@ -141,9 +141,9 @@ def load_cohort(
 
     patients = read_patients(rows, columns.get("patient"), found)
     labels: dict[str, Label] = {}
-    if (column := columns.get("label")) is not None:
-        cells = {slide: row[column] for slide, row in rows.items()}
-        target, labels = target.read(cells, column, found, required=required)
+    if own:
+        cells = {slide: target.join_cells([row[c] for c in own]) for slide, row in rows.items()}
+        target, labels = target.read(cells, " and ".join(own), found, required=required)
     elif not required:
         found.notes.append("No label column: there is nothing to score against.")
     if not config.mixed_patients:
@@ -165,7 +165,7 @@ def load_cohort(
         raise CohortError("\n- ".join([f"{name} cannot be used as it is.", *found.problems]))
 
     site = columns.pop("site", None)  # stays a column like any other
-    roles = set(columns.values())
+    roles = {*columns.values(), *own}
     entries = tuple(
         Entry(
             name=slide,
@@ -199,9 +199,10 @@ def find_bags(paths: Iterable[str | Path]) -> dict[str, Path]:
 
 
 def _find_columns(
-    header: list[str], config: CohortConfig, found: Findings, *, required: bool
-) -> dict[str, str]:
-    """Return the column of each role that has one."""
+    header: list[str], config: CohortConfig, target: Target, found: Findings, *, required: bool
+) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Return the column of each role that has one, and the columns of the label."""
+    own = target.find_columns(header)
     given = {role: getattr(config, role) for role in ("slide", "patient", "label", "site")}
     columns = {role: column for role, column in given.items() if column is not None}
     for role, column in columns.items():
@@ -211,8 +212,8 @@ def _find_columns(
             raise CohortError(
                 f"[data] site: column '{column}' is the {role}. Name the one of the institution."
             )
-    free = [name for name in header if name not in columns.values()]
-    for role in ("slide", "patient", "label", "path"):
+    free = [name for name in header if name not in (*columns.values(), *own)]
+    for role in ("slide", "patient", "path") if own else ("slide", "patient", "label", "path"):
         known = tables.matching_columns(free, tables.COLUMNS[role])
         if known and role not in columns:
             columns[role] = known[0]
@@ -222,14 +223,15 @@ def _find_columns(
     everything = f"Columns: {', '.join(header)}."
     if "slide" not in columns:
         raise CohortError(f"No column is recognised as the slide. {everything} Set [data] slide.")
-    if "label" not in columns:
+    if "label" not in columns and not own:
         left = [n for n in header if n not in columns.values() and not folds.is_split(n)]
         if len(left) == 1:
             columns["label"] = left[0]
         elif required:
             text = f"No column is recognised as the label. {everything} Set [data] label."
             found.problems.append(text)
-    return columns
+    label = columns.pop("label", None)
+    return columns, own or ((label,) if label else ())
 
 
 def _repeated(names: Iterable[str]) -> list[str]:

@@ -1,7 +1,8 @@
 """Predictions: a table of answers per slide, its CSV, and the summary of its scores.
 
-The columns are slide, patient, fold, label, predicted, those of the target (prob_<class> for each
-class), then extra ones. `Predictions.read` also takes the tables that other programs write.
+The columns are slide, patient, fold, label (or those that the target names), predicted, those of
+the target (prob_<class> for each class), then extra ones. `Predictions.read` also takes the tables
+that other programs write.
 """
 
 import math
@@ -25,7 +26,7 @@ from caprmil.targets import TARGETS, Target
 from caprmil.targets.metric import Interval, bootstrap, mean_and_spread
 
 PREDICTED = ("predicted", "pred", "prediction", "y_pred", "y_hat")
-OWN_COLUMNS = ("slide", "patient", "fold", "label", "predicted")
+OWN_COLUMNS = ("slide", "patient", "fold", "predicted")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -53,7 +54,7 @@ class Predictions:
         for name, cells in self._columns().items():
             if len(cells) != n:
                 raise ValueError(f"There are {n} slides, but {name} has {len(cells)=}.")
-        if self.labels is not None and self.labels.shape != (n,):
+        if self.labels is not None and len(self.labels) != n:
             raise ValueError(f"Give one label per slide. {self.labels.shape=}, {n=}")
         if self.labels is not None:
             self.target.check_labels(self.labels)
@@ -95,11 +96,11 @@ class Predictions:
         _check_no_training_rows(table, name)
         kinds = TARGETS.values() if target is None else [target]
         found, truth, columns, answers = _recognise(table, name, label, kinds)
-        used = {slide, patient, fold, truth, find_column(table, PREDICTED), *columns}
+        used = {slide, patient, fold, *truth, find_column(table, PREDICTED), *columns}
         rest = {column: tuple(table[column]) for column in table.columns if column not in used}
 
         def is_own(column: str) -> bool:
-            return column in OWN_COLUMNS or found.owns(column)
+            return column in (*OWN_COLUMNS, *found.label_names) or found.owns(column)
 
         labels = _read_labels(table, truth, found, allow_blank=allow_unlabelled)
         try:
@@ -118,14 +119,15 @@ class Predictions:
     def to_frame(self) -> pd.DataFrame:
         """Return the table as a DataFrame, with the columns of its CSV."""
         nothing = ("",) * len(self)
-        labels = nothing
+        labels = dict.fromkeys(self.target.label_names, nothing)
         if self.labels is not None:
-            labels = tuple(self.target.show_label(label) for label in self.labels.tolist())
+            cells = [self.target.split_label(label) for label in self.labels.tolist()]
+            labels = dict(zip(labels, zip(*cells, strict=True), strict=True))
         known: dict[str, Any] = {
             "slide": self.slides,
             "patient": self.patients or nothing,
             "fold": self.folds or nothing,
-            "label": labels,
+            **labels,
             "predicted": self.target.predicted(self.answers),
         }
         known |= dict(zip(self.target.columns, self.answers.T, strict=True))
@@ -157,7 +159,7 @@ class Predictions:
                 )
         columns = {n: tuple(chain.from_iterable(c[n] for c in all_columns)) for n in all_columns[0]}
         labels = [
-            np.full(len(part), part.target.missing) if part.labels is None else part.labels
+            part.target.as_labels([None] * len(part)) if part.labels is None else part.labels
             for part in parts
         ]
         none = all(part.labels is None for part in parts)
@@ -182,7 +184,7 @@ class Predictions:
         )
 
     def _is_own(self, name: str) -> bool:
-        return name in OWN_COLUMNS or self.target.owns(name)
+        return name in (*OWN_COLUMNS, *self.target.label_names) or self.target.owns(name)
 
     def _columns(self) -> dict[str, tuple[str, ...]]:
         """Return the columns of text that this table has, by their names in the file."""
@@ -344,7 +346,7 @@ def _notes(whole: Predictions, part: Predictions) -> Iterator[str]:
 
 def _recognise(
     table: pd.DataFrame, name: str, label: str | None, kinds: Iterable[type[Target]]
-) -> tuple[Target, str | None, list[str], NDArray[np.floating]]:
+) -> tuple[Target, tuple[str, ...], list[str], NDArray[np.floating]]:
     """Return the target of a table, with its columns and answers."""
     for kind in kinds:
         if found := kind.from_table(table, label):
@@ -377,14 +379,18 @@ def _names_if_any(table: pd.DataFrame, column: str | None) -> tuple[str, ...] | 
 
 
 def _read_labels(
-    table: pd.DataFrame, column: str | None, target: Target, *, allow_blank: bool
+    table: pd.DataFrame, columns: Sequence[str], target: Target, *, allow_blank: bool
 ) -> NDArray[Any] | None:
     """Return the labels; None if there are none at all."""
-    known = {cell for cell in set(table[column]) if target.is_label(cell)} if column else set()
-    if column is None or not known:
+    if not columns:
+        return None
+    rows = zip(*(table[column] for column in columns), strict=True)
+    cells = dict(zip(table.index, map(target.join_cells, rows), strict=True))
+    known = {cell for cell in set(cells.values()) if target.is_label(cell)}
+    if not known:
         return None
     labels = []
-    for position, cell in table[column].items():
+    for position, cell in cells.items():
         if cell not in known and not allow_blank:
             missing = f"the label is missing ({cell})" if cell else "the label is missing"
             raise CohortError(f"{position}: {missing}. Add it, or remove the row.")

@@ -141,4 +141,4 @@ def label_of(run: Run, slide: str) -> str | None:
     if not run.finished or run.predictions.labels is None or slide not in run.predictions.slides:
         return None
     label = run.predictions.labels[run.predictions.slides.index(slide)]
-    return run.target.show_label(label.item()) or None
+    return run.target.show_label(label.tolist()) or None

@@ -20,11 +20,11 @@ from caprmil.models.packing import mask_from_sizes, pad_packed
 
 
 class Sample(NamedTuple):
-    """A slide for training or inference: its bag, and its class if known."""
+    """A slide for training or inference: its bag, and its label if known."""
 
     slide: str
     bag: Path | Bag
-    label: int | float = -1
+    label: Any = -1  # a number, or a tuple of numbers
 
 
 class Batch(NamedTuple):
@@ -37,7 +37,7 @@ class Batch(NamedTuple):
     features: Tensor  # B N E, in the stored precision; packed: 1 N E
     mask: Tensor | None  # B N
     grid: Tensor | None  # B N 2, if all bags have coordinates
-    labels: Tensor  # B
+    labels: Tensor  # B, or B L if a label is several numbers
     sizes: tuple[int, ...] | None = None  # of packed bags
 
     @property

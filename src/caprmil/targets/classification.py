@@ -160,7 +160,7 @@ class Classification(Target):
     @classmethod
     def from_table(
         cls, table: "pd.DataFrame", label: str | None
-    ) -> "tuple[Target, str | None, list[str], Answers] | None":
+    ) -> "tuple[Target, tuple[str, ...], list[str], Answers] | None":
         """Recognise prob_<class>, probability_<class>, p_<class> or <label column>_<class> (STAMP).
 
         For the labels 0 and 1, a single column probability, prob or score is enough.
@@ -174,7 +174,8 @@ class Classification(Target):
             numbers.insert(0, [1 - p for p in numbers[0]])
         target, answers = cls(classes=tuple(columns)), np.array(numbers).T
         target.check_answers(answers, list(table.index))
-        return target, truth, [column for column in columns.values() if column], answers
+        used = [column for column in columns.values() if column]
+        return target, (truth,) if truth else (), used, answers
 
     def check_answers(self, answers: Answers, names: Sequence[str] | None = None) -> None:
         if answers.ndim != 2 or answers.shape[1] != len(self.classes):

@@ -146,7 +146,7 @@ class Regression(Target):
     @classmethod
     def from_table(
         cls, table: "pd.DataFrame", label: str | None
-    ) -> "tuple[Target, str | None, list[str], Answers] | None":
+    ) -> "tuple[Target, tuple[str, ...], list[str], Answers] | None":
         """Recognise a column of predicted numbers: predicted, prediction, y_pred, ..."""
         column = tables.find_column(table, PREDICTED)
         if column is None or not all(map(is_number, table[column])):
@@ -154,7 +154,7 @@ class Regression(Target):
         answers = np.array(tables.numbers(table, column))[:, None]
         cls().check_answers(answers, list(table.index))
         truth = label or tables.find_column(table, tables.COLUMNS["label"])
-        return cls(), truth, [column], answers
+        return cls(), (truth,) if truth else (), [column], answers
 
     def check_answers(self, answers: Answers, names: Sequence[str] | None = None) -> None:
         if answers.ndim != 2 or answers.shape[1] != 1:

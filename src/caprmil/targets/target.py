@@ -4,8 +4,8 @@ A target reads and checks labels, and says how many outputs a model has, which l
 with, what the outputs mean, how predictions are scored, which baselines a model has to beat and
 what evidence can be shown for. Nothing outside of `targets` branches on the kind of target.
 
-A label is one number per slide: a class number, a value. An answer is one row of numbers per
-slide: the probability of each class, the predicted value.
+A label is one number per slide (a class number, a value), or several (time and event). An answer
+is one row of numbers per slide: the probability of each class, the predicted value.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -25,8 +25,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from torch import Tensor
 
-Label: TypeAlias = int | float
+Label: TypeAlias = Any
+"""A number, or a tuple of numbers: the target knows which."""
 Labels: TypeAlias = NDArray[Any]
+"""(n,), or (n, L) if a label is several numbers."""
 Answers: TypeAlias = NDArray[np.floating]
 Criterion: TypeAlias = "Callable[[Tensor, Tensor], Tensor]"
 
@@ -98,12 +100,32 @@ class Target:
 
     # Labels
 
+    label_names: ClassVar[tuple[str, ...]] = ("label",)
+    """The columns of a table of predictions that hold the label."""
+
+    def find_columns(self, header: Sequence[str]) -> tuple[str, ...]:
+        """Return the columns of a cohort that hold the label, if the target names or knows them.
+
+        () if it is one column, which [data] label names or whose name is recognised. Raise
+        CohortError if a column is missing.
+        """
+        return ()
+
+    def join_cells(self, cells: Sequence[str]) -> str:
+        """Return a label as one text, from its cells in the columns of a table."""
+        return cells[0]
+
+    def split_label(self, label: Label) -> tuple[str, ...]:
+        """Return the cells of a label in a table of predictions; empty ones if it is missing."""
+        return (self.show_label(label),)
+
     def read(
         self, cells: Mapping[str, str], column: str, found: Findings, *, required: bool
     ) -> tuple[Self, dict[str, Label]]:
         """Return the target with what it learns from the labels, and the label of each slide.
 
-        `cells` are those of the label column, by slide. What is wrong is added to `found`.
+        `cells` are those of the label column, by slide, or those of its columns as `join_cells`
+        returns them. What is wrong is added to `found`.
         """
         raise NotImplementedError
 
@@ -136,7 +158,7 @@ class Target:
         raise NotImplementedError
 
     def show_label(self, label: Label) -> str:
-        """Return a label as text."""
+        """Return a label as one text, which `parse_label` reads; "" if it is missing."""
         raise NotImplementedError
 
     def is_label(self, cell: str) -> bool:
@@ -144,7 +166,7 @@ class Target:
         return is_known(cell)
 
     def parse_label(self, cell: str) -> Label:
-        """Return the label of a cell; raise ValueError with what is allowed."""
+        """Return the label of a text; raise ValueError with what is allowed."""
         raise NotImplementedError
 
     # Models
@@ -161,6 +183,10 @@ class Target:
     def criterion(self, labels: Sequence[Label]) -> Criterion:
         """Return the training loss of outputs and labels, for these training labels."""
         raise NotImplementedError
+
+    def validation_loss(self, outputs: "Tensor", labels: "Tensor") -> "Tensor | None":
+        """Return the loss of all validation slides together. None: it is the mean over slides."""
+        return None
 
     @property
     def scale(self) -> float:
@@ -190,8 +216,8 @@ class Target:
     @classmethod
     def from_table(
         cls, table: "pd.DataFrame", label: str | None
-    ) -> "tuple[Target, str | None, list[str], Answers] | None":
-        """Recognise a table of predictions: target, label column, answer columns and answers.
+    ) -> "tuple[Target, tuple[str, ...], list[str], Answers] | None":
+        """Recognise a table of predictions: target, label columns, answer columns and answers.
 
         None is returned for the table of another target.
         """

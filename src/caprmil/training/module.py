@@ -192,12 +192,16 @@ class MILModule(pl.LightningModule):
         in_turn = zip_longest(*self.group.gather(self.validation_outputs))
         found = [each for turn in in_turn for each in turn if each is not None]
         outputs, labels, terms = zip(*found[: self.n_validation], strict=True)
-        answers = self.target.answer(torch.cat(outputs).double()).numpy()
-        truth, sizes = torch.cat(labels).numpy(), [len(each) for each in labels]
+        together = torch.cat(outputs).double(), torch.cat(labels)
+        answers = self.target.answer(together[0]).numpy()
+        truth, sizes = together[1].numpy(), [len(each) for each in labels]
         row = {
             f"val_{name}": float(np.average([t[name] for t in terms], weights=sizes))
             for name in terms[0]
         }
+        whole = self.target.validation_loss(*together)
+        if whole is not None:
+            row["val_loss"] = float(whole)
         metric = self.target.headline_metric
         scored = metric.function(truth, answers) if self.target.can_score(truth) else nan
         row[f"val_{metric.name}"] = scored

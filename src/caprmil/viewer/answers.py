@@ -40,7 +40,9 @@ def list_predictions(run: Run) -> dict[str, dict[str, Any]]:
     if table.labels is not None:
         known = target.known(table.labels)
         labels = {
-            slide: table.labels[rows[0]].item() for slide, rows in rows_of.items() if known[rows[0]]
+            slide: table.labels[first].tolist()
+            for slide, (first, *_) in rows_of.items()
+            if known[first]
         }
     strata, names = target.strata(labels)
     found = {}
