@@ -31,7 +31,7 @@ from record import Page, Record
 
 FOLDER = Path(__file__).parents[1] / "recipes"
 DEMO = (f"train.epochs={FULL.epochs}", f"train.lr={FULL.lr}", "train.warmup_epochs=2")
-PROBES = ("train.probes=4",)
+PROBES, TOP, DROP = ("train.probes=4",), ("train.top_k=10",), ("train.drop_patches=0.9",)
 RECIPES: dict[str, tuple[str, tuple[str, ...]]] = {
     "mean.toml": ("mean.toml", ()),
     "abmil.toml": ("abmil.toml", ()),
@@ -39,8 +39,10 @@ RECIPES: dict[str, tuple[str, tuple[str, ...]]] = {
     "caprmil.toml, probes": ("caprmil.toml", PROBES),
     "caprmil.toml, centred": ("caprmil.toml", ("model.init=centred",)),
     "caprmil.toml, low temperature": ("caprmil.toml", ("model.temperature=0.15",)),
-    "caprmil.toml, top patches": ("caprmil.toml", ("train.top_k=10",)),
-    "caprmil.toml, dropped patches": ("caprmil.toml", ("train.drop_patches=0.9",)),
+    "caprmil.toml, top patches": ("caprmil.toml", TOP),
+    "caprmil.toml, dropped patches": ("caprmil.toml", DROP),
+    "caprmil.toml, top and dropped patches": ("caprmil.toml", (*TOP, *DROP)),
+    "caprmil.toml, probes, top and dropped patches": ("caprmil.toml", (*PROBES, *TOP, *DROP)),
     "the demo's": ("caprmil.toml", DEMO),
     "the demo's, probes": ("caprmil.toml", (*DEMO, *PROBES)),
     "rare.toml": ("rare.toml", ()),
