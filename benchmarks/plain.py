@@ -22,7 +22,7 @@ from caprmil.models.base import (
     Patches,
     Weights,
 )
-from caprmil.models.caprmil import ContextAttention, ContextBlock
+from caprmil.models.context import ContextAttention, ContextBlock
 from caprmil.models.packing import Sizes
 from caprmil.models.pooling import AttentionPool
 

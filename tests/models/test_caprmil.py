@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from caprmil.errors import RecipeError, RunError, UnknownNameError
 from caprmil.experiments import cost
 from caprmil.models import ABMIL, CAPRMIL, MeanMIL, create
-from caprmil.models.caprmil import MIN_TEMPERATURE, ContextAttention, ContextStack
+from caprmil.models.context import MIN_TEMPERATURE, ContextAttention, ContextStack
 
 
 @pytest.mark.parametrize(

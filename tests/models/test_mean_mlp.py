@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from caprmil.experiments.cost import LiveTensors
 from caprmil.models import CAPRMIL, mean_mlp, recompute
-from caprmil.models.caprmil import MLP, ContextBlock
+from caprmil.models.context import MLP, ContextBlock
 from caprmil.models.mean_mlp import MeanAfterMLP, means_after_mlp
 from caprmil.models.packing import mask_from_sizes, pad_packed
 from plain import PlainCAPRMIL
@@ -98,7 +98,7 @@ def mlp_by_hand(mlp: GatedMLP, row: Tensor) -> Tensor:
 @pytest.mark.parametrize("pool", ["mean", "gated"])
 def test_a_variant_of_the_mlp_needs_one_class(pool: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """All forms use it: padded, packed, single, streamed, recomputed."""
-    monkeypatch.setattr("caprmil.models.caprmil.MLP", GatedMLP)
+    monkeypatch.setattr("caprmil.models.context.MLP", GatedMLP)
     monkeypatch.setattr(recompute, "CHUNK", 11)
     model = without_dropout(make_model(depth=2, pool=pool))
     packed, sizes = torch.randn(1, 50, 24).double(), (30, 20)

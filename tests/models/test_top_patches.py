@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from caprmil.models import create
-from caprmil.models.caprmil import SPREAD, ContextStack
+from caprmil.models.context import SPREAD, ContextStack
 from caprmil.models.pooling import top_means
 
 SIZES = (5, 40, 17)

@@ -3,8 +3,9 @@
 from caprmil.models.abmil import ABMIL
 from caprmil.models.base import Evidence, MILModel, Output, Uncertainty
 from caprmil.models.bayesmil import BayesMIL
-from caprmil.models.caprmil import CAPRMIL, ContextStack
+from caprmil.models.caprmil import CAPRMIL
 from caprmil.models.clam import CLAM
+from caprmil.models.context import ContextStack
 from caprmil.models.dgrmil import DGRMIL
 from caprmil.models.dsmil import DSMIL
 from caprmil.models.dtfd import DTFDMIL

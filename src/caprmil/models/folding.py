@@ -19,7 +19,7 @@ from caprmil.models.layers import summing_dtype, weighted_sum
 from caprmil.models.packing import Sizes, split_bags
 
 if TYPE_CHECKING:
-    from caprmil.models.caprmil import ContextAttention, ContextStack
+    from caprmil.models.context import ContextAttention, ContextStack
 
 EPSILON = 1e-5  # added to the mass of a token, so that an empty token is zero and not NaN
 

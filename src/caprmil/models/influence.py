@@ -21,7 +21,7 @@ from caprmil.models.layers import weighted_sum
 from caprmil.models.pooling import GrowingTensor, MeanPool, Pool, RunningSoftmax
 
 if TYPE_CHECKING:
-    from caprmil.models.caprmil import ContextBlock
+    from caprmil.models.context import ContextBlock
 
 ABSENT = 1e-6  # how often a patch counts that is not in a sample; a logarithm needs more than 0
 

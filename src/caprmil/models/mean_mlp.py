@@ -17,7 +17,7 @@ from caprmil.models.layers import summing_dtype
 from caprmil.models.packing import Sizes, split_bags
 
 if TYPE_CHECKING:
-    from caprmil.models.caprmil import ContextBlock
+    from caprmil.models.context import ContextBlock
 
 Rows = Float[Tensor, "n _"]
 

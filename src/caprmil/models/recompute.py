@@ -20,7 +20,7 @@ from caprmil.models.layers import summing_dtype
 from caprmil.models.pooling import Pool, RunningSoftmax
 
 if TYPE_CHECKING:
-    from caprmil.models.caprmil import ContextStack
+    from caprmil.models.context import ContextStack
 
 CHUNK = 4096  # patches with a graph at a time. Larger than in evaluation: a chunk has fixed costs
 # Sizes up to which training keeps all activations of a bag, or the output of the first layer.

@@ -19,7 +19,7 @@ from caprmil.models.layers import summing_dtype
 from caprmil.models.mean_mlp import MeanAfterMLP
 
 if TYPE_CHECKING:
-    from caprmil.models.caprmil import ContextBlock, ContextStack
+    from caprmil.models.context import ContextBlock, ContextStack
 
 
 class Chunk(NamedTuple):
