@@ -31,8 +31,9 @@ demo: $(VENV)/.core  ## Generate a cohort, cross-validate three models on it, pr
 test: $(VENV)/.dev  ## Run the tests, without the slow ones.
 	$(BIN)/pytest
 
+# Three processes: many of these tests wait for processes of their own.
 test-slow: $(VENV)/.dev  ## Run the slow tests.
-	$(BIN)/pytest -m slow
+	$(BIN)/pytest -m slow -n 3
 
 torture: $(VENV)/.dev  ## Kills, damaged files, bombs, pickles, hostile requests, full disks: a quarter of an hour on two cores.
 	$(BIN)/python tests/torture $(TORTURE)

@@ -33,6 +33,15 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     jaxtyping.config.update("jaxtyping_disable", "models" not in item.path.parent.name)
 
 
+LONGEST = ("torture", "demo", "cluster", "slurm", "distributed", "training", "public")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Start the longest modules first: at the end, one process would work on them alone."""
+    places = {f"test_{name}.py": place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path.name, len(places)))
+
+
 @pytest.fixture(scope="session")
 def tiny_cohort(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A table of 24 slides with a strong signal, next to their bags in `features`."""
