@@ -16,7 +16,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from caprmil.errors import BagError, CohortError, RecipeError
+from caprmil.errors import BagError, CohortError, RecipeError, shorten
 from caprmil.features import bags as bag_files
 from caprmil.features.bags import Bag
 from caprmil.features.batches import Sample
@@ -24,7 +24,7 @@ from caprmil.io.leftovers import temporary_folder
 from caprmil.models import MILModel, create
 from caprmil.models.device import pick_device
 from caprmil.runs.inference import TrainedModel, predict_samples
-from caprmil.targets import Classification, Regression, Target
+from caprmil.targets import Classification, Ordinal, Regression, Target
 from caprmil.training.module import TrainConfig, fit
 
 BagLike: TypeAlias = NDArray[Any] | Tensor | Bag | str | PathLike[str]
@@ -146,7 +146,8 @@ class MILClassifier(ClassifierMixin, MILEstimator):  # type: ignore[misc]
     `model` is a name for `caprmil.models.create`, with its `settings`; or a model, of which a copy
     is trained, starting from its weights. The other settings are those of TrainConfig. The warm-up
     takes at most half of the epochs. `validation` is the share of the bags that is held out, by
-    class, for early stopping and the best epoch; 0 trains on all of them.
+    class, for early stopping and the best epoch; 0 trains on all of them. `grades` are the classes
+    from low to high, if they have an order that the model is to use: an ordinal target.
 
     Fitted: `classes_`, `n_features_in_`, `model_`, and `history_`, one row of numbers per epoch.
     """
@@ -162,6 +163,7 @@ class MILClassifier(ClassifierMixin, MILEstimator):  # type: ignore[misc]
         warmup_epochs: int = 6,
         batch_size: int = 1,
         class_weights: Literal["none", "balanced"] = "none",
+        grades: Sequence[Any] | None = None,
         clip: float = 0.0,
         validation: float = 0.0,
         patience: int = 20,
@@ -176,6 +178,7 @@ class MILClassifier(ClassifierMixin, MILEstimator):  # type: ignore[misc]
         self.warmup_epochs = warmup_epochs
         self.batch_size = batch_size
         self.class_weights = class_weights
+        self.grades = grades
         self.clip = clip
         self.validation = validation
         self.patience = patience
@@ -186,10 +189,11 @@ class MILClassifier(ClassifierMixin, MILEstimator):  # type: ignore[misc]
         """Train a new model on these bags, with one label per bag."""
         samples = as_samples(bags)
         classes, numbers = as_classes(labels)
-        target = Classification(
-            classes=tuple(map(str, range(len(classes)))), class_weights=self.class_weights
-        )
-        self._fit(samples, numbers, target)
+        if self.grades is not None:
+            classes, numbers = in_grade_order(classes, numbers, self.grades)
+        kind = Classification if self.grades is None else Ordinal
+        names = tuple(map(str, range(len(classes))))
+        self._fit(samples, numbers, kind(classes=names, class_weights=self.class_weights))
         self.classes_ = classes
         return self
 
@@ -328,6 +332,22 @@ def as_classes(labels: Iterable[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
         )
     check_classification_targets(column)
     return classes, numbers
+
+
+def in_grade_order(
+    classes: NDArray[Any], numbers: NDArray[np.int64], grades: Sequence[Any]
+) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Return the grades, from low to high, and the number of each label's grade among them."""
+    ordered = list(grades)
+    if len(set(ordered)) < len(ordered):
+        raise RecipeError(f"grades names one twice: {shorten(map(str, ordered))}.")
+    if odd := [str(each) for each in classes.tolist() if each not in ordered]:
+        raise CohortError(
+            f"These labels are not among the grades: {shorten(odd)}. Name all grades, from low to "
+            "high."
+        )
+    places = np.array([ordered.index(each) for each in classes.tolist()], dtype=np.int64)
+    return np.asarray(ordered), places[numbers]
 
 
 @contextmanager

@@ -11,6 +11,7 @@ SHARES = (0.0, 0.1, 0.3, 0.4, 0.6, 0.7, 0.9, 1.0)
 
 CELLS: dict[str, Callable[[float], str]] = {
     "classification": lambda share: "many" if share > 0.5 else "few",
+    "ordinal": lambda share: str(min(int(3 * share), 2)),
     "regression": lambda share: f"{10 + 40 * share:g}",
 }
 """For each kind of target: the label of a slide, given its share of patches with the signal."""

@@ -48,8 +48,8 @@ def compare(
     text = ""
     if len(tables) > 1:
         found = comparison.compare(tables, against=reference)
-        target = next(iter(tables.values())).target
-        printed = frozenset(name for name, metric in target.metrics.items() if metric.printed)
+        metrics = [metric for table in tables.values() for metric in table.target.metrics.values()]
+        printed = frozenset(metric.name for metric in metrics if metric.printed)
         _show(found, found.sentences(printed), printed)
         text += f"# Comparison\n\n{found.as_markdown()}"
         if out is not None:

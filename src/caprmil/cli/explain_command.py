@@ -246,14 +246,17 @@ def _report(case: "ExplainedSlide") -> None:
     if case.regions is not None:
         _report_regions(case, case.regions)
     sums = explained.evidence.astype("float64").sum(axis=0)
+    target = explained.target
+    numbers = target.followed(explained.answer)
+    shown = [f"{p:.4f}" for p in numbers] + ["-"] * (len(sums) - len(numbers))
     rows = [
-        [name, f"{p:.4f}", f"{total:+.4f}", f"{rest:+.4f}", f"{logit:+.4f}"]
+        [name, p, f"{total:+.4f}", f"{rest:+.4f}", f"{logit:+.4f}"]
         for name, p, total, rest, logit in zip(
-            explained.names, explained.answer, sums, explained.rest, explained.logits, strict=True
+            target.output_names, shown, sums, explained.rest, explained.logits, strict=True
         )
     ]
-    output = explained.target.output_name
-    header = ["for", explained.target.answer_name, "sum of evidence", "+ rest", f"= {output}"]
+    output = target.output_name
+    header = ["for", target.answer_name, "sum of evidence", "+ rest", f"= {output}"]
     show_table(header, rows)
     more = f"The sum differs from the {output} by {explained.gap:.1e}."
     if explained.method == "perturbation":

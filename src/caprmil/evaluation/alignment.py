@@ -49,7 +49,11 @@ def align(tables: Mapping[str, Predictions]) -> Alignment:
     patients = tuple(sorted(set(owner.values())))
     number = {patient: at for at, patient in enumerate(patients)}
     folds, parts, more = _match(known)
-    target = known[first].target
+    # The most specific target: grades know their order, which classes of the same names may not.
+    target = max((table.target for table in known.values()), key=lambda t: len(type(t).__mro__))
+    if others := sorted({table.target.kind for table in known.values()} - {target.kind}):
+        named = " and ".join(others)
+        notes.append(f"The metrics are those of {target.kind}, also for the tables of {named}.")
     answers = {
         name: tuple(
             Part(

@@ -120,6 +120,7 @@ def explanation_record(
     """Return the answer, the sum of its evidence, the tokens and the provenance, for JSON."""
     explanation, answer = explained.explanation, explained.answer
     reference, info = explained.reference, explanation.info
+    names = explanation.target.output_names
     return {
         "slide": explained.name,
         "label": explained.label,
@@ -138,11 +139,9 @@ def explanation_record(
             **explanation.target.describe(explanation.answer),
             "method": explanation.method,
             "method_in_words": describe_method(explanation),
-            "logits": _by_name(explanation.names, explanation.logits),
-            "evidence": _by_name(
-                explanation.names, explanation.evidence.astype(np.float64).sum(axis=0)
-            ),
-            "rest": _by_name(explanation.names, explanation.rest),
+            "logits": _by_name(names, explanation.logits),
+            "evidence": _by_name(names, explanation.evidence.astype(np.float64).sum(axis=0)),
+            "rest": _by_name(names, explanation.rest),
             "gap": explanation.gap,
         },
         "map": {

@@ -322,7 +322,7 @@ def predict_rows(
         kept = torch.from_numpy(rows).to(features.device)
         features, grid = features[:, kept], None if grid is None else grid[kept]
     logits = model(features, grid=None if grid is None else grid[None]).logits[0].cpu().double()
-    return float(target.answer(logits)[of]), float(target.contrasts[of].of(logits))
+    return float(target.followed(target.answer(logits))[of]), float(target.contrasts[of].of(logits))
 
 
 def area_between(removed: Numbers, most: Numbers, least: Numbers) -> float:

@@ -36,17 +36,17 @@ def write_implant(folder: Path, found: Implant, run: Run, *, region: str) -> Non
 
 def draw_implant(found: Implant) -> "Figure":
     """Draw the answer for each bag: the slide and the source, with and without the region."""
+    target = found.target
     source, slide = (_short(name) for name in (found.source, found.slide))
     rows = [
         AnswerRow(
             title=row.title.replace(found.slide, slide).replace(found.source, source),
-            models=[float(own[found.followed]) for own in row.by_fold.values()],
-            mean=float(row.answer[found.followed]),
+            models=[float(target.followed(own)[found.followed]) for own in row.by_fold.values()],
+            mean=float(target.followed(row.answer)[found.followed]),
             is_whole=row.title in (found.slide, found.source),
         )
         for row in found.rows()
     ]
-    target = found.target
     return answer_rows(
         rows,
         title=f"{source} into {slide}",

@@ -48,9 +48,9 @@ class JointRemoval:
     """What a model answers without some patches."""
 
     rows: Rows
-    answer: NDArray[np.float64]  # (A,)
+    answer: NDArray[np.float64]  # a number for each contrast
     total: float  # of the contrast; it also changes where a probability is close to 1
-    random: NDArray[np.float64]  # (A,), without as many random patches, the mean over draws
+    random: NDArray[np.float64]  # the same without as many random patches, the mean over draws
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -68,7 +68,7 @@ class RegionEffects:
 
     map: str
     of: int  # the contrast
-    answer: NDArray[np.float64]  # (A,)
+    answer: NDArray[np.float64]  # a number for each contrast
     total: float
     regions: tuple[MeasuredRegion, ...] = ()
     together: dict[int, JointRemoval] = field(default_factory=dict)
@@ -213,7 +213,9 @@ def measure_regions(
         done += 1
         if progress:
             progress(done, forwards)
-        return target.answer(outputs).numpy(), float(target.contrasts[of].of(outputs))
+        return target.followed(target.answer(outputs)).numpy(), float(
+            target.contrasts[of].of(outputs)
+        )
 
     answer, total = without(np.empty(0, dtype=np.int64))
     random = {
@@ -263,7 +265,7 @@ def region_effects(
         return RegionEffects(
             map=name,
             of=of,
-            answer=explanation.answer,
+            answer=explanation.target.followed(explanation.answer),
             total=float(explanation.target.contrasts[of].of(explanation.logits.astype(np.float64))),
             reason=why_no_regions(explanation),
         )

@@ -47,7 +47,7 @@ def patch_columns(
         found |= {"x": explanation.coords[:, 0], "y": explanation.coords[:, 1]}
     found |= {
         f"term-{number}": explanation.evidence[:, number]
-        for number in range(len(explanation.names))
+        for number in range(explanation.evidence.shape[1])
     }
     found |= {layer.key: layer.values for layer in explanation.layers()}
     return found | ({} if regions is None else {REGION: regions.numbers(len(explanation))})

@@ -72,7 +72,7 @@ def removal_effect(
 
     Costs two predictions: without its top patches, and without as many at random.
     """
-    n, of = len(explanation), explanation.predicted
+    n, of, target = len(explanation), explanation.predicted, explanation.target
     if n < 2:
         return None
     count = min(max(round(share * n), 1), n - 1)
@@ -84,14 +84,14 @@ def removal_effect(
         kept = np.ones(n, dtype=np.bool_)
         kept[rows] = False
         outputs = outputs_of(model, bag, kept, torch.device(device))
-        return float(explanation.target.answer(outputs.cpu().double())[of])
+        return float(target.followed(target.answer(outputs.cpu().double()))[of])
 
     return RemovalEffect(
         map=explanation.first,
         followed=explanation.names[of],
-        number=explanation.target.number_name,
+        number=target.number_name,
         share=share,
-        before=float(explanation.answer[of]),
+        before=float(target.followed(explanation.answer)[of]),
         after=answer_without(most),
         random=answer_without(drawn),
     )

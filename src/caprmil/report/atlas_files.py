@@ -56,7 +56,7 @@ def draw_atlas(atlas: TokenAtlas, pictures: AtlasPictures, example: ExampleSlide
                     captions=[f"{patch.weight:.2f}" for patch, _ in shown],
                 )
             )
-    lead = "lead of the predicted class" if atlas.target.has_classes else "predicted value"
+    lead = atlas.target.lead_name
     return figures.token_atlas(
         example.assignments[:, head],
         example.canvas,

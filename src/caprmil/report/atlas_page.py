@@ -177,8 +177,8 @@ def effect_text(atlas: TokenAtlas) -> str:
             "another one"
         )
     return (
-        "how far the predicted value falls if the token's message is removed. Above 0 the token "
-        "raises the value, below 0 it lowers it"
+        f"how far the {atlas.target.lead_name} falls if the token's message is removed. Above 0 "
+        "the token raises the value, below 0 it lowers it"
     )
 
 

@@ -39,7 +39,7 @@ class ClassParts(PredictionParts):
 
     def __init__(self, run: Run) -> None:
         super().__init__(run)
-        self.classes = run.target.names
+        self.classes = run.target.titles
 
     # A slide report
 
@@ -47,7 +47,6 @@ class ClassParts(PredictionParts):
         """Return the predicted class, its probability, the models, and the other test slides."""
         best, answer = likeliest(explained), explained.answer
         shown = answer.mean if answer.calibrated is None else answer.calibrated
-        order = np.argsort(-shown, kind="stable")
         return render(
             "class_prediction.html",
             predicted=self.classes[best],
@@ -55,10 +54,14 @@ class ClassParts(PredictionParts):
             probability=float(shown[best]),
             is_calibrated=answer.calibrated is not None,
             calibration=self.calibration(explained),
-            bars=[(self.classes[n], float(shown[n])) for n in order],
+            bars=[(self.classes[n], float(shown[n])) for n in self.bar_order(shown)],
             models=" ".join(self.models(explained)),
             **self._cohort(explained),
         )
+
+    def bar_order(self, shown: NDArray[np.float64]) -> list[int]:
+        """Return the classes in the order of their bars: the likeliest first."""
+        return [int(n) for n in np.argsort(-shown, kind="stable")]
 
     def calibration(self, explained: ExplainedSlide) -> str:
         """Return how the probability was calibrated, or why it was not."""
@@ -187,7 +190,7 @@ class ClassParts(PredictionParts):
                 cells.append(
                     [ConfusionCell(int(n), n / whole, label == at) for at, n in enumerate(row)]
                 )
-        return render("confusion.html", classes=predictions.target.names, cells=cells)
+        return render("confusion.html", classes=predictions.target.titles, cells=cells)
 
     def worst(self, predictions: Predictions, most: int) -> list[int]:
         """Return the rows of mistakes: the lower the probability of the label, the worse."""
@@ -205,7 +208,7 @@ class ClassParts(PredictionParts):
             return []
         best = predictions.answers.argmax(axis=1)
         found = []
-        for code in range(len(predictions.target.names)):
+        for code in range(len(predictions.target.titles)):
             right = np.flatnonzero((np.asarray(predictions.labels) == code) & (best == code))
             if len(right):
                 found.append(int(right[predictions.answers[right, code].argmax()]))
@@ -264,7 +267,7 @@ def roc(predictions: Predictions) -> Markup:
     folds = predictions.by_fold() or {"all slides": predictions}
     truth = {name: (np.asarray(fold.labels), fold.answers) for name, fold in folds.items()}
     try:
-        figure = figures.roc_curves(truth, predictions.target.names)
+        figure = figures.roc_curves(truth, predictions.target.titles)
     except CohortError as problem:
         return Markup('<p class="quiet">{}</p>').format(str(problem))
     return Markup(figures.as_svg(figure, alt="ROC curves"))
@@ -272,8 +275,8 @@ def roc(predictions: Predictions) -> Markup:
 
 def reliability(predictions: Predictions) -> Markup:
     """Return observed frequency against predicted probability, for each fold and for all slides."""
-    two = len(predictions.target.names) == 2
-    event = predictions.target.names[1] if two else "the predicted class"
+    two = len(predictions.target.titles) == 2
+    event = predictions.target.titles[1] if two else "the predicted class"
     folds = {
         name: calibration.reliability(fold, np.nan) for name, fold in predictions.by_fold().items()
     }
@@ -284,7 +287,7 @@ def reliability(predictions: Predictions) -> Markup:
 
 def confusion(predictions: Predictions) -> NDArray[np.int64]:
     """Return the number of slides by label (row) and prediction (column), over all folds."""
-    size = len(predictions.target.names)
+    size = len(predictions.target.titles)
     counts = np.zeros((size, size), dtype=np.int64)
     predicted = predictions.answers.argmax(axis=1)
     np.add.at(counts, (np.asarray(predictions.labels), predicted), 1)

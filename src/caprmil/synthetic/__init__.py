@@ -2,6 +2,7 @@
 
 from caprmil.synthetic.anatomy import KINDS, TRUTH_UM
 from caprmil.synthetic.benchmark_cohorts import BenchmarkCohort
+from caprmil.synthetic.graded_bags import GradedBags
 from caprmil.synthetic.rare_signal import RareSignal
 from caprmil.synthetic.rendering import ARTEFACTS
 from caprmil.synthetic.sections import Rendered, Section, SlideCohort
@@ -11,6 +12,7 @@ __all__ = [
     "KINDS",
     "TRUTH_UM",
     "BenchmarkCohort",
+    "GradedBags",
     "RareSignal",
     "Rendered",
     "Section",

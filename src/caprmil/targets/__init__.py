@@ -3,6 +3,7 @@
 from caprmil.targets.classification import Classification
 from caprmil.targets.kinds import TARGETS, find_target, register_target
 from caprmil.targets.metric import METRICS, Metric, find_metric, register_metric
+from caprmil.targets.ordinal import Ordinal
 from caprmil.targets.regression import Regression
 from caprmil.targets.target import Contrast, Target
 
@@ -12,6 +13,7 @@ __all__ = [
     "Classification",
     "Contrast",
     "Metric",
+    "Ordinal",
     "Regression",
     "Target",
     "find_metric",

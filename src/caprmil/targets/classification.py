@@ -44,6 +44,7 @@ class Classification(Target):
     contrast_name: ClassVar[str] = "class"
     saturates: ClassVar[bool] = True
     output_name: ClassVar[str] = "logit"
+    lead_name: ClassVar[str] = "lead of the predicted class"
     turn_name: ClassVar[str] = "another class is predicted"
     display: ClassVar[str] = "classes"
     headline: ClassVar[str] = "auc"
@@ -137,8 +138,8 @@ class Classification(Target):
 
         if self.class_weights == "none":
             return weighted_cross_entropy
-        counts = np.bincount([int(label) for label in labels], minlength=self.n_outputs)
-        weights = len(labels) / self.n_outputs / np.maximum(counts, 1)
+        counts = np.bincount([int(label) for label in labels], minlength=len(self.classes))
+        weights = len(labels) / len(self.classes) / np.maximum(counts, 1)
         return partial(weighted_cross_entropy, weights=torch.from_numpy(weights))
 
     def answer(self, outputs: "Tensor") -> "Tensor":
@@ -260,7 +261,7 @@ class Classification(Target):
     # Baselines
 
     def as_answers(self, labels: Labels) -> Answers:
-        return np.eye(self.n_outputs)[labels]
+        return np.eye(len(self.classes))[labels]
 
     def is_pure(self, labels: Iterable[Label]) -> bool:
         return len(set(labels)) == 1
@@ -272,14 +273,14 @@ class Classification(Target):
 
     def linear_answers(self, model: Any, features: NDArray[np.float64]) -> Answers:
         """Return probabilities: 0 for a class that was not in the training part."""
-        answers = np.zeros((len(features), self.n_outputs))
+        answers = np.zeros((len(features), len(self.classes)))
         answers[:, model.classes_] = model.predict_proba(features)
         return answers
 
     def answer_loss(self, labels: Labels, answers: Answers) -> float:
         from sklearn.metrics import log_loss
 
-        return float(log_loss(labels, answers, labels=range(self.n_outputs)))
+        return float(log_loss(labels, answers, labels=range(len(self.classes))))
 
     # Evidence
 

@@ -309,7 +309,7 @@ for _metric in (
         function=ece_positive,
         higher_is_better=False,
         biased=True,
-        applies=lambda target: target.n_outputs == 2,
+        applies=lambda target: len(target.columns) == 2,
         printed=False,
         weighted=weighted.ece_positive,
         floor=partial(_floor, ece_positive),

@@ -5,12 +5,14 @@ from typing import TypeVar
 
 from caprmil.errors import UnknownNameError
 from caprmil.targets.classification import Classification
+from caprmil.targets.ordinal import Ordinal
 from caprmil.targets.regression import Regression
 from caprmil.targets.target import Target
 
 TARGETS: dict[str, type[Target]] = {
     "classification": Classification,
     "regression": Regression,
+    "ordinal": Ordinal,
 }
 
 AnyTarget = TypeVar("AnyTarget", bound=Target)

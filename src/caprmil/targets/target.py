@@ -85,6 +85,8 @@ class Target:
     """Whether answers saturate. If not, they change as the contrasts of outputs do."""
     output_name: ClassVar[str] = "output"
     """What an output of a model is called: e.g. a logit."""
+    lead_name: ClassVar[str] = "predicted value"
+    """What evidence for an answer adds up to, in words: e.g. the lead of the predicted class."""
     turn_name: ClassVar[str] = "the prediction turns"
     """When an answer has turned, in words, see `turned`: e.g. another class is predicted."""
     display: ClassVar[str]
@@ -331,6 +333,18 @@ class Target:
     def names(self) -> tuple[str, ...]:
         """What evidence can be shown for, by name: the name of each contrast."""
         return tuple(contrast.name for contrast in self.contrasts)
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """What the outputs of a model are called. By default there is one for each contrast."""
+        return self.names
+
+    def followed(self, answer: Any) -> Any:
+        """Return the number of an answer (..., A) that goes with each contrast, a tensor or array.
+
+        E.g. the probability of the class. By default, an answer has one number for each contrast.
+        """
+        return answer
 
     def contrast_of(self, answer: NDArray[np.floating]) -> int:
         """Return the number of the contrast to show first: e.g. that of the likeliest class."""

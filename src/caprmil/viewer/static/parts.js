@@ -14,9 +14,10 @@
 //   numberText(answer, contrast)        the number of an answer that belongs to a contrast
 //   rows(facts, title, before, after)   an element that shows the numbers of an answer
 import * as classes from "./class_parts.js";
+import * as grades from "./grade_parts.js";
 import * as value from "./value_parts.js";
 
-const PARTS = { classes, value };
+const PARTS = { classes, grades, value };
 
 export let parts = null;
 
