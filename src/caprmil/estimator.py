@@ -23,7 +23,7 @@ from caprmil.features.batches import Sample
 from caprmil.io.leftovers import temporary_folder
 from caprmil.models import MILModel, create
 from caprmil.models.device import pick_device
-from caprmil.runs.inference import TrainedModel, predict_samples
+from caprmil.runs.inference import TrainedModel, complete_target, predict_samples
 from caprmil.targets import Classification, Ordinal, Regression, Target
 from caprmil.training.module import TrainConfig, fit
 
@@ -61,7 +61,7 @@ class MILEstimator(BaseEstimator):  # type: ignore[misc]
         ]
         train, held_out = self._split(labelled, target)
         target = target.fit([sample.label for sample in train])
-        with own_randomness(self.device), temporary_folder() as folder:
+        with own_randomness(self.device) as device, temporary_folder() as folder:
             torch.manual_seed(self.seed)
             model = self._new_model(width, target.n_outputs)
             history = fit(
@@ -74,7 +74,9 @@ class MILEstimator(BaseEstimator):  # type: ignore[misc]
                 seed=self.seed,
                 device=self.device,
             )
-        self.n_features_in_, self.target_ = width, target
+            trained = complete_target(TrainedModel(model, target), train, device=device)
+            model.cpu()
+        self.n_features_in_, self.target_ = width, trained.target
         self.model_, self.history_ = model, history
 
     def _answers(self, bags: Sequence[BagLike]) -> NDArray[np.float64]:

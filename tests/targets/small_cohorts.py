@@ -13,14 +13,19 @@ CELLS: dict[str, Callable[[float], str]] = {
     "classification": lambda share: "many" if share > 0.5 else "few",
     "ordinal": lambda share: str(min(int(3 * share), 2)),
     "regression": lambda share: f"{10 + 40 * share:g}",
+    "survival": lambda share: f"{40 - 30 * share:g},{int(0.05 < share < 0.85 or share == 1)}",
 }
 """For each kind of target: the label of a slide, given its share of patches with the signal."""
+
+COLUMNS = {"survival": "months,event"}
+"""The columns of a label, where it is not in one column."""
 
 
 def write_cohort(
     folder: Path,
     cell: Callable[[float], str],
     *,
+    columns: str = "label",
     slides: int = 16,
     patches: int = 20,
     width: int = 8,
@@ -28,7 +33,7 @@ def write_cohort(
 ) -> Path:
     """Write bags and a table of labels, and return the path of the table."""
     rng = np.random.default_rng(seed)
-    rows = ["slide,patient,label"]
+    rows = [f"slide,patient,{columns}"]
     side = int(np.ceil(np.sqrt(patches)))
     coords = 224 * np.stack([np.arange(patches) % side, np.arange(patches) // side], axis=1)
     for number in range(slides):

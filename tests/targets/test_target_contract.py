@@ -9,7 +9,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-from small_cohorts import CELLS, write_cohort
+from small_cohorts import CELLS, COLUMNS, write_cohort
 from typer.testing import CliRunner
 
 from caprmil import explain, export, report
@@ -43,7 +43,8 @@ def recipe(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     """A small cohort for a target, and a tiny model."""
     kind = request.param
     assert kind in CELLS, f"Add the labels of {kind} to CELLS in small_cohorts.py."
-    table = write_cohort(tmp_path_factory.mktemp(kind), CELLS[kind])
+    folder, columns = tmp_path_factory.mktemp(kind), COLUMNS.get(kind, "label")
+    table = write_cohort(folder, CELLS[kind], columns=columns)
     return Recipe(
         cohort=str(table),
         features=str(table.parent / "features"),
@@ -113,7 +114,9 @@ def test_a_test_slide_is_predicted_as_in_the_run(run: Run, paths: dict[str, Path
 
 
 def test_a_run_is_evaluated_on_another_cohort(run: Run, tmp_path: Path) -> None:
-    table = write_cohort(tmp_path, CELLS[run.target.kind], slides=8, seed=1)
+    kind = run.target.kind
+    columns = COLUMNS.get(kind, "label")
+    table = write_cohort(tmp_path, CELLS[kind], columns=columns, slides=8, seed=1)
     text = table.read_text().replace("slide_", "new_").replace("patient_", "other_")
     table.write_text(text)
     for path in list((tmp_path / "features").iterdir()):
@@ -158,7 +161,8 @@ def test_a_prediction_turns_if_it_becomes_that_of_an_opposite_slide_not_if_it_ch
     run: Run,
 ) -> None:
     """The slides of the small cohort have the lowest and the highest labels."""
-    answers, target = run.target.as_answers(np.arange(2)), run.target.fit([0, 1])
+    ends = [run.target.parse_label(run.labels[f"slide_{n:03d}"]) for n in (0, 7)]
+    answers, target = run.target.as_answers(run.target.as_labels(ends)), run.target.fit(ends)
     assert target.turned(answers[0], answers[1])
     assert target.turned(answers[1], answers[0])
     assert not target.turned(answers[0], 0.8 * answers[0] + 0.2 * answers[1])

@@ -142,6 +142,7 @@ def load_cohort(
     patients = read_patients(rows, columns.get("patient"), found)
     labels: dict[str, Label] = {}
     if own:
+        target = target.named(own)
         cells = {slide: target.join_cells([row[c] for c in own]) for slide, row in rows.items()}
         target, labels = target.read(cells, " and ".join(own), found, required=required)
     elif not required:

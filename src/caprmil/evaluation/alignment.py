@@ -77,7 +77,7 @@ def align(tables: Mapping[str, Predictions]) -> Alignment:
 
 def _labelled(name: str, table: Predictions) -> Predictions:
     try:
-        return table.labelled()
+        return table.scored()
     except CohortError as problem:
         problem.add_note(f"in {name}")
         raise

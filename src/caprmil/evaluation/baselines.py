@@ -121,24 +121,10 @@ def _by_count(counts: Mapping[str, float], cohort: Cohort, fold: Fold) -> Answer
 
 
 def _by_site(sites: Mapping[str, str], cohort: Cohort, fold: Fold) -> Answers:
-    """Predict the mean answer of the slide's site; for a new site, that of all slides.
-
-    Each site is smoothed by as many average slides as an answer has numbers.
-    """
+    """Predict the mean answer of the slide's site; for a new site, that of all slides."""
     known = (*fold.train, *fold.validation)
-    right = cohort.target.as_answers(_labels(cohort, known))
-    overall, size = right.sum(axis=0) / len(right), right.shape[1]
-    totals: dict[str, Any] = defaultdict(lambda: np.zeros(size))
-    counts: dict[str, int] = defaultdict(int)
-    for name, answer in zip(known, right, strict=True):
-        if name in sites:
-            totals[sites[name]] += answer
-            counts[sites[name]] += 1
-    own = [sites.get(name, "") for name in fold.test]
-    found = np.stack([totals[site] if site in totals else 0 * overall for site in own])
-    seen = np.array([[counts[site] if site in totals else 0] for site in own])
-    smoothed: Answers = (found + size * overall) / (seen + size)
-    return smoothed
+    answer_of = cohort.target.group_answers(_labels(cohort, known), [*map(sites.get, known)])
+    return np.stack([answer_of(sites.get(name)) for name in fold.test])
 
 
 def _by_mean(means: Mapping[str, NDArray[np.float32]], cohort: Cohort, fold: Fold) -> Answers:

@@ -8,7 +8,7 @@ that other programs write.
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from os import PathLike
 from pathlib import Path
@@ -200,6 +200,27 @@ class Predictions:
             raise CohortError("No slide has a label to score. Add or name a label column.")
         return self if len(rows) == len(self) else self.take(rows.tolist())
 
+    def scored(self) -> "Predictions":
+        """Return the rows that are scored: those with a label.
+
+        If the target scores patients, the answers for the slides of a patient are averaged, in each
+        fold and for each label.
+        """
+        part = self.labelled()
+        if not part.target.scores_patients or part.patients is None:
+            return part
+        folds = part.folds or ("",) * len(part)
+        rows: dict[tuple[str, ...], list[int]] = {}
+        for row, (patient, fold) in enumerate(zip(part.patients, folds, strict=True)):
+            label = part.target.show_label(np.asarray(part.labels)[row].tolist())
+            rows.setdefault((patient, fold, label), []).append(row)
+        if len(rows) == len(part):
+            return part
+        first = part.take(min(own, key=lambda row: part.slides[row]) for own in rows.values())
+        return replace(
+            first, answers=np.stack([part.answers[own].mean(0) for own in rows.values()])
+        )
+
     @property
     def truth(self) -> tuple[NDArray[Any], NDArray[np.floating]]:
         """Labels and answers of a table in which every slide has a label."""
@@ -214,11 +235,11 @@ class Predictions:
 
     def scores(self) -> dict[str, float]:
         """Return every metric on all slides with a label, the folds pooled."""
-        return self.target.score(*self.labelled().truth)
+        return self.target.score(*self.scored().truth)
 
     def fold_scores(self) -> dict[str, dict[str, float]]:
         """Return every metric on each fold that has labels."""
-        folds = self.labelled().by_fold()
+        folds = self.scored().by_fold()
         return {fold: self.target.score(*part.truth) for fold, part in folds.items()}
 
     def intervals(
@@ -230,7 +251,7 @@ class Predictions:
         seed: int = 0,
     ) -> dict[str, Interval]:
         """Return bootstrap intervals of the pooled scores, by patient if known, else by slide."""
-        part = self.labelled()
+        part = self.scored()
         metrics = [self.target.metric(name) for name in names or self.target.metrics]
         settings: dict[str, Any] = {"draws": draws, "level": level, "seed": seed}
         return bootstrap(*part.truth, part.patients or part.slides, metrics, **settings)
@@ -304,7 +325,7 @@ def summary(
     predictions: Predictions, *, draws: int = 1000, level: float = 0.95, seed: int = 0
 ) -> Summary:
     """Score a table: over folds and pooled, with intervals by patient."""
-    part = predictions.labelled()
+    part, scored = predictions.labelled(), predictions.scored()
     target, slides = part.target, len(set(part.slides))
     by_fold, folds, pooled = part.fold_scores(), part.by_fold(), part.scores()
     sampled = [name for name in pooled if not target.metric(name).biased]
@@ -330,17 +351,19 @@ def summary(
         folds=by_fold,
         interval_level=level,
         more={name: value for name, value in more.items() if name != "notes"},
-        notes=(*more.get("notes", ()), *_notes(predictions, part)),
+        notes=(*more.get("notes", ()), *_notes(predictions, part, scored)),
     )
 
 
-def _notes(whole: Predictions, part: Predictions) -> Iterator[str]:
+def _notes(whole: Predictions, part: Predictions, scored: Predictions) -> Iterator[str]:
     """Yield what a reader of the scores should know about them."""
     if len(part) < len(whole):
         yield f"{len(whole) - len(part)} of {len(whole)} rows have no label and are not scored."
     if len(set(part.slides)) < len(part):
         yield f"Slides are in several folds: pooled scores are over {len(part)} answers."
-    for fold, members in part.by_fold().items():
+    if len(scored) < len(part):
+        yield "Each patient is scored once, with the mean of the answers for the patient's slides."
+    for fold, members in scored.by_fold().items():
         yield from part.target.notes(fold, *members.truth)
 
 

@@ -14,6 +14,12 @@ from caprmil.figures.reliability import Bin, Reliability, reliability
 from caprmil.figures.roc import roc_curves
 from caprmil.figures.scatter import predicted_against_true, residuals
 from caprmil.figures.style import save, settle
+from caprmil.figures.survival_curves import (
+    GroupCurve,
+    HorizonGroups,
+    survival_calibration,
+    survival_curves,
+)
 from caprmil.figures.svg import add_tooltip, as_svg
 from caprmil.figures.token_maps import head_maps, token_maps
 
@@ -25,6 +31,8 @@ __all__ = [
     "DeletionCurve",
     "DeletionPanel",
     "Gallery",
+    "GroupCurve",
+    "HorizonGroups",
     "Plane",
     "Points",
     "Reliability",
@@ -48,6 +56,8 @@ __all__ = [
     "save",
     "search_panels",
     "settle",
+    "survival_calibration",
+    "survival_curves",
     "token_atlas",
     "token_maps",
 ]

@@ -48,6 +48,26 @@ def predict_batch(
     return answers
 
 
+@torch.no_grad()
+def complete_target(
+    trained: TrainedModel,
+    samples: Sequence[Sample],
+    *,
+    cache: Cache | None = None,
+    device: torch.device | str = "cpu",
+) -> TrainedModel:
+    """Return a model with its target, after it has got the outputs for the training slides."""
+    if not trained.target.completes:
+        return trained
+    device, outputs = torch.device(device), []
+    model = trained.model.to(device).eval()
+    for batch in batches.load(samples, cache=cache):
+        grid = None if batch.grid is None else batch.grid.to(device)
+        outputs.append(model(batch.features.to(device), grid=grid).logits.cpu().double())
+    labels = trained.target.as_labels(sample.label for sample in samples)
+    return trained._replace(target=trained.target.complete(torch.cat(outputs), labels))
+
+
 def predict_file(
     trained: Sequence[TrainedModel], path: Path, device: torch.device
 ) -> NDArray[np.float64]:

@@ -70,7 +70,7 @@ def _draw(run: Run, folders: Mapping[str, Path], tables: Mapping[str, Prediction
         histories, kept=kept, metric=run.target.headline, title=run.target.headline_metric.title
     )
     figures.save(curves, run.folder / "curves.png", replace=True)
-    truth = {name: table.truth for name, table in tables.items()}
+    truth = {name: table.scored().truth for name, table in tables.items()}
     for name, figure in run.target.figures(truth).items():
         figures.save(figure, run.folder / name, replace=True)
 

@@ -5,6 +5,7 @@ from caprmil.targets.kinds import TARGETS, find_target, register_target
 from caprmil.targets.metric import METRICS, Metric, find_metric, register_metric
 from caprmil.targets.ordinal import Ordinal
 from caprmil.targets.regression import Regression
+from caprmil.targets.survival import Survival
 from caprmil.targets.target import Contrast, Target
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "Metric",
     "Ordinal",
     "Regression",
+    "Survival",
     "Target",
     "find_metric",
     "find_target",

@@ -7,12 +7,14 @@ from caprmil.errors import UnknownNameError
 from caprmil.targets.classification import Classification
 from caprmil.targets.ordinal import Ordinal
 from caprmil.targets.regression import Regression
+from caprmil.targets.survival import Survival
 from caprmil.targets.target import Target
 
 TARGETS: dict[str, type[Target]] = {
     "classification": Classification,
     "regression": Regression,
     "ordinal": Ordinal,
+    "survival": Survival,
 }
 
 AnyTarget = TypeVar("AnyTarget", bound=Target)

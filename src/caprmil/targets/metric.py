@@ -64,6 +64,9 @@ class Metric:
     patients is the variance. A metric that has it is tested without a bootstrap."""
     floor: Callable[[Answers, int], tuple[float, float]] | None = None
     """Mean and spread that perfect predictions with these answers would read, from a seed."""
+    variants: "Callable[[Target], Iterable[Metric]] | None" = None
+    """The metrics that a target has instead of this one, where they depend on its settings: e.g.
+    one for each horizon. They are computed with the target at hand."""
 
     @property
     def long_title(self) -> str:
@@ -109,7 +112,12 @@ def metrics_of(target: "Target", names: Iterable[str] | None = None) -> dict[str
     """
     kinds = [vars(base)["kind"] for base in reversed(type(target).__mro__) if "kind" in vars(base)]
     known = {name: m for kind in kinds for name, m in METRICS.get(kind, {}).items()}
-    found = {name: m for name, m in known.items() if m.applies(target)}
+    found = {
+        each.name: each
+        for m in known.values()
+        if m.applies(target)
+        for each in ([m] if m.variants is None else m.variants(target))
+    }
     if names is None:
         return found
     names = list(names)

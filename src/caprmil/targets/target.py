@@ -65,6 +65,10 @@ class Target:
     """Base of all targets. The fields of a subclass are its settings in a recipe's [target]."""
 
     kind: ClassVar[str]
+    completes: ClassVar[bool] = False
+    """Whether the target needs the outputs of a trained model for its training slides."""
+    scores_patients: ClassVar[bool] = False
+    """Whether a patient is scored once, with the mean answer for the slides of the patient."""
     has_classes: ClassVar[bool] = False
     """Whether a model that needs classes (`MILModel.needs_classes`) can be trained on it."""
     calibrates: ClassVar[bool] = False
@@ -112,6 +116,10 @@ class Target:
         CohortError if a column is missing.
         """
         return ()
+
+    def named(self, columns: Sequence[str]) -> Self:
+        """Return the target with what the names of its label columns say: e.g. a unit."""
+        return self
 
     def join_cells(self, cells: Sequence[str]) -> str:
         """Return a label as one text, from its cells in the columns of a table."""
@@ -182,9 +190,24 @@ class Target:
         """Return the target with what it needs of a fold's training labels: e.g. their scale."""
         return self
 
+    def complete(self, outputs: "Tensor", labels: Labels) -> Self:
+        """Return the target with what it needs of a trained model's outputs for training slides.
+
+        It is called after training, and only if the target `completes`.
+        """
+        return self
+
     def criterion(self, labels: Sequence[Label]) -> Criterion:
-        """Return the training loss of outputs and labels, for these training labels."""
+        """Return the training loss of outputs and labels, for these training labels.
+
+        A loss that remembers something from step to step has `state_dict` and `load_state_dict`.
+        """
         raise NotImplementedError
+
+    @property
+    def one_device(self) -> str:
+        """Why training cannot be distributed, with what to do; "" if it can."""
+        return ""
 
     def validation_loss(self, outputs: "Tensor", labels: "Tensor") -> "Tensor | None":
         """Return the loss of all validation slides together. None: it is the mean over slides."""
@@ -305,6 +328,30 @@ class Target:
     def as_answers(self, labels: Labels) -> Answers:
         """Return the answers (n, A) that would be exactly right."""
         raise NotImplementedError
+
+    def group_answers(
+        self, labels: Labels, groups: Sequence[str | None]
+    ) -> "Callable[[str | None], Answers]":
+        """Return the answer for a slide of a group, by its name: that of all for a new group.
+
+        Each group is smoothed by as many average slides as an answer has numbers.
+        """
+        right = self.as_answers(labels)
+        overall, size = right.sum(axis=0) / len(right), right.shape[1]
+        totals: dict[str, Any] = {}
+        counts: dict[str, int] = {}
+        for group, answer in zip(groups, right, strict=True):
+            if group is not None:
+                totals[group] = totals.get(group, np.zeros(size)) + answer
+                counts[group] = counts.get(group, 0) + 1
+
+        def answer_of(group: str | None) -> Answers:
+            total = totals.get(group, 0 * overall) if group is not None else 0 * overall
+            seen = counts.get(group, 0) if group is not None else 0
+            found: Answers = (total + size * overall) / (seen + size)
+            return found
+
+        return answer_of
 
     def is_pure(self, labels: Iterable[Label]) -> bool:
         """Return whether slides with these labels are all of one class. False without classes."""

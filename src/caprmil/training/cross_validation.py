@@ -29,7 +29,7 @@ from caprmil.io.progress import Bar, bar
 from caprmil.models.compiling import find_compiler
 from caprmil.models.device import device_title, pick_device
 from caprmil.runs.history import Row
-from caprmil.runs.inference import TrainedModel, predict_samples
+from caprmil.runs.inference import TrainedModel, complete_target, predict_samples
 from caprmil.runs.remote import MEAN, remote_run
 from caprmil.runs.run import Run, target_table
 from caprmil.runs.scores import SCORES
@@ -193,7 +193,7 @@ def _check(
     make_loggers(recipe.loggers, out, allowed=allow_loggers)
     model = recipe.try_model()
     if group is not None:
-        check_distributed(model, recipe.train, group)
+        check_distributed(model, recipe.target, recipe.train, group)
 
 
 @dataclass(frozen=True)
@@ -406,7 +406,10 @@ def train_fold(
         on_epoch=on_epoch,
     )
     model.save_pretrained(work / "model")
-    trained, chosen = TrainedModel(model, target), pick_device(device)
+    chosen = pick_device(device)
+    trained = complete_target(
+        TrainedModel(model, target), training.samples(fold.train), cache=cache, device=chosen
+    )
     for part, slides in (("validation", fold.validation), ("test", fold.test)):
         path = work / f"{part}.csv"
         path.unlink(missing_ok=True)  # of a fold that was stopped at this point
@@ -429,7 +432,7 @@ def train_fold(
     facts = {
         "kept_epoch": kept_epoch(history, recipe.train),
         "epochs": len(history),
-        "target": target_table(target),
+        "target": target_table(trained.target),
     }
     write_text(work / "fold.json", as_json(facts), replace=True)
     work.rename(run.fold_folder(fold.name))

@@ -219,6 +219,15 @@ class MILModule(pl.LightningModule):
             **self.validation_row,
         }
 
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Keep what the loss remembers from step to step."""
+        if hasattr(self.model.criterion, "state_dict"):
+            checkpoint["criterion"] = self.model.criterion.state_dict()
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        if hasattr(self.model.criterion, "load_state_dict"):
+            self.model.criterion.load_state_dict(checkpoint["criterion"])
+
     def configure_optimizers(self) -> Any:
         no_decay = self.model.no_decay()
         groups: list[dict[str, Any]] = [{"params": []}, {"params": [], "weight_decay": 0.0}]
@@ -258,7 +267,7 @@ def fit(
     A process group divides `batch_size` among its devices; its main process calls this.
     """
     settings, group = settings or TrainConfig(), group or ProcessGroup(device)
-    check_distributed(model, settings, group)
+    check_distributed(model, target, settings, group)
     check_classes(model, target, settings)
     model.train()  # Lightning does not switch dropout on
     model.set_criterion(target.criterion([sample.label for sample in train]))
@@ -360,10 +369,14 @@ def _fit(
     return history.rows
 
 
-def check_distributed(model: MILModel, settings: TrainConfig, group: ProcessGroup) -> None:
+def check_distributed(
+    model: MILModel, target: Target, settings: TrainConfig, group: ProcessGroup
+) -> None:
     """Raise an error if a model cannot be trained on several devices."""
     if group.world_size == 1:
         return
+    if target.one_device:
+        raise RunError(target.one_device)
     kept = model.state_dict().keys() & {name for name, _ in model.named_buffers()}
     if kept:
         raise RunError(
