@@ -22,13 +22,14 @@ from sksurv.nonparametric import kaplan_meier_estimator, nelson_aalen_estimator
 from sksurv.util import Surv
 
 from caprmil.targets import Survival
-from caprmil.targets.cox_model import LinearCox, fit_cox, partial_likelihood, risk_sets
 from caprmil.targets.kaplan_meier import (
     cumulative_hazard,
     kaplan_meier,
     log_rank,
     numbers_at_risk,
 )
+from caprmil.targets.linear_cox import LinearCox, fit_cox
+from caprmil.targets.partial_likelihood import partial_likelihood, risk_sets
 from caprmil.targets.survival_losses import DiscreteLoss, MemoryCox, cox_loss
 from caprmil.targets.survival_metrics import calibration_groups
 

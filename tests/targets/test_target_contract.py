@@ -276,6 +276,6 @@ def test_all_parts_of_the_viewer_have_the_same_exports() -> None:
     folder = files("caprmil.viewer") / "static"
     comment = (folder / "parts.js").read_text().partition("\nimport")[0]
     expected = set(re.findall(r"^//   (\w+)", comment, re.MULTILINE)) | {"orders"}
-    for name in ("class_parts.js", "grade_parts.js", "value_parts.js"):
+    for name in ("class_parts.js", "grade_parts.js", "value_parts.js", "survival_parts.js"):
         text = (folder / name).read_text()
         assert set(re.findall(r"^export (?:function|const) (\w+)", text, re.MULTILINE)) == expected

@@ -4,6 +4,7 @@ from caprmil.errors import RunError
 from caprmil.report.class_parts import ClassParts
 from caprmil.report.grade_parts import GradeParts
 from caprmil.report.prediction_parts import PredictionParts
+from caprmil.report.survival_parts import SurvivalParts
 from caprmil.report.value_parts import ValueParts
 from caprmil.runs.run import Run
 
@@ -11,6 +12,7 @@ PARTS: dict[str, type[PredictionParts]] = {
     "classes": ClassParts,
     "grades": GradeParts,
     "value": ValueParts,
+    "survival": SurvivalParts,
 }
 
 

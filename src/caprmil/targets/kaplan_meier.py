@@ -48,7 +48,7 @@ def kaplan_meier(times: Times, events: Events, level: float = 0.95) -> SurvivalC
     """Return the estimate of Kaplan and Meier."""
     unique, deaths, at_risk = event_table(times, events)
     with np.errstate(divide="ignore", invalid="ignore"):
-        survival = np.cumprod(1 - deaths / at_risk)
+        survival = np.cumprod(1 - deaths / at_risk, dtype=np.float64)
         variance = np.cumsum(deaths / (at_risk * (at_risk - deaths))) / np.log(survival) ** 2
         reach = norm.ppf((1 + level) / 2) * np.sqrt(variance)
         low, high = (survival ** np.exp(sign * reach) for sign in (1, -1))
@@ -63,7 +63,8 @@ def event_table(times: Times, events: Events) -> tuple[Times, Times, Times]:
     unique, place = np.unique(np.asarray(times, dtype=np.float64), return_inverse=True)
     deaths = np.bincount(place, weights=events, minlength=len(unique))
     leaving = np.bincount(place, minlength=len(unique))
-    return unique, deaths, leaving[::-1].cumsum()[::-1].astype(np.float64)
+    at_risk = leaving[::-1].cumsum()[::-1]
+    return unique, np.asarray(deaths, np.float64), np.asarray(at_risk, np.float64)
 
 
 def numbers_at_risk(times: Times, at: Sequence[float]) -> list[int]:

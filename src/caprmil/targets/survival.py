@@ -12,11 +12,17 @@ from caprmil.errors import CohortError, RecipeError
 from caprmil.io import tables
 from caprmil.io.findings import Findings
 from caprmil.io.tables import is_number
-from caprmil.targets.cox_model import LinearCox, partial_likelihood, risk_sets
 from caprmil.targets.kaplan_meier import cumulative_hazard
 from caprmil.targets.metric import register_metric
+from caprmil.targets.partial_likelihood import partial_likelihood, risk_sets
 from caprmil.targets.risk_groups import GROUPS, calibration_panels, group_curves
-from caprmil.targets.survival_columns import RISK, SURVIVAL, find_survival_columns, horizon_of
+from caprmil.targets.survival_columns import (
+    RISK,
+    SURVIVAL,
+    UNITS,
+    find_survival_columns,
+    horizon_of,
+)
 from caprmil.targets.survival_labels import (
     FLAGS,
     check_whole,
@@ -82,7 +88,6 @@ class Survival(Target):
     second: ClassVar[str] = "ibs"
     missing: ClassVar[Label] = (float("nan"), float("nan"))
     strata_title: ClassVar[str] = "Slides with and without the event"
-    label_names: ClassVar[tuple[str, ...]] = ("time", "event")
 
     def __post_init__(self) -> None:
         choices = {"loss": ("cox", "discrete"), "risk_set": ("memory", "batch")}
@@ -104,6 +109,10 @@ class Survival(Target):
             raise RecipeError("[target] center, hazard and edges must be finite.")
 
     # Labels
+
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        return (f"time_{self.unit}" if self.unit in UNITS else "time", "event")
 
     def find_columns(self, header: Sequence[str]) -> tuple[str, ...]:
         return tuple(find_survival_columns(header, self.time, self.event))
@@ -294,7 +303,7 @@ class Survival(Target):
         risk = tables.find_column(table, RISK)
         if risk is None or not all(map(is_number, table[risk])):
             return None
-        at = {name: time for name in table if (time := horizon_of(str(name))) is not None}
+        at = {name: time for name in map(str, table) if (time := horizon_of(name)) is not None}
         columns = sorted(at, key=lambda name: at[name])
         target = cls(horizons=tuple(at[name] for name in columns))
         answers = np.array([tables.numbers(table, name) for name in (risk, *columns)]).T
@@ -393,12 +402,14 @@ class Survival(Target):
         expected = cumulative_hazard(times, events, times)
         hazard = cumulative_hazard(times, events, self.horizons)
         risks = {}
-        for name in set(groups) - {None}:
+        for name in {group for group in groups if group is not None}:
             own = np.array([group == name for group in groups])
             risks[name] = np.log((events[own].sum() + 1) / (expected[own].sum() + 1))
         return partial(_group_answer, risks, hazard)
 
     def linear_model(self, strength: float) -> Any:
+        from caprmil.targets.linear_cox import LinearCox
+
         return LinearCox(strength, self.horizons)
 
     def linear_answers(self, model: Any, features: NDArray[np.float64]) -> Answers:
@@ -408,7 +419,8 @@ class Survival(Target):
         times, events = self._split(labels)
         if not events.any():
             return 0.0
-        return partial_likelihood(answers[:, 0], risk_sets(times, events))[0] / events.sum()
+        risks = answers[:, 0].astype(np.float64)
+        return partial_likelihood(risks, risk_sets(times, events))[0] / int(events.sum())
 
     @staticmethod
     def _split(labels: Any) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
@@ -429,6 +441,16 @@ class Survival(Target):
                 ends=("lower hazard", "higher hazard"),
             ),
         )
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        if self.loss == "cox":
+            return ("log hazard",)
+        ends = [f"until {self._with_unit(f'{edge:.4g}')}" for edge in self.edges]
+        return tuple(ends) or tuple(f"interval {n + 1}" for n in range(self.intervals))
+
+    def followed(self, answer: Any) -> Any:
+        return answer[..., :1]
 
     def sign_of(self, answer: NDArray[np.floating]) -> int:
         """Return -1 for a low risk: patches for a lower hazard support it."""

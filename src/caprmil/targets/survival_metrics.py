@@ -266,8 +266,8 @@ def _unbound(*_: object) -> float:
 
 
 SURVIVAL_METRICS = (
-    _metric("c_index", "C-index", c_index, chance=0.5),
-    _metric("uno_c_index", "Uno's C-index", uno_c_index, chance=0.5),
+    _metric("c_index", "C-index (Harrell)", c_index, chance=0.5),
+    _metric("uno_c_index", "C-index (Uno)", uno_c_index, chance=0.5),
     Metric(name="auc", title="AUC at horizons", function=_unbound, chance=0.5, variants=_aucs),
     Metric(
         name="ibs",

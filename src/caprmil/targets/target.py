@@ -106,8 +106,10 @@ class Target:
 
     # Labels
 
-    label_names: ClassVar[tuple[str, ...]] = ("label",)
-    """The columns of a table of predictions that hold the label."""
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        """The columns of a table of predictions that hold the label."""
+        return ("label",)
 
     def find_columns(self, header: Sequence[str]) -> tuple[str, ...]:
         """Return the columns of a cohort that hold the label, if the target names or knows them.

@@ -15,9 +15,10 @@
 //   rows(facts, title, before, after)   an element that shows the numbers of an answer
 import * as classes from "./class_parts.js";
 import * as grades from "./grade_parts.js";
+import * as survival from "./survival_parts.js";
 import * as value from "./value_parts.js";
 
-const PARTS = { classes, grades, value };
+const PARTS = { classes, grades, value, survival };
 
 export let parts = null;
 

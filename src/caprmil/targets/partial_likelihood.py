@@ -1,12 +1,9 @@
-"""Cox's proportional hazards: the partial likelihood with Efron's ties, and a linear model."""
+"""Cox's partial likelihood in NumPy, with Efron's ties."""
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-
-from caprmil.targets.kaplan_meier import cumulative_hazard
 
 Values = NDArray[np.float64]
 
@@ -70,49 +67,3 @@ def partial_likelihood(
     found = np.empty(n)
     found[sets.order] = slopes
     return loss, found
-
-
-def fit_cox(features: Values, times: Values, events: NDArray[np.bool_], strength: float) -> Values:
-    """Return the coefficients of a linear log hazard, with a ridge penalty of 1 / strength."""
-    from scipy.optimize import minimize
-
-    sets = risk_sets(times, events)
-
-    def loss(weights: Values) -> tuple[float, Values]:
-        value, slopes = partial_likelihood(features @ weights, sets, gradient=True)
-        return (
-            strength * value + 0.5 * float(weights @ weights),
-            strength * (features.T @ slopes) + weights,
-        )
-
-    start = np.zeros(features.shape[1])
-    if not events.any():
-        return start
-    found = minimize(loss, start, jac=True, method="L-BFGS-B", options={"maxiter": 1000})
-    return np.asarray(found.x, dtype=np.float64)
-
-
-class LinearCox:
-    """A linear log hazard, with scikit-learn's interface. Labels are (n, 2): time and event.
-
-    It predicts answers: the risk relative to the median of the training rows, and the survival at
-    horizons.
-    """
-
-    def __init__(self, strength: float, horizons: Sequence[float]) -> None:
-        self.strength, self.horizons = strength, tuple(horizons)
-
-    def fit(self, features: Values, labels: Values) -> "LinearCox":
-        """Fit the coefficients, and the baseline hazard."""
-        times, events = labels[:, 0], labels[:, 1] > 0
-        self.coef_ = fit_cox(features, times, events, self.strength)
-        risks = features @ self.coef_
-        self.center_ = float(np.median(risks))
-        self.hazard_ = cumulative_hazard(times, events, self.horizons, risks - self.center_)
-        return self
-
-    def predict(self, features: Values) -> Values:
-        """Return the risk and the survival at horizons of each row."""
-        risks = features @ self.coef_ - self.center_
-        survival = np.exp(-self.hazard_ * np.exp(np.clip(risks, -50, 50))[:, None])
-        return np.concatenate([risks[:, None], survival], axis=1)
