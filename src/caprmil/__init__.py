@@ -11,7 +11,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from caprmil.cohort.cohort import Cohort
     from caprmil.errors import CaprmilError
-    from caprmil.estimator import MILClassifier, MILRegressor
+    from caprmil.estimator import MILClassifier, MILRegressor, MILSurvival
     from caprmil.evaluation.predictions import Predictions
     from caprmil.features.bags import Bag
     from caprmil.models import CAPRMIL, MILModel, Output, create, list_models
@@ -28,6 +28,7 @@ _HOMES = {
     "MILClassifier": "estimator",
     "MILModel": "models",
     "MILRegressor": "estimator",
+    "MILSurvival": "estimator",
     "Output": "models",
     "Predictions": "evaluation.predictions",
     "Recipe": "training.recipe",
@@ -47,6 +48,7 @@ __all__ = [
     "MILClassifier",
     "MILModel",
     "MILRegressor",
+    "MILSurvival",
     "Output",
     "Predictions",
     "Recipe",

@@ -24,7 +24,7 @@ from caprmil.io.leftovers import temporary_folder
 from caprmil.models import MILModel, create
 from caprmil.models.device import pick_device
 from caprmil.runs.inference import TrainedModel, complete_target, predict_samples
-from caprmil.targets import Classification, Ordinal, Regression, Target
+from caprmil.targets import Classification, Ordinal, Regression, Survival, Target
 from caprmil.training.module import TrainConfig, fit
 
 BagLike: TypeAlias = NDArray[Any] | Tensor | Bag | str | PathLike[str]
@@ -264,6 +264,105 @@ class MILRegressor(RegressorMixin, MILEstimator):  # type: ignore[misc]
     def predict(self, bags: Sequence[BagLike]) -> NDArray[np.float64]:
         """Return the predicted number of each bag."""
         return self._answers(bags)[:, 0]
+
+
+class MILSurvival(MILEstimator):
+    """Predicts the risk of an event per bag, as scikit-survival's models do for rows.
+
+    >>> model = MILSurvival("caprmil", epochs=10).fit(bags, np.stack([times, events], axis=1))
+    >>> model.predict(bags), model.predict_survival(bags), model.score(bags, labels)
+
+    Labels are (n, 2), time and event, or scikit-survival's structured arrays. The settings are those
+    of `MILClassifier`; the others are those of the survival target.
+
+    Fitted, besides those of `MILClassifier`: `horizons_`, the times of `predict_survival`.
+    """
+
+    def __init__(
+        self,
+        model: str | MILModel = "caprmil",
+        *,
+        settings: dict[str, Any] | None = None,
+        epochs: int = 30,
+        lr: float = 2e-4,
+        weight_decay: float = 1e-5,
+        warmup_epochs: int = 6,
+        batch_size: int = 1,
+        loss: Literal["cox", "discrete"] = "cox",
+        risk_set: Literal["memory", "batch"] = "memory",
+        intervals: int = 4,
+        horizons: Sequence[float] = (),
+        clip: float = 0.0,
+        validation: float = 0.0,
+        patience: int = 20,
+        seed: int = 0,
+        device: str = "auto",
+    ) -> None:
+        self.model = model
+        self.settings = settings
+        self.epochs = epochs
+        self.lr = lr
+        self.weight_decay = weight_decay
+        self.warmup_epochs = warmup_epochs
+        self.batch_size = batch_size
+        self.loss = loss
+        self.risk_set = risk_set
+        self.intervals = intervals
+        self.horizons = horizons
+        self.clip = clip
+        self.validation = validation
+        self.patience = patience
+        self.seed = seed
+        self.device = device
+
+    def fit(self, bags: Sequence[BagLike], labels: Any) -> "MILSurvival":
+        """Train a new model on these bags, with a time and an event per bag."""
+        samples, rows = as_samples(bags), as_survival(labels)
+        target = Survival(
+            loss=self.loss,
+            risk_set=self.risk_set,
+            intervals=self.intervals,
+            horizons=tuple(map(float, self.horizons)),
+        ).with_horizons(rows.tolist())
+        self._fit(samples, rows, target)
+        self.horizons_ = np.array(target.horizons)
+        return self
+
+    def predict(self, bags: Sequence[BagLike]) -> NDArray[np.float64]:
+        """Return the risk of each bag: a log hazard, relative to the median bag of the training."""
+        return self._answers(bags)[:, 0]
+
+    def predict_survival(self, bags: Sequence[BagLike]) -> NDArray[np.float64]:
+        """Return the probability of no event until each of `horizons_`, one row per bag."""
+        return self._answers(bags)[:, 1:]
+
+    def score(self, bags: Sequence[BagLike], labels: Any) -> float:
+        """Return Harrell's C-index of the risks."""
+        rows, answers = as_survival(labels), self._answers(bags)
+        return self.target_.headline_metric.function(rows, answers)
+
+
+def as_survival(labels: Any) -> NDArray[np.float64]:
+    """Return labels as (n, 2): time, and 1 for an event or 0 for a censored bag."""
+    array = np.asarray(labels)
+    try:
+        if array.dtype.names is not None and len(array.dtype.names) == 2:  # scikit-survival's
+            event, time = sorted(array.dtype.names, key=lambda name: array[name].dtype.kind != "b")
+            array = np.stack([array[time], array[event]], axis=1)
+        rows = array.astype(np.float64)
+    except (TypeError, ValueError) as problem:
+        raise CohortError(f"Labels must be numbers: a time and an event ({problem}).") from problem
+    if rows.ndim != 2 or rows.shape[1] != 2:
+        raise CohortError(
+            f"Labels must be (bags, 2), a time and an event each, not of shape {array.shape}."
+        )
+    if not (np.isfinite(rows).all() and (rows[:, 0] >= 0).all()):
+        raise CohortError("Times must be numbers of 0 or more. Remove bags without one.")
+    if not set(rows[:, 1]) <= {0.0, 1.0}:
+        raise CohortError("Events must be 0 or 1, in the second column, after the times.")
+    if not rows[:, 1].any():
+        raise CohortError("No bag has the event: nothing can be learned from them.")
+    return rows
 
 
 def as_samples(bags: Sequence[BagLike]) -> list[Sample]:

@@ -6,6 +6,7 @@ from caprmil.synthetic.graded_bags import GradedBags
 from caprmil.synthetic.rare_signal import RareSignal
 from caprmil.synthetic.rendering import ARTEFACTS
 from caprmil.synthetic.sections import Rendered, Section, SlideCohort
+from caprmil.synthetic.survival_bags import SurvivalBags
 
 __all__ = [
     "ARTEFACTS",
@@ -17,4 +18,5 @@ __all__ = [
     "Rendered",
     "Section",
     "SlideCohort",
+    "SurvivalBags",
 ]

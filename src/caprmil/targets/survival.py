@@ -142,24 +142,24 @@ class Survival(Target):
         labels = read_labels(cells, column, found, required=required)
         if required and labels:
             found.problems.extend(check_whole(list(labels.values()), column, self.horizons))
-        return self._with_horizons(list(labels.values()), found, required=required), labels
+        target = self.with_horizons(list(labels.values())) if required else self
+        if target.horizons != self.horizons:
+            listed = ", ".join(f"{time:g}" for time in target.horizons)
+            found.notes.append(
+                f"Survival is predicted at {self._with_unit(listed)}. Set [target] horizons to "
+                "choose."
+            )
+        return target, labels
 
-    def _with_horizons(
-        self, labels: Sequence[Label], found: Findings, *, required: bool
-    ) -> "Survival":
+    def with_horizons(self, labels: Sequence[Label]) -> "Survival":
         """Return the target with horizons: by default quintiles of the times of events."""
         times = np.array([time for time, event in labels if event])
-        if self.horizons or not required or not len(times):
+        if self.horizons or not len(times):
             return self
         longest = max(time for time, _ in labels)
         rounded = [float(f"{time:.2g}") for time in np.quantile(times, QUINTILES)]
         chosen = tuple(sorted({time for time in rounded if 0 < time < longest}))
-        chosen = chosen or (float(np.median(times)),)
-        listed = ", ".join(f"{time:g}" for time in chosen)
-        found.notes.append(
-            f"Survival is predicted at {self._with_unit(listed)}. Set [target] horizons to choose."
-        )
-        return replace(self, horizons=chosen)
+        return replace(self, horizons=chosen or (float(longest) or 1.0,))
 
     def _with_unit(self, text: str) -> str:
         return f"{text} {self.unit}".rstrip()
