@@ -272,8 +272,8 @@ class MILSurvival(MILEstimator):
     >>> model = MILSurvival("caprmil", epochs=10).fit(bags, np.stack([times, events], axis=1))
     >>> model.predict(bags), model.predict_survival(bags), model.score(bags, labels)
 
-    Labels are (n, 2), time and event, or scikit-survival's structured arrays. The settings are those
-    of `MILClassifier`; the others are those of the survival target.
+    Labels are (n, 2), time and event, or a structured array of scikit-survival. The settings are
+    those of `MILClassifier`; the others are those of the survival target.
 
     Fitted, besides those of `MILClassifier`: `horizons_`, the times of `predict_survival`.
     """
