@@ -20,7 +20,7 @@ UNITS = {
 TIME = (
     *("time", "survival_time", "time_to_event", "duration", "follow_up", "followup", "futime"),
     *("follow_up_time", "followup_time", "event_time", *UNITS),
-    *(f"{word}_{unit}" for word in ("survival", "time") for unit in UNITS),
+    *(f"{word}_{unit}" for word in ("survival", "time", "follow_up") for unit in UNITS),
 )
 EVENT = (
     *("event", "status", "vital_status", "survival_status", "event_observed", "observed", "dead"),

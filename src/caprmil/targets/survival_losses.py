@@ -111,7 +111,7 @@ class DiscreteLoss:
         outputs = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
         edges = torch.tensor(self.edges, dtype=torch.float64, device=outputs.device)
         times, died = labels[:, 0].double(), (labels[:, 1] > 0).to(outputs)
-        place = torch.searchsorted(edges, times).clamp(max=len(edges) - 1)
+        place = torch.searchsorted(edges, times.contiguous()).clamp(max=len(edges) - 1)
         passed = exposure(times, edges).to(outputs)
         event = torch.nn.functional.one_hot(place, len(edges)).to(outputs) * died[:, None]
         survived = passed * (1 - event)
