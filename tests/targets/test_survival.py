@@ -205,7 +205,8 @@ def test_the_discrete_loss_predicts_the_share_without_the_event() -> None:
 
     optimiser.step(step)
     found = target.answer(outputs.detach())[0, 1:].numpy()
-    np.testing.assert_allclose(found, np.exp(-np.array(target.horizons) / 10), atol=0.03)  # the last interval is wide
+    expected = np.exp(-np.array(target.horizons) / 10)
+    np.testing.assert_allclose(found, expected, atol=0.03)  # the last interval is wide
 
 
 def test_a_patient_is_scored_once_with_the_mean_of_the_slides() -> None:
