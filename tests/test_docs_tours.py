@@ -16,7 +16,10 @@ BLOCK = re.compile(r"^```(python|console)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("page", "written"),
-    [("ordinal.md", ["runs/grades/scores.md", "compared/comparison.md", "explained", "new.csv"])],
+    [
+        ("ordinal.md", ["runs/grades/scores.md", "compared/comparison.md", "explained", "new.csv"]),
+        ("survival.md", ["runs/survival/scores.md", "new.csv", "explained", "report/report.html"]),
+    ],
 )
 def test_the_tour_of_a_page_runs(
     page: str, written: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
