@@ -43,9 +43,9 @@ def survival_curves(curves: Sequence[GroupCurve], *, xlabel: str, title: str = "
     """Draw the survival curve of each group, with the numbers at risk below."""
     from matplotlib.ticker import MaxNLocator
 
-    figure = new_figure(5.6, 3.9 + 0.24 * len(curves))
-    axes = figure.subplots()
-    tidy(axes, title=title, ylabel="Survival")
+    figure = new_figure(5.6, 4.0 + 0.26 * len(curves))
+    axes, below = figure.subplots(2, 1, height_ratios=(9, 0.5 + 0.75 * len(curves)))
+    tidy(axes, title=title, xlabel=xlabel, ylabel="Survival")
     colours = [BLUE, VERMILLION, *COLOURS[2:]]
     longest = max(float(curve.follow_up.max()) for curve in curves)
     for curve, colour in zip(curves, colours, strict=False):
@@ -71,20 +71,17 @@ def survival_curves(curves: Sequence[GroupCurve], *, xlabel: str, title: str = "
     ticks = [float(tick) for tick in MaxNLocator(TICKS).tick_values(0, longest)]
     ticks = [tick for tick in ticks if 0 <= tick <= longest]
     axes.set_xticks(ticks)
-    down = axes.get_xaxis_transform()
-    axes.text(0, -0.17, "At risk", transform=down, fontsize=8, color=GREY, ha="center", va="top")
+    below.set_title("Number at risk", fontsize=9, loc="left", color=GREY)
+    below.spines[:].set_visible(False)
+    below.set_xlim(axes.get_xlim())
+    below.set_ylim(len(curves) - 0.5, -0.5)
+    below.set_xticks([])
+    below.set_yticks(range(len(curves)), labels=[curve.title for curve in curves], fontsize=9)
+    below.tick_params(length=0, pad=14)
     for row, (curve, colour) in enumerate(zip(curves, colours, strict=False)):
         for tick in ticks:
-            number = int((curve.follow_up >= tick).sum())
-            axes.text(
-                *(tick, -0.24 - 0.075 * row, f"{number:,}"),
-                transform=down,
-                fontsize=8,
-                color=colour,
-                ha="center",
-                va="top",
-            )
-    axes.set_xlabel(xlabel, fontsize=10, labelpad=24 + 15 * len(curves))
+            number = f"{int((curve.follow_up >= tick).sum()):,}"
+            below.text(tick, row, number, fontsize=9, color=colour, ha="center", va="center")
     caption(figure, "bands: 95 % intervals; marks: censored")
     return figure
 

@@ -191,13 +191,13 @@ class CalibrationGroup(NamedTuple):
 def calibration_groups(
     labels: Labels, answers: Answers, *, horizon: float, column: int
 ) -> Iterator[CalibrationGroup]:
-    """Yield groups of equal size by predicted survival, those that are followed to the horizon."""
+    """Yield groups of equal size by predicted survival, whose survival at the horizon is known."""
     times, events = _split(labels)
     order = np.argsort(answers[:, column], kind="stable")
     groups = min(MOST_GROUPS, max(1, len(order) // GROUP))
-    for rows in np.array_split(order, groups):
-        if len(rows) and times[rows].max() > horizon:
-            curve = kaplan_meier(times[rows], events[rows])
+    for rows in np.array_split(order, groups) if len(order) else ():
+        curve = kaplan_meier(times[rows], events[rows])
+        if times[rows].max() > horizon or curve.survival[-1] == 0:  # else nobody knows
             yield CalibrationGroup(
                 len(rows),
                 float(answers[rows, column].mean()),
