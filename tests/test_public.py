@@ -99,7 +99,12 @@ def test_every_command_and_option_in_the_docs_exists() -> None:
     group = typer.main.get_command(cli.app)
     assert isinstance(group, typer.core.TyperGroup)
     options = {
-        name: {option for parameter in command.params for option in parameter.opts} | {"--help"}
+        name: {
+            option
+            for parameter in command.params
+            for option in (*parameter.opts, *parameter.secondary_opts)
+        }
+        | {"--help"}
         for name, command in group.commands.items()
     }
     unknown = [
