@@ -50,9 +50,13 @@ class RemovalEffect:
         )
 
 
+ONE_NUMBER = {"value": "predicted value", "risk": "risk"}
+"""What a number is called of which an answer has one, for its only contrast."""
+
+
 def answer_words(number: str, followed: str) -> str:
     """Return what the answer of a contrast is, in words: e.g. the probability of a class."""
-    return "predicted value" if number == "value" else f"{number} of {followed}"
+    return ONE_NUMBER.get(number, f"{number} of {followed}")
 
 
 def show_answer(number: str, value: float) -> str:

@@ -437,7 +437,7 @@ class Survival(Target):
                 name="a higher hazard",
                 of=self._risk,
                 negative="for a lower hazard",
-                total=f"log hazard; that of the median training slide is {self.center:.4g}",
+                total="log hazard",
                 ends=("lower hazard", "higher hazard"),
             ),
         )

@@ -82,7 +82,7 @@ export function rows(facts, title, before, after) {
     el(
       "div",
       { class: "bar" },
-      el("span", { class: "name", text: name }),
+      el("span", { class: "name", title: name, text: name.replace(/^Survival at /, "") }),
       el(
         "span",
         { class: "track", "aria-hidden": "true" },
@@ -110,6 +110,7 @@ export function rows(facts, title, before, after) {
       el("span", { class: "value", text: format(now[0]) }),
     ),
     el("div", { class: "scale-ends" }, el("span", { text: "lower risk" }), el("span", { text: "" }), el("span", { text: "higher risk" })),
+    bars.length ? el("h3", { text: "survival at" }) : null,
     ...bars,
   );
 }
