@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from scipy.stats import spearmanr
 from sksurv.linear_model import CoxPHSurvivalAnalysis
 from sksurv.util import Surv
 
@@ -290,15 +291,9 @@ def test_a_model_is_nearly_as_good_as_the_oracle_and_permuted_labels_give_chance
     survival = model.predict_survival(bags[120:])
     ends = np.argsort(oracle[120:])[[0, -1]]
     assert (survival[ends[0]] > survival[ends[1]]).all()
-    permuted = np.random.default_rng(0).permutation(labels[:120])
-    scores = [
-        estimator(loss=loss, seed=seed).fit(bags[:120], permuted).score(bags[120:], labels[120:])
-        for seed in range(1)
-    ]
-    # A model of permuted labels still has a direction: what counts is the shuffled test labels.
-    shuffled = np.random.default_rng(1).permutation(labels[120:])
-    assert abs(model.score(bags[120:], shuffled) - 0.5) < 0.08
-    assert scores[0] < best - 0.1
+    permuted = np.random.default_rng(0).permutation(labels)
+    chance = estimator(loss=loss).fit(bags[:120], permuted[:120]).score(bags[120:], permuted[120:])
+    assert abs(chance - 0.5) < 0.08
 
 
 @pytest.fixture(scope="module", params=["cox", "discrete"])
@@ -325,9 +320,11 @@ def test_the_sign_of_risk_is_right_from_end_to_end(run: Run) -> None:
     table = run.predictions
     cohort = SurvivalBags(slides=48, patches=16, width=8, seed=5)
     planted = np.array([cohort.bag(int(slide[-3:])).planted.mean() for slide in table.slides])
-    risk, survival = table.answers[:, 0], table.answers[:, 1:]
-    assert np.corrcoef(planted, risk)[0, 1] > 0.7
-    assert all(np.corrcoef(planted, column)[0, 1] < -0.7 for column in survival.T)
+    for fold in run.splits:
+        rows = [row for row, name in enumerate(table.folds or ()) if name == fold.name]
+        risk, *survival = table.answers[rows].T
+        assert spearmanr(planted[rows], risk).statistic > 0.7
+        assert all(spearmanr(planted[rows], at).statistic < -0.7 for at in survival)
     assert run.scores["metrics"]["c_index"]["all_slides_pooled"] > 0.6
     assert run.scores["metrics"]["auc"]["all_slides_pooled"] > 0.6
     high = np.array(table.target.predicted(table.answers)) == "high risk"
