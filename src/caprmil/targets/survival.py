@@ -1,6 +1,6 @@
 """Survival: the time until an event, which is not observed for every slide."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -16,23 +16,11 @@ from caprmil.targets.kaplan_meier import cumulative_hazard
 from caprmil.targets.metric import register_metric
 from caprmil.targets.partial_likelihood import partial_likelihood, risk_sets
 from caprmil.targets.risk_groups import GROUPS, calibration_panels, group_curves
-from caprmil.targets.survival_columns import (
-    RISK,
-    SURVIVAL,
-    UNITS,
-    find_survival_columns,
-    horizon_of,
-)
-from caprmil.targets.survival_labels import (
-    FLAGS,
-    check_whole,
-    happened,
-    is_survival_label,
-    parse_label,
-    read_labels,
-)
+from caprmil.targets.survival_columns import RISK, SURVIVAL, horizon_of
+from caprmil.targets.survival_labels import check_whole, read_labels
 from caprmil.targets.survival_metrics import SURVIVAL_METRICS
 from caprmil.targets.target import Answers, Contrast, Criterion, Label, Labels, Target
+from caprmil.targets.time_to_event import TimeToEvent, split_labels
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -44,7 +32,7 @@ LARGEST = 50.0  # log hazard ratio: exp of more overflows
 
 
 @dataclass(frozen=True, kw_only=True)
-class Survival(Target):
+class Survival(TimeToEvent):
     """The time until an event, per slide. The answer is a risk, and the survival at horizons.
 
     The risk is a log hazard, relative to the median slide of the fold's training part: above 0 the
@@ -62,13 +50,6 @@ class Survival(Target):
     horizons: tuple[float, ...] = ()
     """The times at which survival is predicted and scored, in the unit of the table. By default
     the quintiles of the times of events."""
-    time: str | None = None
-    """Column of the time, where its name is not recognised; event likewise."""
-    event: str | None = None
-    unit: str = ""
-    """Of time: days, months, ... By default as in the name of its column."""
-    says_censored: bool = False
-    """Whether the column of the event says who is censored. Set from its name, not in a recipe."""
     edges: tuple[float, ...] = ()
     """The ends of intervals. Set by `fit`, not in a recipe."""
     center: float = 0.0
@@ -86,8 +67,6 @@ class Survival(Target):
     turn_name: ClassVar[str] = "the slide is in the other risk group"
     headline: ClassVar[str] = "c_index"
     second: ClassVar[str] = "ibs"
-    missing: ClassVar[Label] = (float("nan"), float("nan"))
-    strata_title: ClassVar[str] = "Slides with and without the event"
 
     def __post_init__(self) -> None:
         choices = {"loss": ("cox", "discrete"), "risk_set": ("memory", "batch")}
@@ -110,27 +89,6 @@ class Survival(Target):
 
     # Labels
 
-    @property
-    def label_names(self) -> tuple[str, ...]:
-        return (f"time_{self.unit}" if self.unit in UNITS else "time", "event")
-
-    def find_columns(self, header: Sequence[str]) -> tuple[str, ...]:
-        return tuple(find_survival_columns(header, self.time, self.event))
-
-    def named(self, columns: Sequence[str]) -> "Survival":
-        found = find_survival_columns(columns, *columns)
-        return replace(self, unit=self.unit or found.unit, says_censored=found.says_censored)
-
-    def join_cells(self, cells: Sequence[str]) -> str:
-        time, event = cells
-        if self.says_censored and event.lower() in FLAGS:
-            event = "censored" if happened(event) else "event"
-        return f"{time}, {event}" if time or event else ""
-
-    def split_label(self, label: Label) -> tuple[str, ...]:
-        time, event = label
-        return ("", "") if np.isnan(time) else (repr(float(time)), str(int(event)))
-
     def read(
         self, cells: Mapping[str, str], column: str, found: Findings, *, required: bool
     ) -> tuple["Survival", dict[str, Label]]:
@@ -146,7 +104,7 @@ class Survival(Target):
         if target.horizons != self.horizons:
             listed = ", ".join(f"{time:g}" for time in target.horizons)
             found.notes.append(
-                f"Survival is predicted at {self._with_unit(listed)}. Set [target] horizons to "
+                f"Survival is predicted at {self.with_unit(listed)}. Set [target] horizons to "
                 "choose."
             )
         return target, labels
@@ -161,43 +119,12 @@ class Survival(Target):
         chosen = tuple(sorted({time for time in rounded if 0 < time < longest}))
         return replace(self, horizons=chosen or (float(longest) or 1.0,))
 
-    def _with_unit(self, text: str) -> str:
-        return f"{text} {self.unit}".rstrip()
-
     @property
     def ready(self) -> bool:
         return bool(self.horizons)
 
     def example(self) -> "Survival":
         return self if self.ready else replace(self, horizons=(1.0,))
-
-    def strata(self, labels: Mapping[str, Label]) -> tuple[dict[str, int], tuple[str, ...]]:
-        """Return whether each slide has the event, so that folds have as many."""
-        used = sorted({int(event) for _, event in labels.values()})
-        names = tuple(("censored", "event")[code] for code in used)
-        return {name: used.index(int(event)) for name, (_, event) in labels.items()}, names
-
-    def known(self, labels: Labels) -> NDArray[np.bool_]:
-        return ~np.isnan(labels[:, 0])
-
-    def as_labels(self, labels: Iterable[Label | None]) -> Labels:
-        rows = [self.missing if label is None else label for label in labels]
-        return np.array(rows, dtype=np.float64).reshape(-1, 2)
-
-    def check_labels(self, labels: Labels) -> None:
-        known = labels[self.known(labels)] if labels.ndim == 2 and labels.shape[1] == 2 else None
-        if known is None or (known[:, 0] < 0).any() or not set(known[:, 1]) <= {0.0, 1.0}:
-            raise ValueError(f"Labels are times, not negative, and events, 0 or 1. {labels=}")
-
-    def show_label(self, label: Label) -> str:
-        time, event = label
-        return "" if np.isnan(time) else f"{float(time)!r}, {'event' if event else 'censored'}"
-
-    def is_label(self, cell: str) -> bool:
-        return is_survival_label(cell)
-
-    def parse_label(self, cell: str) -> Label:
-        return parse_label(cell)
 
     # Models
 
@@ -215,7 +142,7 @@ class Survival(Target):
         return ""
 
     def fit(self, labels: Sequence[Label]) -> "Survival":
-        times, events = self._split(labels)
+        times, events = split_labels(labels)
         if not events.any():
             raise CohortError("No training slide has the event: nothing can be learned from them.")
         hazard = cumulative_hazard(times, events, self.horizons)
@@ -231,7 +158,7 @@ class Survival(Target):
 
     def complete(self, outputs: "Tensor", labels: Labels) -> "Survival":
         """Return the target with the median risk of training slides, and the baseline hazard."""
-        times, events = self._split(labels)
+        times, events = split_labels(labels)
         risks = self._risk(outputs.double()).cpu().numpy()
         center = float(np.median(risks))
         hazard = self.hazard
@@ -289,7 +216,7 @@ class Survival(Target):
 
     @property
     def titles(self) -> tuple[str, ...]:
-        at = (self._with_unit(f"Survival at {time:.10g}") for time in self.horizons)
+        at = (self.with_unit(f"Survival at {time:.10g}") for time in self.horizons)
         return ("Risk (log hazard ratio)", *at)
 
     def owns(self, column: str) -> bool:
@@ -355,17 +282,17 @@ class Survival(Target):
 
     def can_score(self, labels: Labels) -> bool:
         """Whether there is a pair whose order is known."""
-        times, events = self._split(labels)
+        times, events = split_labels(labels)
         return bool(events.any() and times.max() > times[events].min()) if len(times) else False
 
     def notes(self, fold: str, labels: Labels, answers: Answers) -> Iterator[str]:
-        times, events = self._split(labels)
+        times, events = split_labels(labels)
         if not events.any():
             yield f"Fold {fold} has no event in its test part: it has no scores."
         elif self.horizons and times.max() <= self.horizons[-1]:
             yield (
                 f"Nobody in the test part of fold {fold} is followed beyond "
-                f"{self._with_unit(f'{self.horizons[-1]:g}')}: it is not scored there."
+                f"{self.with_unit(f'{self.horizons[-1]:g}')}: it is not scored there."
             )
 
     def figures(self, folds: "Mapping[str, tuple[Labels, Answers]]") -> "dict[str, Figure]":
@@ -380,11 +307,6 @@ class Survival(Target):
             drawn["calibration.png"] = figures.survival_calibration(panels)
         return drawn
 
-    @property
-    def time_title(self) -> str:
-        """The title of an axis of time."""
-        return f"Time ({self.unit})" if self.unit else "Time"
-
     # Baselines
 
     def as_answers(self, labels: Labels) -> Answers:
@@ -398,7 +320,7 @@ class Survival(Target):
 
         What is expected follows from the hazard of all. One event is added to both.
         """
-        times, events = self._split(labels)
+        times, events = split_labels(labels)
         expected = cumulative_hazard(times, events, times)
         hazard = cumulative_hazard(times, events, self.horizons)
         risks = {}
@@ -416,16 +338,11 @@ class Survival(Target):
         return np.asarray(model.predict(features), dtype=np.float64)
 
     def answer_loss(self, labels: Labels, answers: Answers) -> float:
-        times, events = self._split(labels)
+        times, events = split_labels(labels)
         if not events.any():
             return 0.0
         risks = answers[:, 0].astype(np.float64)
         return partial_likelihood(risks, risk_sets(times, events))[0] / int(events.sum())
-
-    @staticmethod
-    def _split(labels: Any) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-        times, events = np.asarray(labels, dtype=np.float64).reshape(-1, 2).T
-        return times, events > 0
 
     # Evidence
 
@@ -446,7 +363,7 @@ class Survival(Target):
     def output_names(self) -> tuple[str, ...]:
         if self.loss == "cox":
             return ("log hazard",)
-        ends = [f"until {self._with_unit(f'{edge:.4g}')}" for edge in self.edges]
+        ends = [f"until {self.with_unit(f'{edge:.4g}')}" for edge in self.edges]
         return tuple(ends) or tuple(f"interval {n + 1}" for n in range(self.intervals))
 
     def followed(self, answer: Any) -> Any:
