@@ -95,7 +95,7 @@ def _spread(values: Sequence[float], sign: str = "") -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--sizes", type=int, nargs="+", default=[60, 200])
+    parser.add_argument("--sizes", type=int, nargs="+", default=[60, 120])
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--effect", type=float, default=4.0)
