@@ -24,6 +24,10 @@ Settings = TypeVar("Settings")
 REST = {"rest": True}
 """Metadata of the one field that takes all keys of a table that are not fields of the dataclass."""
 
+LATER = {"later": True}
+"""Metadata of a field that older settings do not have. At its default it is left out of tables, so
+that settings which do not use it keep their digest."""
+
 KIND = "kind"
 MOST_DOTS = 2000  # in a line of a TOML file
 
@@ -206,6 +210,8 @@ def as_table(settings: Any) -> dict[str, Any]:
     table: dict[str, Any] = {}
     for field in fields(settings):
         value = getattr(settings, field.name)
+        if field.metadata.get("later") and value == field.default:
+            continue
         if field.metadata.get("rest"):
             table |= value
         elif is_dataclass(value):

@@ -215,7 +215,8 @@ class MILRegressor(RegressorMixin, MILEstimator):  # type: ignore[misc]
 
     >>> regressor = MILRegressor("caprmil", epochs=10).fit(bags, values)
 
-    The settings are those of `MILClassifier`; `loss` is that of the regression target.
+    The settings are those of `MILClassifier`; `loss`, `uncertainty` and `level` are
+    those of the regression target.
     """
 
     def __init__(
@@ -229,6 +230,8 @@ class MILRegressor(RegressorMixin, MILEstimator):  # type: ignore[misc]
         warmup_epochs: int = 6,
         batch_size: int = 1,
         loss: Literal["l1", "l2", "huber"] = "huber",
+        uncertainty: Literal["none", "gaussian", "quantile"] = "none",
+        level: float = 0.9,
         clip: float = 0.0,
         validation: float = 0.0,
         patience: int = 20,
@@ -243,6 +246,8 @@ class MILRegressor(RegressorMixin, MILEstimator):  # type: ignore[misc]
         self.warmup_epochs = warmup_epochs
         self.batch_size = batch_size
         self.loss = loss
+        self.uncertainty = uncertainty
+        self.level = level
         self.clip = clip
         self.validation = validation
         self.patience = patience
@@ -258,12 +263,19 @@ class MILRegressor(RegressorMixin, MILEstimator):  # type: ignore[misc]
             raise CohortError(f"Labels must be numbers ({problem}).") from problem
         if numbers.ndim != 1 or not np.isfinite(numbers).all():
             raise CohortError("Labels must be one finite number per bag.")
-        self._fit(samples, numbers, Regression(loss=self.loss))
+        target = Regression(loss=self.loss, uncertainty=self.uncertainty, level=self.level)
+        self._fit(samples, numbers, target)
         return self
 
     def predict(self, bags: Sequence[BagLike]) -> NDArray[np.float64]:
         """Return the predicted number of each bag."""
         return self._answers(bags)[:, 0]
+
+    def predict_interval(self, bags: Sequence[BagLike]) -> NDArray[np.float64]:
+        """Return the ends of the interval of each bag. It needs an uncertainty."""
+        if self.uncertainty == "none":
+            raise RecipeError('There are no intervals. Pass uncertainty="gaussian" or "quantile".')
+        return self._answers(bags)[:, 1:]
 
 
 class MILSurvival(MILEstimator):

@@ -43,14 +43,13 @@ def align(tables: Mapping[str, Predictions]) -> Alignment:
     """
     known = {name: _labelled(name, table) for name, table in tables.items()}
     first = next(iter(known))
+    target = _shared_target(known)
     for name in known:
         _check_truth(first, known[first], name, known[name])
     owner, notes = _owners(known)
     patients = tuple(sorted(set(owner.values())))
     number = {patient: at for at, patient in enumerate(patients)}
     folds, parts, more = _match(known)
-    # The most specific target: grades know their order, which classes of the same names may not.
-    target = max((table.target for table in known.values()), key=lambda t: len(type(t).__mro__))
     if others := sorted({table.target.kind for table in known.values()} - {target.kind}):
         named = " and ".join(others)
         notes.append(f"The metrics are those of {target.kind}, also for the tables of {named}.")
@@ -83,19 +82,29 @@ def _labelled(name: str, table: Predictions) -> Predictions:
         raise
 
 
+def _shared_target(tables: Mapping[str, Predictions]) -> Target:
+    """Return the target by which all tables are compared; raise if there is none."""
+    (first, one), *others = tables.items()
+    target = one.target
+    for name, table in others:
+        shared = target.shared(table.target)
+        if shared is None:
+            raise CohortError(
+                f"{first} has the answers {', '.join(target.columns)}, and {name} has "
+                f"{', '.join(table.target.columns)}. Only predictions of the same target can be "
+                "compared."
+            )
+        target = shared
+    return target
+
+
 def _truth(table: Predictions) -> dict[str, str]:
     shown = [table.target.show_label(label) for label in np.asarray(table.labels).tolist()]
     return dict(zip(table.slides, shown, strict=True))
 
 
 def _check_truth(first: str, one: Predictions, name: str, other: Predictions) -> None:
-    """Refuse tables of another target, or with other labels for the same slides."""
-    if set(one.target.columns) != set(other.target.columns):
-        raise CohortError(
-            f"{first} has the answers {', '.join(one.target.columns)}, and {name} has "
-            f"{', '.join(other.target.columns)}. Only predictions of the same target can be "
-            "compared."
-        )
+    """Refuse tables with other labels for the same slides."""
     here, there = _truth(one), _truth(other)
     if differ := [slide for slide in here if there.get(slide, here[slide]) != here[slide]]:
         raise CohortError(

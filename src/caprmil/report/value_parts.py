@@ -57,6 +57,7 @@ class ValueParts(PredictionParts):
             "value_prediction.html",
             value=value,
             shown=self.number(value),
+            interval=self._interval(explained),
             label=None if true is None else self.number(true),
             error=None if true is None else self.signed(value - true),
             larger=larger,
@@ -67,6 +68,13 @@ class ValueParts(PredictionParts):
             n_models=len(explained.answer.by_fold),
             models=" ".join(self.models(explained)),
         )
+
+    def _interval(self, explained: ExplainedSlide) -> str:
+        """Return the predicted interval, if the run has some."""
+        if len(explained.answer.mean) == 1:
+            return ""
+        low, high = (self.number(float(end)) for end in explained.answer.mean[1:])
+        return f"{self.run.target.titles[1].capitalize()}: {low} to {high}."
 
     def agreement(self, explained: ExplainedSlide) -> str:
         each = sorted(float(answer[0]) for answer in explained.answer.by_fold.values())

@@ -270,6 +270,15 @@ class Target:
         """Return how far the answers of several models (rows) for one slide differ."""
         raise NotImplementedError
 
+    def shared(self, other: "Target") -> "Target | None":
+        """Return the target by which tables of this and of another are compared; None if by none.
+
+        By default their answers have the same columns, and the more specific of them is taken.
+        """
+        if set(self.columns) != set(other.columns):
+            return None
+        return max(self, other, key=lambda each: len(type(each).__mro__))
+
     def reordered(
         self, other: "Target", labels: Labels, answers: Answers
     ) -> tuple[Labels, Answers]:

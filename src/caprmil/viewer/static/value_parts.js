@@ -67,8 +67,9 @@ export function sortGroups(names, slides) {
 
 export function headline(facts, answer) {
   const label = labelOf(facts);
-  if (label === null) return [format(answer[0]), "", "", "The true value is not known."];
-  return [format(answer[0]), "", "", `The true value is ${format(label)}: error ${signed(answer[0] - label)}.`];
+  const ends = answer.length > 1 ? `${format(answer[1])} to ${format(answer[2])}` : "";
+  if (label === null) return [format(answer[0]), ends, "", "The true value is not known."];
+  return [format(answer[0]), ends, "", `The true value is ${format(label)}: error ${signed(answer[0] - label)}.`];
 }
 
 export const numberText = ([number]) => format(number);
