@@ -79,7 +79,8 @@ def test_a_run_has_all_its_files(home: Path) -> None:
     names = {path.name for path in (home / "run").iterdir()}
     expected = {"recipe.toml", "run.json", "splits.json", "predictions.csv", "scores.json"}
     expected |= {"scores.md", "curves.png", "roc.png", "folds", "maps.json", "mean"}
-    assert names == expected | {"baselines", "calibration.json", "reliability.png"}
+    expected |= {"baselines", "calibration.json", "reliability.png"}
+    assert names == expected | {"guarantees.json", "novelty.safetensors"}
 
 
 def test_training_again_into_the_same_folder_is_refused(home: Path) -> None:
@@ -93,7 +94,8 @@ def test_bags_without_labels_get_probabilities(home: Path, tmp_path: Path) -> No
     bag = bags.write(tmp_path / "new.h5", np.ones((7, 16)), encoder="synthetic", mpp=1.0)
     caprmil("predict", home / "run", bag, "--out", tmp_path / "answers.csv")
     header, row = (tmp_path / "answers.csv").read_text().splitlines()
-    assert header == "slide,patient,fold,label,predicted,prob_normal,prob_tumour,models,spread"
+    columns = "slide,patient,fold,label,predicted,prob_normal,prob_tumour"
+    assert header == f"{columns},models,spread,unlike_training"
     assert row.startswith("new,,,,")
     assert sum(map(float, row.split(",")[5:7])) == pytest.approx(1)
 

@@ -19,6 +19,7 @@ BLOCK = re.compile(r"^```(python|console)\n(.*?)^```", re.DOTALL | re.MULTILINE)
     [
         ("ordinal.md", ["runs/grades/scores.md", "compared/comparison.md", "explained", "new.csv"]),
         ("survival.md", ["runs/survival/scores.md", "new.csv", "explained", "report/report.html"]),
+        ("guarantees.md", ["runs/grades/guarantees.json", "sets.csv", "intervals.csv"]),
     ],
 )
 def test_the_tour_of_a_page_runs(

@@ -99,6 +99,10 @@ def predict(
     weights: Weights = None,
     trust_remote_code: Trust = False,
     fold: Annotated[str, typer.Option(help="Use the model of one fold; default: all.")] = "",
+    coverage: Annotated[
+        float | None,
+        typer.Option(help="Add the set that holds the label with this probability, e.g. 0.9."),
+    ] = None,
     force: Force = False,
     device: Device = "auto",
 ) -> None:
@@ -113,12 +117,15 @@ def predict(
     from caprmil.io.atomic import check_new
     from caprmil.io.leftovers import temporary_folder
     from caprmil.io.progress import bar
+    from caprmil.runs import guarantees
     from caprmil.runs import predict as inference
     from caprmil.runs.run import Run
 
     if out is not None:
         check_new(out)
     trained = Run(run)
+    if coverage is not None:
+        guarantees.check(trained, coverage)
     with temporary_folder() as temporary:
         options: dict[str, Any] = {"force": force, "device": device}
         with bar("Encoding") as step:
@@ -135,13 +142,20 @@ def predict(
         problems: dict[str, BagError] = {}
         with bar("Predicting") as step:
             answers = trained.predict(
-                found, fold=fold or None, **options, progress=step, failed=problems
+                found,
+                fold=fold or None,
+                coverage=coverage,
+                **options,
+                progress=step,
+                failed=problems,
             )
     if out is not None:
         answers.write(out)
     answers_table(answers)
     more = " The table has the first 20." if len(answers) > 20 else ""
     typer.echo(f"{count(len(answers), 'slide')} predicted by {trained}.{more}")
+    for line in guarantees.summary(trained, answers, coverage):
+        typer.echo(line)
     if out is not None:
         typer.echo(f"Written to {out}. After adding labels, score it with: caprmil evaluate {out}")
     end_with_failed([*failed, *failed_records(problems)])

@@ -47,13 +47,18 @@ class Sites(NamedTuple):
 
 
 def predict_baselines(
-    cohort: Cohort, folds: Sequence[Fold], *, progress: Step | None = None
+    cohort: Cohort,
+    folds: Sequence[Fold],
+    *,
+    means: Mapping[str, NDArray[np.float32]] | None = None,
+    progress: Step | None = None,
 ) -> dict[str, Predictions]:
     """Predict the test part of every fold by each baseline that the cohort allows.
 
-    Every bag is read once. `find_sites` says why the site is missing, where it is.
+    `means` are those of `mean_features`, which reads every bag once. `find_sites` says why the site
+    is missing, where it is.
     """
-    means = _mean_features(cohort, progress)
+    means = mean_features(cohort, progress) if means is None else means
     counts = {name: float(bag.n_patches) for name, bag in cohort.bags.items()}
     baselines: dict[str, Baseline] = {"patch count": partial(_by_count, counts)}
     if sites := find_sites(cohort).of:
@@ -102,7 +107,8 @@ def _all_pure(sites: Mapping[str, str], cohort: Cohort) -> bool:
     return all(cohort.target.is_pure(own) for own in labels.values())
 
 
-def _mean_features(cohort: Cohort, progress: Step | None) -> dict[str, NDArray[np.float32]]:
+def mean_features(cohort: Cohort, progress: Step | None = None) -> dict[str, NDArray[np.float32]]:
+    """Return the mean feature of each slide."""
     means = {}
     for done, entry in enumerate(cohort.entries, 1):
         means[entry.name] = bags.read(entry.path).features.mean(axis=0, dtype=np.float32)

@@ -19,6 +19,7 @@ from caprmil.explain.marked_regions import JointRemoval, RegionEffects
 from caprmil.explain.patch_boxes import PatchBoxes, why_no_boxes
 from caprmil.explain.region_outlines import area_mm2, outline
 from caprmil.explain.slide_answer import Answer
+from caprmil.runs.guarantees import is_unlike, warning
 from caprmil.slides.slide import Slide
 from caprmil.targets import Contrast, Target
 
@@ -75,6 +76,7 @@ def pack(explained: ExplainedSlide, slide: Slide | None = None, *, top: int = TO
         "tokens": _tokens(explanation),
         "model": _model(explanation),
         "answer": _answer(explained.answer),
+        "caution": _caution(explained),
     }
     if explained.regions is not None:
         mpp = explained.mpp(slide) if placed else None
@@ -191,6 +193,12 @@ def _tokens(explanation: Explanation) -> dict[str, Any] | None:
         "usage": explanation.usage.round(5).tolist(),
         "entropy": explanation.uncertainty.mean(axis=2).round(5).tolist(),
     }
+
+
+def _caution(explained: ExplainedSlide) -> str | None:
+    """Return a warning if the slide is unlike the training slides."""
+    share = explained.unlike
+    return warning(share) if share is not None and is_unlike(share) else None
 
 
 def _faithfulness(explained: ExplainedSlide, name: str) -> str:

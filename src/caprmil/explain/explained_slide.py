@@ -17,6 +17,7 @@ from caprmil.features import bags
 from caprmil.features.bags import Bag, Stream
 from caprmil.io.progress import Step
 from caprmil.models.device import pick_device
+from caprmil.runs.guarantees import unlike_training
 from caprmil.runs.inference import is_large
 from caprmil.runs.run import Run
 from caprmil.slides.slide import Slide
@@ -33,6 +34,7 @@ class ExplainedSlide:
     ranking: MapRanking | None = None  # the faithfulness of the maps of the run
     effect: RemovalEffect | None = None  # of the first map on this slide
     regions: RegionEffects | None = None  # that the map marks, if they were measured
+    unlike: float | None = None  # share of held-out slides that are more like the training slides
 
     def faithfulness_text(self) -> str:
         """Return how faithful the first map is, on this slide and on this run, in sentences."""
@@ -107,6 +109,7 @@ def explain_slide(
             bag = stack.enter_context(bags.streaming(reference.bag))
         else:
             bag = bags.read(reference.bag)
+        unlike = unlike_training(run, reference.name, bag)
         answer = predict_slide(run, reference, bag, fold=fold, device=used)
         model = run.model(answer.nearest).to(used)
         explanation = explain(
@@ -133,6 +136,7 @@ def explain_slide(
         ranking=ranking,
         effect=effect,
         regions=found,
+        unlike=unlike,
     )
 
 

@@ -13,6 +13,7 @@ from caprmil.figures.relevance_maps import relevance_maps
 from caprmil.figures.reliability import Bin, Reliability, reliability
 from caprmil.figures.roc import roc_curves
 from caprmil.figures.scatter import predicted_against_true, residuals
+from caprmil.figures.selective_risk import selective_risk
 from caprmil.figures.style import save, settle
 from caprmil.figures.survival_curves import (
     GroupCurve,
@@ -55,6 +56,7 @@ __all__ = [
     "roc_curves",
     "save",
     "search_panels",
+    "selective_risk",
     "settle",
     "survival_calibration",
     "survival_curves",

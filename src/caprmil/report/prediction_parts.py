@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from caprmil.evaluation.predictions import Predictions
 from caprmil.explain import ExplainedSlide, Explanation
 from caprmil.report.text_format import number, share
+from caprmil.runs.guarantees import is_unlike, warning
 from caprmil.runs.run import Run
 from caprmil.targets.target import Label
 
@@ -92,6 +93,8 @@ class PredictionParts(ABC):
         folds = list(answer.by_fold)
         if not answer.unseen:
             yield "Caution: every model of this prediction has seen this slide in training."
+        if explained.unlike is not None and is_unlike(explained.unlike):
+            yield f"Caution: {warning(explained.unlike)}"
         if len(folds) == 1:
             unseen = answer.unseen and explained.name in self.run.paths and len(self.run.done) > 1
             yield f"Predicted by the model of {folds[0]}" + (

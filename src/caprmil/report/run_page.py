@@ -16,6 +16,7 @@ from caprmil.io.progress import Step
 from caprmil.report.curve_section import curve_section
 from caprmil.report.details_section import run_details
 from caprmil.report.flip_section import flip_section
+from caprmil.report.guarantee_section import guarantee_section
 from caprmil.report.html_page import asset, page, render
 from caprmil.report.mistake_section import mistake_section
 from caprmil.report.parts_registry import parts_of
@@ -86,6 +87,7 @@ SECTIONS: tuple[RunSection, ...] = (
     fold_section,
     curve_section,
     comparison_section,
+    guarantee_section,
     flip_section,
     mistake_section,
     slide_table_section,

@@ -74,7 +74,8 @@ class ValueParts(PredictionParts):
         if len(explained.answer.mean) == 1:
             return ""
         low, high = (self.number(float(end)) for end in explained.answer.mean[1:])
-        return f"{self.run.target.titles[1].capitalize()}: {low} to {high}."
+        level = self.run.target.columns[1].partition("_")[2]
+        return f"{level} % interval: {low} to {high}."
 
     def agreement(self, explained: ExplainedSlide) -> str:
         each = sorted(float(answer[0]) for answer in explained.answer.by_fold.values())

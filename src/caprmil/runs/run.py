@@ -6,6 +6,7 @@ splits.json       the slides in each part of each fold
 folds/NAME/       model/ (config.json, model.safetensors), fold.json, history.csv, timing.json,
                   test.csv, ...
 predictions.csv   every test slide, predicted by models that have not seen it
+guarantees.json, novelty.safetensors: see runs/guarantees.py
 baselines/        the same slides, predicted without a model: patch_count.csv, mean_feature.csv, ...
 calibration.json  the temperature of each fold, and errors before and after
 scores.json, scores.md, curves.png, roc.png, reliability.png
@@ -33,6 +34,8 @@ from caprmil.errors import (
     shorten,
 )
 from caprmil.evaluation.calibration import soften
+from caprmil.evaluation.novelty import FILE as NOVELTY
+from caprmil.evaluation.novelty import Reference
 from caprmil.evaluation.predictions import Predictions
 from caprmil.features import bags
 from caprmil.features.bags import BagInfo
@@ -133,6 +136,18 @@ class Run:
         """The same slides, predicted without a model."""
         found = sorted(self._finished(BASELINES).glob("*.csv"))
         return {path.stem.replace("_", " "): self.read_predictions(path) for path in found}
+
+    @property
+    def all_tested(self) -> Predictions:
+        """Every test slide, from the trained folds: also before the run is scored."""
+        paths = [self.fold_folder(fold.name) / "test.csv" for fold in self.done]
+        return Predictions.concatenate([self.read_predictions(path) for path in paths])
+
+    @cached_property
+    def novelty(self) -> Reference | None:
+        """What slides are compared with to find those unlike the training slides, if known."""
+        path = self.folder / NOVELTY
+        return Reference.read(path, self.facts.in_dim) if path.exists() else None
 
     @property
     def validation(self) -> dict[str, Predictions]:
@@ -261,16 +276,21 @@ class Run:
         fold: str | None = None,
         force: bool = False,
         device: str = "auto",
+        coverage: float | None = None,
         progress: Step | None = None,
         failed: dict[str, BagError] | None = None,
     ) -> Predictions:
         """Predict bags with the mean of the folds' models, or with the model of one fold.
 
         A slide of the training cohort is predicted only by models that have not seen it, if there
-        are any. The column `models` is their number, `spread` the standard deviation over them.
+        are any. The column `models` is their number, `spread` the standard deviation over them,
+        `unlike_training` the share of held-out slides that are more like the training slides. With
+        a coverage there are also columns for the set that holds the label with this probability.
         A bag that is damaged, or has no finite answer, does not cost the others: its slide is added
         to `failed`, or logged.
         """
+        from caprmil.runs import guarantees
+
         chosen = self.trained_folds(fold)
         self._check_bags(paths, force=force)
         torch_device = pick_device(device)
@@ -278,6 +298,7 @@ class Run:
         for each in trained.values():
             each.model.to(torch_device)
         rows: dict[str, NDArray[np.float64]] = {}
+        by_fold: dict[str, dict[str, NDArray[np.float64]]] = {}
         extra: dict[str, list[str]] = {"models": [], "spread": []}
         problems: dict[str, BagError] = {}
         for number, (slide, path) in enumerate(paths.items(), 1):
@@ -289,17 +310,24 @@ class Run:
                 problems[slide] = problem
                 continue
             rows[slide] = answers.mean(axis=0)
+            by_fold[slide] = dict(zip(names, answers, strict=True))
             spread = self.target.disagreement(answers) if len(names) > 1 else None
             extra["models"].append(f"{len(names)}{'' if unseen else ' (all saw it in training)'}")
             extra["spread"].append("" if spread is None else f"{spread:.4f}")
             if progress:
                 progress(number, len(paths))
         report_failed(problems, failed, len(paths))
+        columns = {name: tuple(cells) for name, cells in extra.items()}
+        if self.novelty is not None:
+            found = guarantees.novelty_column(self, {slide: paths[slide] for slide in rows})
+            columns[guarantees.UNLIKE_COLUMN] = found
+        if coverage is not None:
+            columns |= guarantees.set_columns(self, by_fold, coverage)
         return Predictions(
             slides=tuple(rows),
             target=self.target,
             answers=np.stack(list(rows.values())),
-            extra={name: tuple(cells) for name, cells in extra.items()},
+            extra=columns,
         )
 
     def evaluate(

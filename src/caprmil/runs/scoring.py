@@ -6,10 +6,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from caprmil import figures
 from caprmil.cohort.cohort import Cohort
 from caprmil.evaluation import calibration, predictions
-from caprmil.evaluation.baselines import find_sites, predict_baselines
+from caprmil.evaluation.baselines import find_sites, mean_features, predict_baselines
 from caprmil.evaluation.comparison import compare_with_baselines
 from caprmil.evaluation.differences import Comparison
 from caprmil.evaluation.predictions import Predictions
@@ -17,8 +20,9 @@ from caprmil.executors import job_status
 from caprmil.features.description import describe_features
 from caprmil.io.atomic import write_text
 from caprmil.io.json_files import as_json
-from caprmil.io.progress import Step, bar
+from caprmil.io.progress import bar
 from caprmil.runs.facts import read_fold_facts
+from caprmil.runs.guarantees import score_guarantees
 from caprmil.runs.history import HISTORY, read_history
 from caprmil.runs.remote import MEAN
 from caprmil.runs.run import BASELINES, PREDICTIONS, RELIABILITY, Run
@@ -36,7 +40,8 @@ def score_run(run: Run, cohort: Cohort, *, progress: bool = True) -> None:
     _draw(run, folders, tables)
     summary = predictions.summary(everything)
     with bar("Reading bags for baselines", shown=progress) as step:
-        compared, remarks = _compare_with_baselines(run, cohort, everything, step)
+        means = mean_features(cohort, step)
+    compared, remarks = _compare_with_baselines(run, cohort, everything, means)
     facts = run.facts
     features = describe_features(facts.encoder, facts.in_dim, facts.mpp, facts.patch_px)
     sections = {
@@ -50,6 +55,8 @@ def score_run(run: Run, cohort: Cohort, *, progress: bool = True) -> None:
         figures.save(calibrated.draw(), run.folder / RELIABILITY, replace=True)
         sections["## Calibration\n\n"] = calibrated.as_markdown()
         scores["calibration"] = calibrated.as_dict()
+    if guarantees := score_guarantees(run, means, find_sites(cohort).of):
+        sections["## Prediction sets\n\n"] = guarantees.as_markdown()
     text = "\n".join(title + section for title, section in sections.items())
     write_text(run.folder / "scores.md", text, replace=True)
     with suppress(OSError):
@@ -76,10 +83,10 @@ def _draw(run: Run, folders: Mapping[str, Path], tables: Mapping[str, Prediction
 
 
 def _compare_with_baselines(
-    run: Run, cohort: Cohort, answers: Predictions, step: Step
+    run: Run, cohort: Cohort, answers: Predictions, means: Mapping[str, NDArray[np.float32]]
 ) -> tuple[Comparison, str]:
     """Predict the same slides without a model, and list the baselines that it does not beat."""
-    found = predict_baselines(cohort, run.splits, progress=step) | _mean_model(run)
+    found = predict_baselines(cohort, run.splits, means=means) | _mean_model(run)
     for name, table in found.items():
         _write_again(table, run.folder / BASELINES / f"{name.replace(' ', '_')}.csv")
     compared = compare_with_baselines("The model", answers, found)

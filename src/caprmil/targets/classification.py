@@ -13,6 +13,7 @@ from caprmil.io import tables
 from caprmil.io.findings import Findings
 from caprmil.io.tables import is_known, is_number
 from caprmil.targets.classification_metrics import ace_floor, auc, check_probabilities
+from caprmil.targets.conformal import ClassSets, Conformal
 from caprmil.targets.target import Answers, Contrast, Criterion, Label, Labels, Target
 
 if TYPE_CHECKING:
@@ -281,6 +282,20 @@ class Classification(Target):
         from sklearn.metrics import log_loss
 
         return float(log_loss(labels, answers, labels=range(len(self.classes))))
+
+    # Guarantees
+
+    risk_title: ClassVar[str] = "Error rate"
+
+    @property
+    def conformal(self) -> Conformal:
+        return ClassSets(self.classes)
+
+    def confidence(self, answers: Answers) -> NDArray[np.float64]:
+        return np.asarray(answers.max(axis=1), dtype=np.float64)
+
+    def losses(self, labels: Labels, answers: Answers) -> NDArray[np.float64]:
+        return np.asarray(answers.argmax(axis=1) != labels, dtype=np.float64)
 
     # Evidence
 

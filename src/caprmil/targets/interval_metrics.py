@@ -78,8 +78,6 @@ INTERVAL_METRICS = (
         printed=False,  # more is not better: it should be the level
         weighted=weighted_coverage,
     ),
-    replace(
-        _scored(LEVEL), variants=lambda target: [_scored(getattr(target, "level", LEVEL))]
-    ),
+    replace(_scored(LEVEL), variants=lambda target: [_scored(getattr(target, "level", LEVEL))]),
 )
 """In the order in which scores are listed."""

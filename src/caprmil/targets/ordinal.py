@@ -22,9 +22,10 @@ from caprmil.errors import shorten
 from caprmil.io.findings import Findings
 from caprmil.io.tables import is_number
 from caprmil.targets.classification import Classification
+from caprmil.targets.conformal import Conformal, GradeSets
 from caprmil.targets.metric import register_metric
 from caprmil.targets.ordinal_metrics import ORDINAL_METRICS
-from caprmil.targets.target import Contrast, Criterion, Label
+from caprmil.targets.target import Answers, Contrast, Criterion, Label, Labels
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -105,6 +106,17 @@ class Ordinal(Classification):
 
     def answer(self, outputs: "Tensor") -> "Tensor":
         return _log_probabilities(outputs).exp()
+
+    # Guarantees
+
+    risk_title: ClassVar[str] = "MAE of grade"
+
+    @property
+    def conformal(self) -> Conformal:
+        return GradeSets(self.classes)
+
+    def losses(self, labels: Labels, answers: Answers) -> NDArray[np.float64]:
+        return np.abs(answers.argmax(axis=1) - labels).astype(np.float64)
 
     # Evidence
 

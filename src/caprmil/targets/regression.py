@@ -12,6 +12,7 @@ from caprmil.errors import CohortError, RecipeError
 from caprmil.io import tables
 from caprmil.io.findings import Findings
 from caprmil.io.tables import is_known, is_number
+from caprmil.targets.conformal import Conformal, IntervalSets
 from caprmil.targets.interval_metrics import INTERVAL_METRICS, LEVEL
 from caprmil.targets.metric import register_metric
 from caprmil.targets.regression_metrics import REGRESSION_METRICS
@@ -208,9 +209,9 @@ class Regression(Target):
 
     @property
     def titles(self) -> tuple[str, ...]:
-        return tuple(
-            f"{100 * self.level:g} % interval" if _level_of(name) else name for name in self.columns
-        )
+        percent = f"{100 * self.level:g} %"
+        ends = (f"lower end, {percent}", f"upper end, {percent}") if self.has_intervals else ()
+        return ("predicted", *ends)
 
     def owns(self, column: str) -> bool:
         return column == "predicted" or _level_of(column) is not None
@@ -308,6 +309,23 @@ class Regression(Target):
 
     def answer_loss(self, labels: Labels, answers: Answers) -> float:
         return float(np.mean((answers[:, 0] - labels) ** 2))
+
+    # Guarantees
+
+    risk_title: ClassVar[str] = "MAE"
+
+    @property
+    def conformal(self) -> Conformal:
+        return IntervalSets()
+
+    def confidence(self, answers: Answers) -> NDArray[np.float64] | None:
+        """Return how narrow each interval is. Numbers without one do not say how sure they are."""
+        if not self.has_intervals:
+            return None
+        return np.asarray(answers[:, 1] - answers[:, 2], dtype=np.float64)
+
+    def losses(self, labels: Labels, answers: Answers) -> NDArray[np.float64]:
+        return np.asarray(np.abs(answers[:, 0] - labels), dtype=np.float64)
 
     # Evidence
 

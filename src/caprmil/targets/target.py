@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from caprmil.errors import UnknownNameError
+from caprmil.errors import CohortError, UnknownNameError
 from caprmil.io.findings import Findings
 from caprmil.io.tables import is_known
+from caprmil.targets.conformal import Conformal
 from caprmil.targets.metric import Metric, metrics_of
 
 if TYPE_CHECKING:
@@ -379,6 +380,27 @@ class Target:
     def answer_loss(self, labels: Labels, answers: Answers) -> float:
         """Return the loss by which the strength of a linear model is chosen."""
         raise NotImplementedError
+
+    # Guarantees
+
+    @property
+    def conformal(self) -> Conformal:
+        """The sets or intervals that hold a label with a stated probability."""
+        raise CohortError(
+            f"There are no prediction sets for a {self.kind}. Omit --coverage; classifications, "
+            "grades and regressions have them."
+        )
+
+    def confidence(self, answers: Answers) -> NDArray[np.float64] | None:
+        """Return how certain each answer is: higher is surer. None if answers do not say."""
+        return None
+
+    def losses(self, labels: Labels, answers: Answers) -> NDArray[np.float64]:
+        """Return how wrong each answer is, for the risk of those that are kept."""
+        raise NotImplementedError
+
+    risk_title: ClassVar[str] = "Error"
+    """What the mean of `losses` is called."""
 
     # Evidence
 

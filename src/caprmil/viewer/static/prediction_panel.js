@@ -17,6 +17,7 @@ export function showPrediction(facts, whatIf, { undo, reset }) {
       { class: "headline", "aria-live": "polite", "aria-atomic": "true" },
       el("h2", { text: title }, el("span", { class: "probability", text: number })),
       el("p", { class: `verdict ${verdict}`, text: sentence }),
+      facts.caution ? el("p", { class: "verdict wrong", id: "caution", text: facts.caution }) : null,
       whatIf ? change(facts, whatIf) : null,
     ),
     ...sources.map(([heading, before, now]) => parts.rows(facts, heading, before, now)),
