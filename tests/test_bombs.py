@@ -2,6 +2,8 @@
 
 import csv
 import io
+import json
+import resource
 import tracemalloc
 import zipfile
 from collections.abc import Callable
@@ -16,10 +18,12 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from caprmil.errors import BagError, CohortError
+from caprmil.encoders.hub import read_weights
+from caprmil.errors import BagError, CohortError, EncoderError, RunError
 from caprmil.features import bags, stored_arrays
 from caprmil.features.level0 import to_level0
 from caprmil.io import tables
+from caprmil.models import CAPRMIL, MODELS, MILModel, create
 
 FEATURES = np.random.default_rng(0).normal(size=(5, 8)).astype(np.float32)
 BILLION = 10**9
@@ -38,6 +42,19 @@ def npz(path: Path, **shapes: tuple[int, ...] | None) -> Path:
                 header = content[:128].replace(old + b" " * (len(new) - len(old)), new)
                 content = header + content[128:]
             archive.writestr(f"{name}.npy", content)
+    return path
+
+
+def npz_of_a_long_header(path: Path) -> Path:
+    """Write an .npz file with a header of 40 MB."""
+    path = path.with_suffix(".npz")
+    with (
+        zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive,
+        archive.open("features.npy", "w") as entry,
+    ):
+        entry.write(b"\x93NUMPY\x02\x00" + (2**32 - 1).to_bytes(4, "little"))
+        for _ in range(40):
+            entry.write(b" " * 10**6)
     return path
 
 
@@ -85,6 +102,7 @@ def pt(path: Path, content: Any) -> Path:
 BOMBS: dict[str, Callable[[Path], Path]] = {
     "npz header": lambda path: npz(path, features=(BILLION, 1024)),
     "npz coordinates": lambda path: npz(path, features=None, coords=(BILLION, 2)),
+    "npz long header": npz_of_a_long_header,
     "npz zeros": npz_of_zeros,
     "h5 zeros": lambda path: h5_of_zeros(path, "features", 2000),
     "h5 chunk": lambda path: h5_of_zeros(path, "features", 5, chunk=2000),
@@ -193,6 +211,66 @@ def test_a_table_of_too_many_cells_is_an_error(
     assert path.stat().st_size < 2e6
     with pytest.raises(CohortError, match=r"table\.\w+ has .*(cells|MB of text)"):
         tables.read_table(path, pad=True)
+
+
+def test_a_long_text_that_a_table_repeats_is_kept_once(tmp_path: Path) -> None:
+    n = 2000
+    texts = pa.DictionaryArray.from_arrays(pa.array(np.zeros(n, np.int8)), ["b" * 100_000])
+    slides = pa.array([f"s{number}" for number in range(n)])
+    pq.write_table(pa.table({"slide": slides, "remark": texts.cast("string")}), tmp_path / "t.pq")
+    assert (tmp_path / "t.pq").stat().st_size < 1e6
+    tracemalloc.start()
+    try:
+        table = tables.read_table(tmp_path / "t.pq")
+        assert tracemalloc.get_traced_memory()[1] < 2e7  # 200 MB if each had its own
+    finally:
+        tracemalloc.stop()
+    assert table["remark"].tolist() == ["b" * 100_000] * n
+    assert table["slide"].tolist() == [f"s{number}" for number in range(n)]
+
+
+def test_texts_of_parquet_with_gaps_are_read(tmp_path: Path) -> None:
+    table = pa.table({"slide": ["a", "b", "c"], "label": ["x", None, " x"]})
+    pq.write_table(table, tmp_path / "t.parquet")
+    assert tables.read_table(tmp_path / "t.parquet")["label"].tolist() == ["x", "", "x"]
+
+
+def test_weights_that_repeat_a_number_are_an_error_of_one_line(tmp_path: Path) -> None:
+    torch.save({"a": torch.zeros(1).expand(BILLION, 1024)}, tmp_path / "model.bin")
+    with pytest.raises(EncoderError, match=r"model\.bin is damaged: a repeats") as problem:
+        read_weights(tmp_path / "model.bin")
+    assert "\n" not in str(problem.value)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"dim": 60_000},
+        {"in_dim": 60_000},
+        {"mlp_ratio": 1e7},
+        {"pool": {"name": "abmil", "dim": 60_000}},
+        {"pool": {"name": "abmil", "dim": BILLION}},
+    ],
+    ids=str,
+)
+def test_a_model_that_is_larger_than_its_weights_is_an_error_before_it_takes_memory(
+    tmp_path: Path, change: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    CAPRMIL(8, 2, dim=16, heads=2).save_pretrained(tmp_path)
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | change))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(RunError, match=r"config\.json is damaged") as problem:
+        MILModel.from_pretrained(tmp_path)
+    assert "\n" not in str(problem.value)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 10**5  # kB
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_saved_model_is_as_large_as_its_settings_say(tmp_path: Path, name: str) -> None:
+    model = create(name, in_dim=8, n_outputs=2)
+    model.save_pretrained(tmp_path)
+    assert MILModel.from_pretrained(tmp_path).state_dict().keys() == model.state_dict().keys()
 
 
 def test_a_sheet_with_gaps_is_read(tmp_path: Path) -> None:

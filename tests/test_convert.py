@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from caprmil.errors import SlideError, UnknownNameError
+from caprmil.errors import BagError, SlideError, UnknownNameError
 from caprmil.features import bags, level0
 from caprmil.features.convert import FORMATS, SIZES, Conversion, convert
 from caprmil.slides.slide import Slide
@@ -422,6 +422,52 @@ def test_a_coordinate_file_of_other_patches_is_ignored(tiff: Path, tmp_path: Pat
     with h5py.File(tmp_path / "patches" / "slide.h5", "a") as h5:
         h5["coords"][0] += 1
     assert bags.inspect(converted(source, tmp_path / "out", "caprmil")).patch_level0 == 240
+
+
+ODD_VALUES = ("x", -1, 0, np.zeros(0), np.zeros((2, 2)), float("nan"), np.complex64(1j), b"\xff")
+
+
+@pytest.mark.parametrize("value", ODD_VALUES, ids=repr)
+@pytest.mark.parametrize("name", ["patch_size", "downsample", "custom_downsample", "level_dim"])
+def test_a_damaged_coordinate_file_costs_no_more_than_its_metadata(
+    name: str, value: Any, tiff: Path, tmp_path: Path
+) -> None:
+    source = built_clam(tmp_path, tiff)
+    with h5py.File(tmp_path / "patches" / "slide.h5", "r+") as file:
+        file["coords"].attrs[name] = value
+    done = converted(source, tmp_path / "out", "caprmil", slide_mpp=MPP)
+    with h5py.File(done) as file:
+        if name == "level_dim":
+            assert file.attrs["patch_level0"] == 280
+        else:  # that of adjacent patches
+            assert file.attrs["patch_level0"] == 240
+
+
+@pytest.mark.parametrize("value", ODD_VALUES, ids=repr)
+@pytest.mark.parametrize("name", ["patch_level0", "mpp", "scale_rule", "slide_size", "fingerprint"])
+def test_a_field_that_cannot_be_is_left_out_or_an_error_of_one_line(
+    name: str, value: Any, full_bag: Path, tmp_path: Path
+) -> None:
+    stamp = converted(full_bag, tmp_path / "stamp", "stamp")
+    with h5py.File(stamp, "r+") as file:
+        file.attrs[f"caprmil_{name}"] = value
+    done = convert({"slide": stamp}, tmp_path / "back", "caprmil", slide_mpp=MPP)
+    assert len(done.written) + len(done.failed) == 1
+    assert "\n" not in done.failed.get("slide", "")
+
+
+def test_a_rule_of_scale_that_is_not_known_is_left_out(full_bag: Path, tmp_path: Path) -> None:
+    with h5py.File(full_bag, "r+") as file:
+        file.attrs["scale_rule"] = "rough"
+    assert bags.inspect(full_bag).scale_rule is None
+    assert converted(full_bag, tmp_path / "out", "caprmil").exists()
+
+
+def test_a_damaged_list_of_sizes_is_an_error_of_one_line(full_bag: Path, tmp_path: Path) -> None:
+    converted(full_bag, tmp_path, "clam")
+    (tmp_path / SIZES).write_bytes(b"\xff\xfe")
+    with pytest.raises(BagError, match=r"slide_sizes\.txt is damaged .* Remove it"):
+        convert({"slide": full_bag}, tmp_path, "clam")
 
 
 def test_early_stamp_files_are_converted_to_level0_pixels(tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ from caprmil.viewer.app import create
 from viewer_requests import FIRST, call
 
 FOLD = "folds/fold-0"
+ODD_FIELDS = ('"path": "\\ud800"', '"mpp": NaN', '"tissue_mm2": ' + "9" * 400, '"width": 0.5')
 
 
 @pytest.fixture(scope="module")
@@ -265,7 +266,11 @@ def test_the_status_of_a_damaged_run_is_a_line(copy: Path, mistake: Callable[...
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", '{"state": "running", "last_heartbeat": "now"}', '{"state": 3}']
+    "text",
+    [
+        *("", "[]", "[" * 10**5, '{"state": "running", "last_heartbeat": "now"}', '{"state": 3}'),
+        *(f'{{"slide": "a", "state": "done", {each}}}' for each in ODD_FIELDS),
+    ],
 )
 def test_a_damaged_status_or_record_counts_as_none(tmp_path: Path, text: str) -> None:
     (tmp_path / "a.json").write_text(text)

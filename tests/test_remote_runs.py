@@ -258,6 +258,13 @@ def test_a_locked_run_is_not_trained_by_a_second_process(
     assert not (partial_run / LOCK).exists()
 
 
+@pytest.mark.parametrize("content", [b"[" * 10**5, b'{"time": ' + b"9" * 400 + b"}", b"\xff", b"3"])
+def test_a_damaged_lock_is_free(memory: RemotePath, content: bytes) -> None:
+    (memory / LOCK).write_bytes(content)
+    with _lock(memory / LOCK, "this host"):
+        assert b"this host" in (memory / LOCK).read_bytes()
+
+
 def test_a_process_that_lost_the_lock_uploads_nothing(partial_run: RemotePath) -> None:
     lost = RemoteRun(partial_run, "recipe")
     lost.download()

@@ -396,6 +396,20 @@ def test_plain_images_are_slides_of_one_level(tmp_path: Path, ending: str) -> No
     np.testing.assert_array_equal(pixels, np.asarray(Image.open(path))[60:188, 50:178])
 
 
+@pytest.mark.parametrize("ending", ["png", "jpg", "tif"])
+@pytest.mark.parametrize("kind", ["gif", "webp", "ppm", "svg"])
+def test_a_format_that_is_not_on_the_list_is_not_read_under_another_name(
+    tmp_path: Path, kind: str, ending: str
+) -> None:
+    path = tmp_path / f"image.{ending}"
+    if kind == "svg":
+        path.write_text('<svg xmlns="http://www.w3.org/2000/svg" width="99" height="99"></svg>')
+    else:
+        Image.fromarray(texture(99, 99)).save(path, kind)
+    with pytest.raises(SlideError, match=r"nor an image \(it is not PNG, JPEG or TIFF\)"):
+        Slide(path)
+
+
 def test_a_striped_tiff_is_read(tmp_path: Path) -> None:
     image = texture(300, 200)
     tifffile.imwrite(tmp_path / "s.tif", image, photometric="rgb", rowsperstrip=7)

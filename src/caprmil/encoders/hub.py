@@ -143,6 +143,11 @@ def read_weights(file: Path) -> dict[str, Tensor]:
         raise EncoderError(f"{file} cannot be read as weights: {reason}") from problem
     if not isinstance(state, Mapping) or not all(isinstance(v, Tensor) for v in state.values()):
         raise EncoderError(f"{file} is not a dictionary of tensors, and cannot be loaded.")
+    if repeated := [n for n, v in state.items() if v.nbytes > v.untyped_storage().nbytes()]:
+        raise EncoderError(
+            f"{file} is damaged: {repeated[0]} repeats its numbers, and may take any memory. Use "
+            "the model.safetensors of the same model."
+        )
     return dict(state)
 
 

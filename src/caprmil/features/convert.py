@@ -191,7 +191,10 @@ def _write_pt(path: Path, bag: Level0Bag, file: PlannedFile) -> None:
 
 def _write_sizes(path: Path, sizes: Mapping[str, tuple[int, int]]) -> None:
     """Add the sizes of slides to the file."""
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    try:
+        lines = path.read_bytes().decode("utf-8").splitlines() if path.exists() else []
+    except UnicodeDecodeError as problem:
+        raise BagError(f"{path} is damaged ({problem}). Remove it: it is written again.") from None
     listed = {line.rsplit(",", 2)[0]: line for line in lines}
     listed |= {name: f"{name},{width},{height}" for name, (width, height) in sizes.items()}
     if list(listed.values()) != lines:

@@ -9,7 +9,6 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from math import isfinite
 from pathlib import Path
 from threading import Lock
 from typing import Any, TypeVar
@@ -20,11 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caprmil.errors import BagError, CaprmilError
+from caprmil.features.attributes import integer, number, rule, size, text
 from caprmil.features.stored_arrays import (
     COORDS,
     FEATURES,
+    check_npz,
     check_sizes,
-    npz_sizes,
     own_datasets,
     zip_sizes,
 )
@@ -60,7 +60,7 @@ class FileContent:
     @property
     def of_slide(self) -> bool:
         """Whether the file is marked as features of a slide or patient, not of patches."""
-        return _text(self.attributes.get("feat_type")) in ("slide", "patient")
+        return text(self.attributes.get("feat_type")) in ("slide", "patient")
 
 
 def from_arrays(
@@ -112,7 +112,7 @@ def _arrays(path: Path, file: Any) -> Iterator[FileContent]:
             array = np.load(file, mmap_mode="r", allow_pickle=False)
             yield _content(path, "npy", {"features": array})
         case ".npz":
-            check_sizes(path, file.stat().st_size, npz_sizes(file))
+            check_npz(path, file)
             with file.open("rb") as stream, np.load(stream, allow_pickle=False) as arrays:
                 yield _content(path, "npz", arrays)
         case ".pt":
@@ -276,55 +276,53 @@ def _caprmil(content: FileContent) -> dict[str, Any]:
             f"up to {SCHEMA}. Upgrade caprmil."
         )
     return {
-        "encoder": _text(stored.get("encoder")),
-        "fingerprint": _text(stored.get("fingerprint")),
-        "settings": _text(stored.get("settings")),
-        "mpp": _number(stored.get("mpp")),
-        "slide_mpp": _number(stored.get("slide_mpp")),
-        "scale_rule": _text(stored.get("scale_rule")),
-        "patch_px": _integer(stored.get("patch_px")),
-        "patch_level0": _number(stored.get("patch_level0")),
-        "step": _number(stored.get("step")),
+        "encoder": text(stored.get("encoder")),
+        "fingerprint": text(stored.get("fingerprint")),
+        "settings": text(stored.get("settings")),
+        "mpp": number(stored.get("mpp")),
+        "slide_mpp": number(stored.get("slide_mpp")),
+        "scale_rule": rule(stored.get("scale_rule")),
+        "patch_px": integer(stored.get("patch_px")),
+        "patch_level0": number(stored.get("patch_level0")),
+        "step": number(stored.get("step")),
         "unit": "px",
-        "slide_size": _size(stored.get("slide_width"), stored.get("slide_height")),
-        "slide_path": _text(stored.get("slide_path")),
+        "slide_size": size(stored.get("slide_width"), stored.get("slide_height")),
+        "slide_path": text(stored.get("slide_path")),
     }
 
 
 def _trident(content: FileContent) -> dict[str, Any]:
     stored = content.attributes
-    side, level0 = _number(stored.get("patch_size")), _number(stored.get("patch_size_level0"))
-    magnification = _number(stored.get("target_magnification"))
-    overlap = _number(stored.get("overlap")) or 0.0  # in pixels of the patch, not of level 0
+    side, level0 = number(stored.get("patch_size")), number(stored.get("patch_size_level0"))
+    magnification = number(stored.get("target_magnification"))
+    overlap = number(stored.get("overlap")) or 0.0  # in pixels of the patch, not of level 0
     return {
-        "encoder": _text(stored.get("encoder")),
+        "encoder": text(stored.get("encoder")),
         "mpp": 10 / magnification if magnification else None,
         "scale_rule": "nominal" if magnification else None,
-        "patch_px": _integer(side),
+        "patch_px": integer(side),
         "patch_level0": level0,
-        "step": _number(level0 * (1 - overlap / side)) if side and level0 else None,
+        "step": number(level0 * (1 - overlap / side)) if side and level0 else None,
         "unit": "px",
-        "slide_size": _size(stored.get("level0_width"), stored.get("level0_height")),
+        "slide_size": size(stored.get("level0_width"), stored.get("level0_height")),
     }
 
 
 def _stamp(content: FileContent) -> dict[str, Any]:
     stored = content.attributes
-    in_um = _text(stored.get("unit")) == "um"
-    um = _number(stored.get("tile_size_um")) or (
-        _number(stored.get("tile_size")) if in_um else None
-    )
-    px = _number(stored.get("tile_size_px"))
+    in_um = text(stored.get("unit")) == "um"
+    um = number(stored.get("tile_size_um")) or (number(stored.get("tile_size")) if in_um else None)
+    px = number(stored.get("tile_size_px"))
     if not in_um and um is None and content.coords is not None:
         coords = to_array(content.coords)
         if round(infer_step(coords.reshape(-1, 2)) or 0) == 224:
             # Early files have coordinates in pixels, of which 224 are 256 micrometres.
             um, px, content.coords = 256.0, 224.0, coords * (256 / 224)
     return {
-        "encoder": _text(stored.get("extractor")),
+        "encoder": text(stored.get("extractor")),
         "mpp": um / px if um and px else None,
         "scale_rule": "exact" if um and px else None,
-        "patch_px": _integer(px),
+        "patch_px": integer(px),
         "step": um,
         "unit": "um" if in_um or um else None,
     }
@@ -334,7 +332,7 @@ def _others(content: FileContent) -> dict[str, Any]:
     if content.kind == "memory":
         return {"unit": "px", **content.attributes}
     unit = "px" if content.kind == "clam" else None
-    return {"encoder": _text(content.attributes.get("encoder")), "unit": unit}
+    return {"encoder": text(content.attributes.get("encoder")), "unit": unit}
 
 
 def infer_step(coords: NDArray[Any]) -> float | None:
@@ -355,27 +353,3 @@ def infer_step(coords: NDArray[Any]) -> float | None:
     step = float(values[counts.argmax()])
     off_grid = np.abs(gap / step - np.rint(gap / step)) > 0.1
     return None if off_grid.mean() > 0.5 else step
-
-
-def _number(value: Any) -> float | None:
-    """Return an attribute (number, text, or TRIDENT's 'None') as a positive number or None."""
-    try:
-        number = float(np.ravel(value)[0])
-    except (TypeError, ValueError, IndexError):
-        return None
-    return number if number > 0 and isfinite(number) else None
-
-
-def _integer(value: Any) -> int | None:
-    number = _number(value)
-    return None if number is None else round(number)
-
-
-def _size(width: Any, height: Any) -> tuple[int, int] | None:
-    wide, high = _integer(width), _integer(height)
-    return None if wide is None or high is None else (wide, high)
-
-
-def _text(value: Any) -> str | None:
-    text = value.decode() if isinstance(value, bytes) else value
-    return text if isinstance(text, str) and text not in ("", "None") else None

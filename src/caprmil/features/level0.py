@@ -1,8 +1,9 @@
 """A bag of any format in level-0 pixels and microns per pixel, as conversion needs it."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from math import nan, prod
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 
 from caprmil.errors import BagError, SlideError
 from caprmil.features import bags, formats
+from caprmil.features.attributes import number, pair, rule, text
 from caprmil.features.bags import BagInfo
 from caprmil.features.stored_arrays import own_datasets
 from caprmil.slides.slide import Slide
@@ -138,28 +140,27 @@ def _read_extra(path: Path) -> tuple[NDArray[Any] | None, dict[str, Any]]:
 
 
 def _extra_fields(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    fields: dict[str, Any] = {}
-    for name in (*GRID, *SCALE, *ORIGIN, "slide_size"):
-        if (value := attributes.get(f"caprmil_{name}")) is not None:
-            value = value.tolist() if hasattr(value, "tolist") else value
-            fields[name] = tuple(value) if isinstance(value, list) else value
-    return fields
+    """Return the fields in attributes `caprmil_...`, without those that cannot be."""
+    readers: dict[str, Callable[[Any], Any]] = dict.fromkeys((*GRID, "mpp"), number)
+    readers |= {**dict.fromkeys(ORIGIN, text), "scale_rule": rule, "slide_size": pair}
+    found = {name: read(attributes.get(f"caprmil_{name}")) for name, read in readers.items()}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _clam_grid(name: str, path: Path, coords: NDArray[Any]) -> dict[str, Any] | None:
     """Return the metadata of CLAM's coordinate file, if there is one for the same patches."""
     for folder in path.parents[:3]:
         found = folder / "patches" / f"{name}.h5"
-        with suppress(OSError, KeyError, BagError), h5py.File(found) as file:
+        with suppress(Exception), h5py.File(found) as file:  # damaged files raise many types
             grid = own_datasets(found, file)["coords"]
-            stored = dict(grid.attrs)
-            downsample = float(np.ravel(stored["downsample"])[0])
-            custom = float(stored.get("custom_downsample", 1))
-            side = float(stored["patch_size"]) * downsample * custom
-            level0 = downsample == 1 and "level_dim" in stored
-            size = {"slide_size": tuple(stored["level_dim"].tolist())} if level0 else {}
-            if grid.shape == coords.shape and np.array_equal(grid, coords):
-                return {"patch_level0": side, **size, **_extra_fields(stored)}
+            stored = {"custom_downsample": 1, **grid.attrs}
+            lengths = ("patch_size", "downsample", "custom_downsample")
+            side = prod(number(stored[name]) or nan for name in lengths)
+            level0 = number(stored["downsample"]) == 1
+            slide_size = pair(stored.get("level_dim")) if level0 else None
+            if side > 0 and grid.shape == coords.shape and np.array_equal(grid, coords):
+                known = {"slide_size": slide_size} if slide_size else {}
+                return {"patch_level0": side, **known, **_extra_fields(stored)}
     return None
 
 

@@ -37,9 +37,10 @@ def zip_sizes(file: Path) -> dict[str, int]:
         return {entry.filename: entry.file_size for entry in archive.infolist()}
 
 
-def npz_sizes(file: Path) -> dict[str, int]:
-    """Return the bytes of each array of an .npz file, by the zip and by its own header."""
+def check_npz(path: Path, file: Path) -> None:
+    """Raise if the arrays of an .npz file would take far more memory than the file has bytes."""
     header, sizes = np.lib.format, zip_sizes(file)
+    check_sizes(path, file.stat().st_size, sizes)  # first: headers are read as far as they go
     with ZipFile(file) as archive:
         for name in [name for name in sizes if name.endswith(".npy")]:
             with archive.open(name) as stream:
@@ -47,7 +48,7 @@ def npz_sizes(file: Path) -> dict[str, int]:
                 read = header.read_array_header_1_0 if first else header.read_array_header_2_0
                 shape, _, dtype = read(stream)
             sizes[name] = max(sizes[name], prod(shape) * dtype.itemsize)
-    return sizes
+    check_sizes(path, file.stat().st_size, sizes)
 
 
 def own_datasets(path: Path, file: Any) -> dict[str, Any]:

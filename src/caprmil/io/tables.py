@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from io import BytesIO, StringIO
 from os import PathLike
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 from zipfile import ZipFile
 
 import pandas as pd
@@ -129,7 +129,10 @@ def _read_parquet(path: Path, content: BytesIO) -> pd.DataFrame:
     groups = [found.row_group(number) for number in range(found.num_row_groups)]
     values = sum(g.column(at).num_values for g in groups for at in range(g.num_columns))
     _check_cells(path, max(found.num_rows * found.num_columns, values))
-    return pd.read_parquet(content)
+    # A text that is repeated is stored once, and so it is kept once: it may be long.
+    columns = [found.schema.column(at) for at in range(found.num_columns)]
+    texts = [column.path for column in columns if column.physical_type == "BYTE_ARRAY"]
+    return pd.read_parquet(content, engine="pyarrow", read_dictionary=texts)
 
 
 def _check_cells(path: Path, cells: int) -> None:
@@ -144,13 +147,20 @@ def _as_text(frame: pd.DataFrame, name: str) -> pd.DataFrame:
     """Return a DataFrame of any types as text, with the number of each row in its index."""
     if not len(frame):
         raise _no_rows(name)
-    columns = [frame.iloc[:, number].map(_cell) for number in range(frame.shape[1])]
     text = pd.DataFrame(
-        dict(enumerate(column.to_numpy() for column in columns)),
+        {number: _cells(frame.iloc[:, number]) for number in range(frame.shape[1])},
         index=[f"{name}, row {number}" for number in range(1, len(frame) + 1)],
         dtype=object,
     )
     return _named(text, [str(column).strip() for column in frame.columns], name)
+
+
+def _cells(column: "pd.Series[Any]") -> list[str]:
+    """Return the cells of a column as text. A value of a categorical column is one object."""
+    if isinstance(column.dtype, pd.CategoricalDtype):
+        values = [*map(_cell, column.cat.categories), ""]  # the last one, -1, is for gaps
+        return [values[code] for code in column.cat.codes]
+    return [_cell(value) for value in column]
 
 
 def _cell(value: object) -> str:

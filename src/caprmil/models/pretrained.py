@@ -1,11 +1,12 @@
 """Saved models: `config.json` and `model.safetensors`, as on the Hugging Face hub."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import load_file
 from safetensors.torch import save as to_bytes
 from torch import nn
@@ -81,11 +82,37 @@ def load(source: str | PathLike[str], **changes: Any) -> MILModel:
 
 
 def _check_sizes(weights: Path, config: Mapping[str, Any]) -> None:
-    """Raise if a size in the settings is larger than the file: no model could have it."""
-    largest = weights.stat().st_size
-    for name, value in config.items():
-        if isinstance(value, int) and value > max(largest, SMALLEST):
+    """Raise if a model of these settings has more numbers than the file.
+
+    It is made without memory first: a few digits more would ask for any amount of it.
+    """
+    size, settings = weights.stat().st_size, dict(config)
+    for name, value in _integers(settings):
+        if value > max(size, SMALLEST):
             raise RunError(f"{weights.parent / CONFIG} is damaged: {name} is {value}.")
+    try:
+        with torch.device("meta"):
+            model = create(settings.pop("model"), **settings)
+    except (NotImplementedError, RuntimeError):  # a model of another package may need values
+        return
+    asked = sum(tensor.nbytes for tensor in model.state_dict().values())
+    if asked > size:
+        raise RunError(
+            f"{weights.parent / CONFIG} is damaged: a model of these settings has {asked:,} bytes, "
+            f"and {WEIGHTS} has {size:,}."
+        )
+
+
+def _integers(value: Any, name: str = "") -> Iterator[tuple[str, int]]:
+    """Yield each whole number in nested settings, with its name."""
+    if isinstance(value, int):
+        yield name, value
+    elif isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _integers(inner, str(key))
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _integers(inner, name)
 
 
 def _download(repository: str) -> Path:

@@ -20,6 +20,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from caprmil.errors import RunError, StorageError
+from caprmil.io.json_files import parse_json
 from caprmil.io.paths import RemotePath, download_all, upload, upload_all
 
 FOLDS, FOLD = "folds", "fold.json"
@@ -194,7 +195,7 @@ def _write_heartbeat(lock: RemotePath, owner: str) -> None:
 def _other_owner(lock: RemotePath, owner: str) -> str | None:
     """Return the owner of a lock if it is another process with a recent heartbeat."""
     try:
-        heartbeat = json.loads(lock.read_text(encoding="utf-8"))
+        heartbeat = parse_json(lock.read_bytes())
         recent = time.time() - float(heartbeat["time"]) < STALE_SECONDS
         return str(heartbeat["owner"]) if recent and heartbeat["owner"] != owner else None
     except (FileNotFoundError, ValueError, KeyError, TypeError):

@@ -15,6 +15,7 @@ from scipy import ndimage
 
 from caprmil import config
 from caprmil.io.atomic import atomic_write, write_text
+from caprmil.io.json_files import parse_json
 from caprmil.slides.patches import Patches
 from caprmil.slides.slide import Thumbnail
 
@@ -50,9 +51,8 @@ class Record:
     def read(cls, folder: Path, slide: str) -> "Record | None":
         """Return the record of a slide, or None if there is none that can be parsed."""
         try:
-            text = (folder / f"{slide}.json").read_text(encoding="utf-8")
-            return config.parse(json.loads(text), into=cls)
-        except (OSError, ValueError, TypeError, RecursionError):
+            return config.parse(parse_json((folder / f"{slide}.json").read_bytes()), into=cls)
+        except (OSError, ValueError, TypeError):
             return None
 
 

@@ -25,6 +25,12 @@ Pixels = NDArray[np.uint8]  # (height, width, 3), red first
 _TILE_BYTES = 325  # TIFF tag: TileByteCounts
 _FAST_VENDORS = ("generic-tiff", "aperio")
 _MAX_PAGES = 64  # of a TIFF whose pages are all opened by libvips
+_LOADERS = {
+    b"\x89PNG\r\n\x1a\n": "pngload",
+    b"\xff\xd8\xff": "jpegload",
+    **dict.fromkeys((b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"), "tiffload"),
+}
+"""The loaders of libvips for plain images, by the first bytes of a file."""
 
 
 class ReadError(Exception):
@@ -227,15 +233,27 @@ def _same_pixels(reader: VipsReader, slide: openslide.OpenSlide, level: int) -> 
 
 
 def plain_image(path: Path) -> Any:
-    """Return a plain image as 8-bit RGB on white."""
+    """Return a PNG, JPEG or TIFF image as 8-bit RGB on white.
+
+    libvips can read many other formats, whose headers are not checked, and some with libraries that
+    are not made for files of strangers.
+    """
+    with path.open("rb") as file:
+        start = file.read(8)
+    loader = next((name for magic, name in _LOADERS.items() if start.startswith(magic)), None)
+    if loader is None:
+        raise _no_image(path, "it is not PNG, JPEG or TIFF")
     try:
-        return as_rgb(pyvips.Image.new_from_file(str(path), fail_on="warning"))
+        return as_rgb(getattr(pyvips.Image, loader)(str(path), fail_on="warning"))
     except pyvips.Error as problem:
-        raise SlideError(
-            f"{path} is neither a slide that OpenSlide can read nor an image "
-            f"({first_line(problem)}). It may be damaged: copy it again, or convert it to a tiled "
-            "TIFF."
-        ) from problem
+        raise _no_image(path, first_line(problem)) from problem
+
+
+def _no_image(path: Path, reason: str) -> SlideError:
+    return SlideError(
+        f"{path} is neither a slide that OpenSlide can read nor an image ({reason}). It may be "
+        "damaged: copy it again, or convert it to a tiled TIFF."
+    )
 
 
 def as_rgb(image: Any) -> Any:

@@ -1,0 +1,48 @@
+"""Attributes of feature files as numbers and text. What cannot be one is None, as if it missed."""
+
+from math import isfinite
+from typing import Any
+
+import numpy as np
+
+from caprmil.slides.scale import ScaleRule
+
+
+def number(value: Any) -> float | None:
+    """Return an attribute (number, text, or TRIDENT's 'None') as a positive number or None."""
+    try:
+        found = float(np.ravel(value)[0])
+    except (TypeError, ValueError, IndexError):
+        return None
+    return found if found > 0 and isfinite(found) else None
+
+
+def integer(value: Any) -> int | None:
+    found = number(value)
+    return None if found is None else round(found)
+
+
+def size(width: Any, height: Any) -> tuple[int, int] | None:
+    wide, high = integer(width), integer(height)
+    return None if wide is None or high is None else (wide, high)
+
+
+def pair(value: Any) -> tuple[int, int] | None:
+    """Return an attribute of two numbers as a size."""
+    found = np.ravel(value)
+    return size(*found) if len(found) == 2 else None
+
+
+def text(value: Any) -> str | None:
+    """Return an attribute as text; raise UnicodeError if it has bytes that are not UTF-8."""
+    found = value.decode() if isinstance(value, bytes) else value
+    if not isinstance(found, str) or found in ("", "None"):
+        return None
+    found.encode()  # h5py keeps such bytes as surrogates, which no file or screen can hold
+    return found
+
+
+def rule(value: Any) -> ScaleRule | None:
+    """Return an attribute as the rule of a scale."""
+    found = text(value)
+    return found if found == "exact" or found == "nominal" else None
