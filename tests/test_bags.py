@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from caprmil.cohort.cohort import find_bags
 from caprmil.encoders import Card, load
 from caprmil.errors import BagError, CaprmilError
 from caprmil.explain import locate_slide
@@ -24,6 +25,7 @@ from caprmil.features import bags
 from caprmil.features.extract import Extraction
 from caprmil.features.settings import configure
 from caprmil.runs.run import Run
+from caprmil.slides.slide import find_slides
 from caprmil.synthetic import Section
 
 N, E = 5, 8
@@ -721,3 +723,26 @@ def test_the_slide_of_a_bag_is_located_without_a_record(tmp_path: Path, tiny_run
     assert locate_slide(tiny_run, bag).pixels == slide
     slide.unlink()
     assert locate_slide(tiny_run, bag).pixels is None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems refuse such names")
+@pytest.mark.parametrize("name", [b"slide_\xff.h5", b"folder_\xe9/slide.h5"])
+def test_a_file_name_that_is_not_utf8_is_an_error_of_one_line(tmp_path: Path, name: bytes) -> None:
+    path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/" + name))
+    path.parent.mkdir(exist_ok=True)
+    path.touch()
+    with pytest.raises(CaprmilError, match=r"not UTF-8\. Rename it") as problem:
+        find_bags([path.parent])
+    assert "\n" not in str(problem.value)
+    slide = path.with_suffix(".png")
+    slide.touch()
+    with pytest.raises(CaprmilError, match=r"not UTF-8\. Rename it"):
+        find_slides([slide])
+
+
+@pytest.mark.parametrize("value", [b"\xff", np.array([b"\xff"], h5py.string_dtype())[0]])
+def test_text_that_is_not_utf8_is_no_encoder(path: Path, value: Any) -> None:
+    bags.write(path, np.ones((3, 4)), encoder="uni")
+    with h5py.File(path, "r+") as file:
+        file.attrs.create("encoder", value, dtype=h5py.string_dtype())
+    assert bags.inspect(path).encoder is None

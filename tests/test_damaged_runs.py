@@ -126,6 +126,8 @@ def test_a_sound_run_is_read(copy: Path) -> None:
         ("scores.json", "calibration.temperatures.fold-0", -1),
         ("scores.json", "baselines.differences.0.low", "low"),
         ("calibration.json", "temperatures.fold-0", 0),
+        ("calibration.json", "temperatures.fold-0", 1e-320),
+        ("calibration.json", "temperatures.fold-0", 1e300),
         ("calibration.json", "temperatures.fold-0", True),
         ("maps.json", "slides", -2),
         ("maps.json", "areas", {"influence": [0.1]}),

@@ -34,12 +34,13 @@ def pair(value: Any) -> tuple[int, int] | None:
 
 
 def text(value: Any) -> str | None:
-    """Return an attribute as text; raise UnicodeError if it has bytes that are not UTF-8."""
-    found = value.decode() if isinstance(value, bytes) else value
-    if not isinstance(found, str) or found in ("", "None"):
+    """Return an attribute as text in UTF-8, or None. h5py keeps other bytes as surrogates."""
+    try:
+        found = value.decode() if isinstance(value, bytes) else value
+        known = isinstance(found, str) and bool(found.encode()) and found != "None"
+    except UnicodeError:
         return None
-    found.encode()  # h5py keeps such bytes as surrogates, which no file or screen can hold
-    return found
+    return found if known else None
 
 
 def rule(value: Any) -> ScaleRule | None:

@@ -20,7 +20,7 @@ from caprmil.features import formats
 from caprmil.features.formats import FileContent
 from caprmil.io.atomic import atomic_write
 from caprmil.io.output_stream import create_hdf5
-from caprmil.io.paths import as_path
+from caprmil.io.paths import as_path, check_utf8
 from caprmil.slides.names import BAG_SUFFIXES, slide_name
 from caprmil.slides.scale import ScaleRule
 
@@ -241,6 +241,7 @@ def group_by_slide(files: Iterable[Path]) -> dict[str, list[Path]]:
     by_slide: dict[str, list[Path]] = {}
     for file in sorted(files):
         if file.suffix.lower() in SUFFIXES and not file.name.startswith("."):
+            check_utf8(file)
             by_slide.setdefault(slide_name(file.name), []).append(file)
 
     def rank(file: Path) -> int:

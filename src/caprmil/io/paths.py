@@ -63,6 +63,16 @@ def require_local(path: str | os.PathLike[str]) -> Path:
     return path
 
 
+def check_utf8(path: Path) -> None:
+    """Raise if the name of a file, or of its folder, cannot be written to a table."""
+    try:
+        str(path.absolute()).encode("utf-8")
+    except UnicodeEncodeError:
+        raise CaprmilError(
+            f"{path} or its folder has bytes in its name that are not UTF-8. Rename it."
+        ) from None
+
+
 def join_path(folder: Path, name: str) -> Path:
     """Return a path relative to a folder. URLs and absolute paths stay as they are."""
     return as_path(name) if is_remote(name) or Path(name).is_absolute() else folder / name

@@ -10,6 +10,7 @@ from caprmil.errors import RecipeError, RunError
 from caprmil.io.json_files import read_json
 
 SCORES, CALIBRATION = "scores.json", "calibration.json"
+LOWEST, HIGHEST = 0.001, 1000  # a temperature beyond says nothing but 0 and 1, or nothing at all
 
 Number = float | None  # None where a score has no value
 
@@ -40,8 +41,10 @@ class CalibrationFile:
 
     def __post_init__(self) -> None:
         for name, t in self.temperatures.items():
-            if t is not None and not t > 0:
-                raise RecipeError(f"the temperature of {name} is {t}, and must be positive")
+            if t is not None and not LOWEST <= t <= HIGHEST:
+                raise RecipeError(
+                    f"the temperature of {name} is {t:g}, and must be from {LOWEST} to {HIGHEST:,}"
+                )
 
     @property
     def used(self) -> dict[str, float]:

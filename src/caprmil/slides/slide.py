@@ -20,7 +20,7 @@ from PIL import Image
 from scipy.sparse import csr_array
 
 from caprmil.errors import SlideError
-from caprmil.io.paths import RemotePath, as_path, download_all, scratch_folder
+from caprmil.io.paths import RemotePath, as_path, check_utf8, download_all, scratch_folder
 from caprmil.slides.isolated_file import open_slide_file
 from caprmil.slides.names import SLIDE_SUFFIXES, slide_name
 from caprmil.slides.readers import Pixels, ReadError
@@ -249,6 +249,7 @@ def find_slides(
                 f"There are no slides in {path}. Known suffixes: {', '.join(SLIDE_SUFFIXES)}."
             )
         for file in files:
+            check_utf8(file)
             name = slide_name_of(file)
             if found.setdefault(name, file) != file:
                 raise SlideError(
