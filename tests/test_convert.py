@@ -424,7 +424,18 @@ def test_a_coordinate_file_of_other_patches_is_ignored(tiff: Path, tmp_path: Pat
     assert bags.inspect(converted(source, tmp_path / "out", "caprmil")).patch_level0 == 240
 
 
-ODD_VALUES = ("x", -1, 0, np.zeros(0), np.zeros((2, 2)), float("nan"), np.complex64(1j), b"\xff")
+ODD_VALUES = (
+    "x",
+    -1,
+    0,
+    1e300,
+    1e-300,
+    np.zeros(0),
+    np.zeros((2, 2)),
+    float("nan"),
+    np.complex64(1j),
+    b"\xff",
+)
 
 
 @pytest.mark.parametrize("value", ODD_VALUES, ids=repr)

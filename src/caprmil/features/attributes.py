@@ -1,11 +1,12 @@
 """Attributes of feature files as numbers and text. What cannot be one is None, as if it missed."""
 
-from math import isfinite
 from typing import Any
 
 import numpy as np
 
 from caprmil.slides.scale import ScaleRule
+
+SMALLEST, LARGEST = 1e-6, 1e12  # of lengths in pixels or micrometres, scales and magnifications
 
 
 def number(value: Any) -> float | None:
@@ -14,7 +15,7 @@ def number(value: Any) -> float | None:
         found = float(np.ravel(value)[0])
     except (TypeError, ValueError, IndexError):
         return None
-    return found if found > 0 and isfinite(found) else None
+    return found if SMALLEST <= found <= LARGEST else None
 
 
 def integer(value: Any) -> int | None:
