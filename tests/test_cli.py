@@ -83,6 +83,16 @@ def test_a_run_has_all_its_files(home: Path) -> None:
     assert names == expected | {"guarantees.json", "novelty.safetensors"}
 
 
+def test_training_that_was_killed_before_its_maps_measures_them_when_repeated(home: Path) -> None:
+    measured = (home / "run" / "maps.json").read_text()
+    (home / "run" / "maps.json").unlink()
+    changes = [word for change in QUICK for word in ("--set", change)]
+    table, features = home / "labels.csv", home / "features"
+    output = caprmil("train", table, "--features", features, "--out", home / "run", *changes)
+    assert "mean over folds" in output
+    assert (home / "run" / "maps.json").read_text() == measured
+
+
 def test_training_again_into_the_same_folder_is_refused(home: Path) -> None:
     with pytest.raises(CaprmilError, match="finished run"):
         caprmil(

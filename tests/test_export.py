@@ -251,6 +251,21 @@ def test_existing_files_are_not_overwritten(tiny_run: Run, tmp_path: Path) -> No
     assert [path.read_text() for path in tmp_path.iterdir()] == ["existing"]
 
 
+@pytest.mark.usefixtures("few_sizes")
+def test_an_export_that_was_stopped_between_two_folds_is_completed(
+    tiny_run: Run, tmp_path: Path
+) -> None:
+    first, *others = export.export_run(tiny_run, "torchscript", tmp_path)
+    for each in others:
+        each.path.unlink()  # as if the process had been killed after the first file
+    again = export.export_run(tiny_run, "torchscript", tmp_path)
+    assert [each.path for each in again] == [first.path, *(each.path for each in others)]
+    assert all(each.path.exists() for each in again)
+    first.path.replace(others[-1].path)  # a file of another fold is not ours to replace
+    with pytest.raises(CaprmilError, match="already exists"):
+        export.export_run(tiny_run, "torchscript", tmp_path)
+
+
 def test_several_folds_need_a_folder_or_a_choice(tiny_run: Run, tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=r"3 folds. Pass a folder, or choose --fold"):
         export.export_run(tiny_run, "torchscript", tmp_path / "all.ts")

@@ -27,6 +27,7 @@ from caprmil.errors import BagError, count
 
 if TYPE_CHECKING:
     from caprmil.runs.run import Run
+    from caprmil.training.recipe import Recipe
 
 Changes = Annotated[
     list[str] | None,
@@ -71,10 +72,12 @@ def train(
     from caprmil.training.recipe import read_recipe
 
     settings = read_recipe(recipe, features=features, changes=change or [])
-    with find_executor(ray, device, gpus_per_worker) as executor:
-        options: dict[str, Any] = {"device": device, "devices": devices, "nodes": nodes}
-        options |= {"mean": mean, "allow_loggers": allow_logger or ()}
-        run = training.cross_validate(settings, out, **options, executor=executor)
+    run = _without_maps(out, settings)
+    if run is None:
+        with find_executor(ray, device, gpus_per_worker) as executor:
+            options: dict[str, Any] = {"device": device, "devices": devices, "nodes": nodes}
+            options |= {"mean": mean, "allow_loggers": allow_logger or ()}
+            run = training.cross_validate(settings, out, **options, executor=executor)
     if not ray and not ProcessGroup(device, devices, nodes).is_main:
         return  # not the main process
     typer.echo((run.folder / "scores.md").read_text(encoding="utf-8"))
@@ -85,6 +88,21 @@ def train(
     drawn = ", ".join(sorted(path.name for path in run.folder.glob("*.png")))
     typer.echo(f"Written to {out}: scores.md, predictions.csv, maps.json, {drawn}, folds/.")
     typer.echo(f"Predict new bags with: caprmil predict {out} BAGS --out predictions.csv")
+
+
+def _without_maps(out: Path, recipe: "Recipe") -> "Run | None":
+    """Return the finished run of a recipe whose maps are still to be measured: it was stopped."""
+    from caprmil import config
+    from caprmil.explain.map_ranking import FILE
+    from caprmil.io.paths import as_path
+    from caprmil.runs.run import Run
+    from caprmil.runs.scores import SCORES
+
+    folder = as_path(out)
+    if not (folder / SCORES).exists() or (folder / FILE).exists():
+        return None
+    run = Run(folder)
+    return run if run.facts.digest == config.digest(recipe) else None
 
 
 @app.command()

@@ -15,7 +15,14 @@ import torch
 from caprmil import config
 from caprmil.errors import BagError, ExportError, RunError
 from caprmil.export.export_module import ExportModule
-from caprmil.export.model_files import FORMATS, Predict, Values, find_format, quiet
+from caprmil.export.model_files import (
+    FORMATS,
+    Predict,
+    Values,
+    find_format,
+    quiet,
+    read_metadata,
+)
 from caprmil.features import bags
 from caprmil.io.atomic import atomic_write, check_new
 from caprmil.io.paths import require_local
@@ -66,15 +73,24 @@ def export_run(
     groups = {"ensemble": names} if ensemble else {name: [name] for name in names}
     paths = _output_paths(require_local(out), list(groups), find_format(to).suffix)
     changes, features, written = dict(changes or {}), _example_features(run), []
-    for number, (path, (name, folds)) in enumerate(zip(paths, groups.items(), strict=True), 1):
+    of_paths = {
+        path: run_metadata(run) | {"fold": name, "folds": folds, "changes": changes}
+        for path, (name, folds) in zip(paths, groups.items(), strict=True)
+    }
+    # An export of several files that was stopped is completed by the same command.
+    stopped = any(path.exists() for path in paths) and not all(path.exists() for path in paths)
+    ours = [path for path in paths if stopped and path.exists() and _has(path, of_paths[path])]
+    for path in paths:
+        if path not in ours:
+            check_new(path)
+    for number, (path, metadata) in enumerate(of_paths.items(), 1):
+        folds = metadata["folds"]
         models = [
             MILModel.from_pretrained(run.fold_folder(each) / "model", **changes) for each in folds
         ]
-        metadata = run_metadata(run) | {"fold": name, "folds": folds, "changes": changes}
-        targets = [run.fold_target(each) for each in folds]
-        written.append(
-            export_model(models, path, to=to, targets=targets, metadata=metadata, features=features)
-        )
+        options: dict[str, Any] = {"metadata": metadata, "features": features}
+        options["targets"] = [run.fold_target(each) for each in folds]
+        written.append(export_model(models, path, to=to, **options, replace=path in ours))
         if progress:
             progress(number, len(groups))
     return written
@@ -88,6 +104,7 @@ def export_model(
     targets: Sequence[Target] | None = None,
     metadata: Mapping[str, Any] | None = None,
     features: Values | None = None,
+    replace: bool = False,
 ) -> ExportedModel:
     """Write a model, or the mean of several, as one file; raise if its outputs differ.
 
@@ -108,7 +125,7 @@ def export_model(
         "in_dim": module.width,
         "outputs": module.outputs,
     }
-    with atomic_write(path) as partial, quiet():
+    with atomic_write(path, replace=replace) as partial, quiet():
         try:
             kind.write(module, partial, json.dumps(metadata))
         except OSError:
@@ -206,17 +223,23 @@ def _example_features(run: Run) -> Values | None:
 
 
 def _output_paths(out: Path, names: Sequence[str], suffix: str) -> list[Path]:
-    """Return the paths of the files; raise if one exists."""
+    """Return the paths of the files."""
     single = out.suffix == suffix
     if single and len(names) > 1:
         raise ExportError(
             f"{out} is one file, but there are {len(names)} folds. Pass a folder, or choose "
             "--fold NAME, or --ensemble for the mean of all."
         )
-    paths = [out] if single else [out / f"{name}{suffix}" for name in names]
-    for path in paths:
-        check_new(path)
-    return paths
+    return [out] if single else [out / f"{name}{suffix}" for name in names]
+
+
+def _has(path: Path, metadata: Mapping[str, Any]) -> bool:
+    """Return whether a file was exported with this metadata. Nothing in it is run."""
+    try:
+        found = read_metadata(path)
+    except ExportError:
+        return False
+    return json.loads(json.dumps(metadata)).items() <= found.items()
 
 
 def _first_line(problem: Exception) -> str:
