@@ -46,5 +46,5 @@ def text(value: Any) -> str | None:
 
 def rule(value: Any) -> ScaleRule | None:
     """Return an attribute as the rule of a scale."""
-    found = text(value)
-    return found if found == "exact" or found == "nominal" else None
+    rules: dict[str | None, ScaleRule] = {"exact": "exact", "nominal": "nominal"}
+    return rules.get(text(value))
