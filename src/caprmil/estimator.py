@@ -18,6 +18,7 @@ from torch import Tensor
 
 from caprmil.errors import BagError, CohortError, RecipeError, shorten
 from caprmil.features import bags as bag_files
+from caprmil.features.bag_files import inspect
 from caprmil.features.bags import Bag
 from caprmil.features.batches import Sample
 from caprmil.io.leftovers import temporary_folder
@@ -412,9 +413,7 @@ def as_bag(bag: BagLike, number: int) -> Path | Bag:
 def common_width(samples: Sequence[Sample], fitted: int | None = None) -> int:
     """Return the number of features per patch: the same in all bags, and as in `fit`."""
     widths = [
-        sample.bag.info.width
-        if isinstance(sample.bag, Bag)
-        else bag_files.inspect(sample.bag).width
+        sample.bag.info.width if isinstance(sample.bag, Bag) else inspect(sample.bag).width
         for sample in samples
     ]
     expected = fitted or widths[0]

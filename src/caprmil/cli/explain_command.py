@@ -37,7 +37,11 @@ PRINTED = 3  # regions of each sign
 def explain(
     run: RunFolder,
     what: Annotated[
-        str, typer.Argument(metavar="SLIDE_OR_BAG", help="A slide of the run by name, or a file.")
+        str,
+        typer.Argument(
+            metavar="SLIDE_OR_BAG",
+            help="A slide (or patient) of the run by name, or a file; for a new patient, a folder.",
+        ),
     ],
     out: Annotated[
         Path | None, typer.Option(help="A new folder; default: RUN/explain/SLIDE.")
@@ -137,8 +141,9 @@ def explain(
                 **options,
                 progress=step,
             )
-        if temporary in reference.bag.parents:  # the folder gets its final name below
-            kept = folder / reference.bag.relative_to(temporary)
+        bag = reference.bag
+        if isinstance(bag, Path) and temporary in bag.parents:  # the folder gets its name below
+            kept = folder / bag.relative_to(temporary)
             case = replace(case, reference=replace(reference, bag=kept))
         with bar("Drawing") as step:
             left_out = write_explanation(
@@ -148,7 +153,8 @@ def explain(
     for reason in left_out:
         typer.echo(f"Without {reason}.")
     # If the slide was encoded, its bag is in the folder now, and the report can use it.
-    again = case.reference.bag if folder in case.reference.bag.parents else what
+    bag = case.reference.bag
+    again = bag if isinstance(bag, Path) and folder in bag.parents else what
     names = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
     typer.echo(f"Written to {folder}: {', '.join(names)}.")
     if "patches.geojson" in names:
@@ -157,6 +163,8 @@ def explain(
             f"Drag {regions}patches.geojson onto the slide in QuPath: Measure > Show measurement "
             "maps."
         )
+    if "slides" in names:
+        typer.echo("For QuPath, each slide has its own: slides/NAME/patches.geojson.")
     typer.echo(f"As one HTML file: caprmil report {run} {again}. In a viewer: caprmil view {run}")
 
 
@@ -215,7 +223,7 @@ def _find_or_encode(
 
     file = as_path(what)
     slide = file.suffix.lower() in SLIDE_SUFFIXES or (file.is_dir() and any(file.glob("*.dcm")))
-    if what in run.paths or not (slide and file.exists()):
+    if what in run.bags or not (slide and file.exists()):
         return locate_slide(run, what, pixels=pixels)
     name = _name(what)
     if name in run.paths and as_path(run.paths[name]).exists():
@@ -262,8 +270,23 @@ def _report(case: "ExplainedSlide") -> None:
     if explained.method == "perturbation":
         more = f"These terms do not sum to the {output}; the rest is the difference."
     typer.echo(f"Evidence is {describe_method(explained)}. {more}")
+    _report_slides(explained)
     if explained.assignments is not None:
         _report_tokens(explained)
+
+
+def _report_slides(explained: "Explanation") -> None:
+    """Print the share of each slide of a patient."""
+    from caprmil.explain.slide_shares import slide_shares
+
+    of, shares = explained.predicted, slide_shares(explained)
+    if shares:
+        contrast = explained.target.contrasts[of]
+        rows = [
+            [each.name, f"{each.patches:,}", f"{each.evidence[of]:+.4f}", f"{each.attention:.1%}"]
+            for each in shares
+        ]
+        show_table(["slide", "patches", f"evidence {contrast.positive}", "attention"], rows)
 
 
 def _report_regions(case: "ExplainedSlide", effects: "RegionEffects") -> None:

@@ -100,7 +100,7 @@ def faithfulness(
     typer.echo(_conditions(found, only=only, of=len(names)))
     show_table(summary.header, summary.rows())
     typer.echo(summary.verdict())
-    known = [each.slide for each in found if each.slide in trained.paths]
+    known = [each.slide for each in found if each.slide in trained.bags]
     seen = [name for name in known if name not in unseen]
     if seen:
         typer.echo(f"Note: all models saw {count(len(seen), 'slide')} of these in training.")

@@ -114,6 +114,11 @@ def predict(
         Path | None, typer.Option(help="Folder to keep the bags of slides, to resume.")
     ] = None,
     slide_mpp: SlideScale = None,
+    table: Annotated[
+        Path | None,
+        typer.Option(help="The patient of each slide, where patients are predicted."),
+    ] = None,
+    patient: Annotated[str, typer.Option(help="All slides are of this patient.")] = "",
     weights: Weights = None,
     trust_remote_code: Trust = False,
     fold: Annotated[str, typer.Option(help="Use the model of one fold; default: all.")] = "",
@@ -126,17 +131,20 @@ def predict(
 ) -> None:
     """Predict slides or bags with the models of a run.
 
-    The prediction is the mean over the models of all folds.
+    The prediction is the mean over the models of all folds. A run with [data] unit = "patient" has
+    one for each patient.
 
     \b
     Example:
       caprmil predict runs/first new/slide.svs --out predictions.csv
+      caprmil predict runs/patients new_bags --table slides.csv
     """
     from caprmil.io.atomic import check_new
     from caprmil.io.leftovers import temporary_folder
     from caprmil.io.progress import bar
     from caprmil.runs import guarantees
     from caprmil.runs import predict as inference
+    from caprmil.runs.patient_inputs import group_bags
     from caprmil.runs.run import Run
 
     if out is not None:
@@ -158,9 +166,11 @@ def predict(
                 **options,
             )
         problems: dict[str, BagError] = {}
+        grouped, patients = group_bags(trained, found, table=table, patient=patient or None)
         with bar("Predicting") as step:
             answers = trained.predict(
-                found,
+                grouped,
+                patients=patients,
                 fold=fold or None,
                 coverage=coverage,
                 **options,
@@ -171,7 +181,7 @@ def predict(
         answers.write(out)
     answers_table(answers)
     more = " The table has the first 20." if len(answers) > 20 else ""
-    typer.echo(f"{count(len(answers), 'slide')} predicted by {trained}.{more}")
+    typer.echo(f"{count(len(answers), answers.unit)} predicted by {trained}.{more}")
     for line in guarantees.summary(trained, answers, coverage):
         typer.echo(line)
     if out is not None:
@@ -278,10 +288,10 @@ def check(
 def _check_maps(run: "Run", bag: Path | None) -> bool:
     """Print the checks of the maps on a bag or a validation slide; return whether all hold."""
     from caprmil.explain.map_checks import check_maps, slide_to_check, stored_first
-    from caprmil.features import bags
+    from caprmil.features import bag_files
 
-    fold, name, path = slide_to_check(run, bag)
-    findings = check_maps(run.trained(fold), bags.read(path), first=stored_first(run))
+    fold, name, files = slide_to_check(run, bag)
+    findings = check_maps(run.trained(fold), bag_files.read(files), first=stored_first(run))
     rows = [
         [
             finding.map,

@@ -188,11 +188,11 @@ def answers_table(answers: "Predictions") -> None:
     shown, target = zip(answers.slides[:20], answers.answers[:20], strict=True), answers.target
     if len(target.titles) > NUMBERS:
         show_table(
-            ["slide", "predicted"], [[slide, target.show(values)] for slide, values in shown]
+            [answers.unit, "predicted"], [[slide, target.show(values)] for slide, values in shown]
         )
         return
     rows = [[slide, *(f"{value:.4f}" for value in values)] for slide, values in shown]
-    show_table(["slide", *target.titles], rows)
+    show_table([answers.unit, *target.titles], rows)
 
 
 def failed_records(problems: "Mapping[str, CaprmilError]") -> "list[Record]":

@@ -1,22 +1,32 @@
 """A cohort: slides, patients and labels, where their bags are, and its folds."""
 
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from statistics import median
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import pandas as pd
 
 from caprmil.cohort import folds
+from caprmil.cohort.cohort_bags import check_same_kind, inspect_bags, join_infos
 from caprmil.cohort.folds import Fold, Listing, Split, SplitConfig
+from caprmil.cohort.patient_units import (
+    join_labels,
+    join_listings,
+    join_rows,
+    note_lost_slides,
+    propose_patients,
+    slides_of_patients,
+)
 from caprmil.cohort.patients import are_labels, check_patients, not_patients, read_patients
-from caprmil.encoders.card import same_encoder
-from caprmil.errors import BagError, CohortError, RecipeError, shorten, suggest
+from caprmil.config import LATER
+from caprmil.errors import CohortError, RecipeError, shorten, suggest
 from caprmil.features import bags
+from caprmil.features.bag_files import BagFiles, SlideBags
 from caprmil.features.bags import BagInfo
 from caprmil.io import tables
 from caprmil.io.findings import Findings
@@ -24,7 +34,6 @@ from caprmil.io.paths import as_path, join_path
 from caprmil.io.progress import Step
 from caprmil.io.tables import Row, TableLike, is_known, table_name
 from caprmil.slides.names import slide_name
-from caprmil.slides.scale import same_scale
 from caprmil.targets import Classification, Target
 from caprmil.targets.target import Label
 
@@ -45,26 +54,57 @@ class CohortConfig:
     """Accept patients with two labels, where the label belongs to the slide (BRACS)."""
     scan: bool = True
     """Read every bag once before training, to find broken ones before hours of training."""
+    unit: Literal["slide", "patient"] = field(default="slide", metadata=LATER)
+    """What is predicted, split and scored: single slides, or patients with all their slides."""
+    combine: Literal["bag", "mean", "max"] = field(default="bag", metadata=LATER)
+    """With unit = "patient": all slides are one bag, or each is answered alone, and the answer of
+    the patient is the mean of their answers, or the highest one."""
 
     def __post_init__(self) -> None:
-        if self.missing not in ("error", "skip"):
-            raise RecipeError(f"[data] missing is {self.missing!r}, and must be error or skip.")
+        allowed = {"missing": ("error", "skip"), "unit": ("slide", "patient")}
+        for name, values in (allowed | {"combine": ("bag", "mean", "max")}).items():
+            if getattr(self, name) not in values:
+                known = f"{', '.join(values[:-1])} or {values[-1]}"
+                raise RecipeError(f"[data] {name} is {getattr(self, name)!r}, and must be {known}.")
+        if self.unit == "slide" and self.combine != "bag":
+            raise RecipeError(
+                f'[data] combine = "{self.combine}" is for patients: set unit = "patient".'
+            )
+        if self.unit == "patient" and self.mixed_patients:
+            raise RecipeError(
+                "[data] mixed_patients = true says that a label belongs to a slide, so unit cannot "
+                'be "patient". Leave one of them out.'
+            )
+
+    @property
+    def joins(self) -> bool:
+        """Whether all slides of a patient are one bag."""
+        return self.unit == "patient" and self.combine == "bag"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One slide of a cohort."""
+    """One slide of a cohort, or one patient with all slides."""
 
     name: str
     patient: str
     label: Label | None  # None only in a cohort that was loaded without splits
-    path: Path
+    path: BagFiles
     row: Row  # the other columns: site, age, fold_0, ...
+
+
+class CohortSlide(NamedTuple):
+    """One slide, whatever the unit is."""
+
+    name: str
+    patient: str
+    path: Path
+    patches: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cohort:
-    """Slides in the order of their table, each with a bag, and what their bags have in common."""
+    """Slides or patients in the order of their table, each with a bag, and what bags share."""
 
     target: Target
     """What is predicted, with what it found in the labels: e.g. the classes."""
@@ -73,15 +113,34 @@ class Cohort:
     notes: tuple[str, ...] = ()
     site: str | None = None
     """The column of the site, if [data] site names it."""
+    combine: Literal["mean", "max"] | None = None
+    """How the answers of a patient's slides become one; None: an entry has its own answer."""
+
+    @property
+    def joins(self) -> bool:
+        """Whether an entry is a patient, whose slides are one bag."""
+        return any(isinstance(entry.path, SlideBags) for entry in self.entries)
+
+    @property
+    def slides(self) -> list[CohortSlide]:
+        """All slides, in the order of the entries."""
+        found = []
+        for name, patient, files in ((e.name, e.patient, e.path) for e in self.entries):
+            if isinstance(files, SlideBags):
+                parts = zip(files.slides, files.paths, self.bags[name].slides, strict=True)
+                found += [CohortSlide(s, patient, p, part.info.n_patches) for s, p, part in parts]
+            else:
+                found.append(CohortSlide(name, patient, files, self.bags[name].n_patches))
+        return found
 
     @cached_property
     def patients(self) -> dict[str, str]:
-        """The patient of each slide."""
+        """The patient of each entry."""
         return {entry.name: entry.patient for entry in self.entries}
 
     @cached_property
     def labels(self) -> dict[str, Label]:
-        """The label of each slide that has one: for a classification, the number of its class."""
+        """The label of each entry that has one: for a classification, the number of its class."""
         return {entry.name: entry.label for entry in self.entries if entry.label is not None}
 
     @property
@@ -110,7 +169,7 @@ class Cohort:
         return self._by_name[name]
 
     def subset(self, names: Iterable[str]) -> list[Entry]:
-        """Return the entries of these slides, in this order."""
+        """Return the entries of these names, in this order."""
         return [self[name] for name in names]
 
 
@@ -140,6 +199,8 @@ def load_cohort(
     rows = {slide: row for slide, row in listed.items() if slide in paths or not skip}
 
     patients = read_patients(rows, columns.get("patient"), found)
+    if config.unit == "patient":
+        _check_unit(columns.get("patient"), listed, rows, found)
     labels: dict[str, Label] = {}
     if own:
         target = target.named(own)
@@ -148,37 +209,58 @@ def load_cohort(
     elif not required:
         found.notes.append("No label column: there is nothing to score against.")
     if not config.mixed_patients:
-        check_patients(patients, labels, target, found)
-    infos = _inspect(paths, config, found, progress)
-    _check_same_kind(infos, found)
+        check_patients(patients, labels, target, found, unit=config.unit)
+    if config.combine == "max" and target.ready and not target.has_order:
+        found.problems.append(
+            f'[data] combine = "max" needs two classes or one number, and this is {target}. Set '
+            'combine = "mean" or "bag".'
+        )
+    infos = inspect_bags(paths, found, progress, scan=config.scan)
+    check_same_kind(infos, found)
+    units = slides_of_patients(patients) if config.joins else {slide: (slide,) for slide in rows}
+    owners = dict(zip(units, units, strict=True)) if config.joins else patients
+    slide_labels, labels = labels, join_labels(units, labels) if config.joins else labels
     made: list[Fold] = []
     if splits is not None:
-        usable = {slide: patients[slide] for slide in rows if slide in patients and slide in labels}
-        fixed = _read_fixed(listed, usable, folder, splits, found)
+        usable = {unit: owners[unit] for unit in units if unit in owners and unit in labels}
+        joined = patients if config.joins else {}
+        fixed = _read_fixed(listed, usable, joined, folder, splits, found)
         shared = splits.allow_shared_patients
-        if not shared and are_labels(patients, labels, target):  # there is nothing to split
+        if not shared and are_labels(patients, slide_labels, target):  # there is nothing to split
             found.problems.append(not_patients(columns["patient"], patients))
         elif target.ready:
-            strata, names = target.strata({slide: labels[slide] for slide in usable})
+            strata, names = target.strata({unit: labels[unit] for unit in usable})
             groups = folds.Strata(of=strata, names=names, title=target.strata_title)
             made = folds.make(usable, groups, splits, found, fixed)
+        if config.unit == "slide" and not config.mixed_patients:
+            propose_patients(patients, labels, target, found)
     if found.problems:
         raise CohortError("\n- ".join([f"{name} cannot be used as it is.", *found.problems]))
 
     site = columns.pop("site", None)  # stays a column like any other
     roles = {*columns.values(), *own}
+    rest = {s: {c: cell for c, cell in row.items() if c not in roles} for s, row in rows.items()}
     entries = tuple(
         Entry(
-            name=slide,
-            patient=patients[slide],
-            label=labels.get(slide),
-            path=paths[slide],
-            row={column: cell for column, cell in row.items() if column not in roles},
+            name=unit,
+            patient=owners[unit],
+            label=labels.get(unit),
+            path=SlideBags.of({s: paths[s] for s in own}) if config.joins else paths[own[0]],
+            row=join_rows([rest[s] for s in own]) if config.joins else rest[own[0]],
         )
-        for slide, row in rows.items()
+        for unit, own in units.items()
     )
-    notes = tuple(found.notes)
-    return Cohort(target=target, entries=entries, bags=infos, notes=notes, site=site), made
+    if config.joins:
+        infos = {unit: join_infos(own, infos) for unit, own in units.items()}
+    combine = config.combine if config.combine != "bag" else None
+    return Cohort(
+        target=target,
+        entries=entries,
+        bags=infos,
+        notes=tuple(found.notes),
+        site=site,
+        combine=combine,
+    ), made
 
 
 def find_bags(paths: Iterable[str | Path]) -> dict[str, Path]:
@@ -290,68 +372,32 @@ def _locate(
     return {name: own[0] for name, own in chosen.items() if own}
 
 
-def _inspect(
-    paths: Mapping[str, Path], config: CohortConfig, found: Findings, progress: Step | None
-) -> dict[str, BagInfo]:
-    """Return the metadata of each bag; with `scan`, after all of it was read.
-
-    One after the other: h5py reads one file at a time, and so does our reader of .pt files.
-    """
-    infos: dict[str, BagInfo] = {}
-    broken: list[str] = []
-    for done, (name, path) in enumerate(paths.items(), 1):
-        try:
-            infos[name] = bags.read(path).info if config.scan else bags.inspect(path)
-        except BagError as problem:
-            broken.append(str(problem))
-        if progress is not None:
-            progress(done, len(paths))
-    if broken:
-        each = shorten(broken, separator="\n    ")
-        found.problems.append(f"Bags that cannot be used ({len(broken)}):\n    {each}")
-    return infos
-
-
-def _check_same_kind(infos: Mapping[str, BagInfo], found: Findings) -> None:
-    """Check that all bags have one width, one encoder and one scale."""
-
-    def group(field: str) -> dict[Any, list[str]]:
-        groups: dict[Any, list[str]] = defaultdict(list)
-        for name, info in infos.items():
-            groups[getattr(info, field)].append(name)
-        return groups
-
-    widths, encoders, scales = group("width"), group("encoder"), group("mpp")
-    weights = group("fingerprint")
-    nameless = encoders.pop(None, [])
-    scales.pop(None, [])
-    weights.pop(None, [])
-    if encoders and all(same_encoder(name, next(iter(encoders))) for name in encoders):
-        encoders = dict([next(iter(encoders.items()))])
-    if scales and same_scale(min(scales), max(scales)):
-        scales = {}
-    kinds = {
-        "width": widths,
-        "encoder": encoders,
-        "the encoder's weights or transform": {} if len(encoders) > 1 else weights,
-        "microns per pixel": scales,
-    }
-    for what, groups in kinds.items():
-        apart = [f"{value} ({shorten(own)})" for value, own in groups.items() if len(groups) > 1]
-        found.problem(f"Bags that differ in {what}", apart, "Extract all in the same way.")
-    if len(encoders) == 1:
-        advice = f"They are assumed to be of {next(iter(encoders))}, like the others."
-        found.note("Bags that do not name their encoder", nameless, advice)
+def _check_unit(
+    column: str | None, listed: Mapping[str, Row], rows: Mapping[str, Row], found: Findings
+) -> None:
+    """Check that patients are named, and note which of them lost slides."""
+    if column is None:
+        found.problems.append(
+            '[data] unit is "patient", and no column names the patient. Add a column patient, or '
+            "set [data] patient."
+        )
+        return
+    owners = {slide: row[column] for slide, row in listed.items() if is_known(row[column])}
+    note_lost_slides(owners, rows, found)
 
 
 def _read_fixed(
     listed: Mapping[str, Row],
     usable: Collection[str],
+    patients: Mapping[str, str],
     folder: Path,
     config: SplitConfig,
     found: Findings,
 ) -> list[Split]:
-    """Return the splits in `files` or the table, if kind is fixed."""
+    """Return the splits in `files` or the table, if kind is fixed.
+
+    `patients` are those of slides that are split by patient.
+    """
     listings = folds.from_columns(listed)
     if config.kind != "fixed":
         advice = 'Set [splits] kind = "fixed" to use them.'
@@ -368,7 +414,9 @@ def _read_fixed(
             '[splits] kind is "fixed", but the table has no split. Add a column split (train, val, '
             "test) or columns fold_0, fold_1, ..., or set [splits] files."
         )
-    return folds.read(listings, listed, usable, found)
+    if patients:
+        listings = join_listings(listings, patients)
+    return folds.read(listings, {*listed, *patients.values()}, usable, found)
 
 
 def _read_files(files: str, folder: Path) -> dict[str, Listing]:

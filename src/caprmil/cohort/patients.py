@@ -27,14 +27,19 @@ def check_patients(
     labels: Mapping[str, Label],
     target: Target,
     found: Findings,
+    *,
+    unit: str = "slide",
 ) -> None:
     """Check that every patient has one label."""
     seen = {patient: set(own) for patient, own in _labels_of(patients, labels).items()}
     mixed = {p: [target.show_label(v) for v in sorted(own)] for p, own in sorted(seen.items())}
+    remedy = "mixed_patients = true"
+    if unit == "patient":
+        remedy = f'unit = "slide" and {remedy}'
     found.problem(
         "Patients with more than one label",
         [f"{patient} ({', '.join(own)})" for patient, own in mixed.items() if len(own) > 1],
-        "Correct them, or set [data] mixed_patients = true if the label belongs to the slide.",
+        f"Correct them, or set [data] {remedy} if the label belongs to the slide.",
     )
 
 

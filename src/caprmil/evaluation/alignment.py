@@ -33,6 +33,8 @@ class Alignment:
     answers: Mapping[str, tuple[Part, ...]]
     """For each table its answers, fold by fold in the order of `folds`."""
     notes: tuple[str, ...]
+    unit: str = "slide"
+    """What a row of the tables is: slide or patient."""
 
 
 def align(tables: Mapping[str, Predictions]) -> Alignment:
@@ -71,6 +73,7 @@ def align(tables: Mapping[str, Predictions]) -> Alignment:
         folds=folds,
         answers=answers,
         notes=(*notes, *more),
+        unit=known[first].unit,
     )
 
 
@@ -176,7 +179,13 @@ def _check_slides(tables: Mapping[str, Predictions]) -> None:
     (first, one), *others = tables.items()
     for name, other in others:
         if apart := sorted(_slides(one) ^ _slides(other)):
+            advice = "Train both on the same cohort and splits."
+            if one.unit != other.unit:
+                advice = (
+                    f"{first} predicts {one.unit}s, and {name} predicts {other.unit}s: give both "
+                    "the same [data] unit."
+                )
             raise CohortError(
-                f"{first} and {name} were not tested on the same slides; only one of them has "
-                f"these {len(apart)}: {shorten(apart)}. Train both on the same cohort and splits."
+                f"{first} and {name} were not tested on the same {one.unit}s; only one of them has "
+                f"these {len(apart)}: {shorten(apart)}. {advice}"
             )

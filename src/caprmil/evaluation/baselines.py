@@ -17,8 +17,9 @@ from sklearn.preprocessing import FunctionTransformer, StandardScaler
 
 from caprmil.cohort.cohort import Cohort
 from caprmil.cohort.folds import Fold
+from caprmil.evaluation.patient_answers import combine_slides
 from caprmil.evaluation.predictions import Predictions
-from caprmil.features import bags
+from caprmil.features import bag_files
 from caprmil.io import tables
 from caprmil.io.progress import Step
 
@@ -111,7 +112,7 @@ def mean_features(cohort: Cohort, progress: Step | None = None) -> dict[str, NDA
     """Return the mean feature of each slide."""
     means = {}
     for done, entry in enumerate(cohort.entries, 1):
-        means[entry.name] = bags.read(entry.path).features.mean(axis=0, dtype=np.float32)
+        means[entry.name] = bag_files.read(entry.path).features.mean(axis=0, dtype=np.float32)
         if progress is not None:
             progress(done, len(cohort))
     return means
@@ -185,11 +186,13 @@ def _predict(
 
 
 def _table(cohort: Cohort, fold: Fold, answers: Answers) -> Predictions:
-    return Predictions(
+    table = Predictions(
         slides=fold.test,
         target=cohort.target,
         answers=answers,
         labels=_labels(cohort, fold.test),
         patients=tuple(entry.patient for entry in cohort.subset(fold.test)),
         folds=(fold.name,) * len(fold.test),
+        unit="patient" if cohort.joins else "slide",
     )
+    return combine_slides(table, cohort.combine)

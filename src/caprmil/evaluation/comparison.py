@@ -66,6 +66,7 @@ def compare(
         patients=len(alignment.patients),
         folds=alignment.folds,
         notes=(*alignment.notes, *_test_notes(alignment), *biased, MEANING),
+        unit=alignment.unit,
     )
 
 

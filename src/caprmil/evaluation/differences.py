@@ -91,6 +91,7 @@ class Comparison:
     patients: int
     folds: tuple[str, ...]
     notes: tuple[str, ...]
+    unit: str = "slide"
 
     def as_rows(self, names: frozenset[str] | None = None) -> list[dict[str, str]]:
         """Return one row for each difference, rounded; of these metrics, or of all."""
@@ -126,8 +127,10 @@ class Comparison:
 
     def size(self) -> str:
         """Return how many slides, patients and folds were compared."""
-        over = f"mean over {len(self.folds)} folds" if len(self.folds) > 1 else "all slides pooled"
-        return f"{self.slides} slides of {self.patients} patients, {over}."
+        many = len(self.folds) > 1
+        over = f"mean over {len(self.folds)} folds" if many else f"all {self.unit}s pooled"
+        slides = f"{self.slides} slides of " if self.unit == "slide" else ""
+        return f"{slides}{self.patients} patients, {over}."
 
     def sentences(self, names: frozenset[str] | None = None) -> Iterator[str]:
         """Yield each difference as a sentence, with the floors of the metric if it has some."""
@@ -149,13 +152,13 @@ class Comparison:
                 does = "does better" if d.better else "may do as well"
                 yield (
                     f"{d.first} does not beat '{d.second}' ({with_p(d.corrected_p)}): "
-                    f"a baseline {does} on these slides ({values})."
+                    f"a baseline {does} on these {self.unit}s ({values})."
                 )
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything in full precision; NaN where something is not known."""
         return {
-            "slides": self.slides,
+            **({"slides": self.slides} if self.unit == "slide" else {"unit": self.unit}),
             "patients": self.patients,
             "folds": list(self.folds),
             "differences": [self._cells(d) for d in self.differences],

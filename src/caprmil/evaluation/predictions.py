@@ -1,8 +1,8 @@
 """Predictions: a table of answers per slide, its CSV, and the summary of its scores.
 
 The columns are slide, patient, fold, label (or those that the target names), predicted, those of
-the target (prob_<class> for each class), then extra ones. `Predictions.read` also takes the tables
-that other programs write.
+the target (prob_<class> for each class), then extra ones. A table of patients has no column slide.
+`Predictions.read` also takes the tables that other programs write.
 """
 
 import math
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -31,7 +31,10 @@ OWN_COLUMNS = ("slide", "patient", "fold", "predicted")
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Predictions:
-    """The answers of models for slides: entry n of every field is the same slide."""
+    """The answers of models for slides: entry n of every field is the same slide.
+
+    Where patients are predicted, `unit` is patient, and `slides` and `patients` are their names.
+    """
 
     slides: tuple[str, ...]
     target: Target
@@ -44,6 +47,8 @@ class Predictions:
     """The fold whose model answered. A slide may have one answer per fold."""
     extra: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Further columns, kept in order."""
+    unit: Literal["slide", "patient"] = "slide"
+    """What a row is."""
 
     def __post_init__(self) -> None:
         n = len(self.slides)
@@ -65,7 +70,8 @@ class Predictions:
         if times > 1:
             of_fold = "" if fold is None else f" of fold '{fold}'"
             raise CohortError(
-                f"Slide '{slide}'{of_fold} has {times} rows. Keep one, or give each its fold."
+                f"{self.unit.capitalize()} '{slide}'{of_fold} has {times} rows. Keep one, or give "
+                "each its fold."
             )
 
     def __len__(self) -> int:
@@ -90,7 +96,9 @@ class Predictions:
         if label is not None and label not in table.columns:
             raise CohortError(f"{name} has no column '{label}'.{suggest(label, table.columns)}")
         patient, fold = (find_column(table, tables.COLUMNS[role]) for role in ("patient", "fold"))
-        slide = find_column(table, tables.COLUMNS["slide"]) or patient  # STAMP: one per patient
+        slide = find_column(table, tables.COLUMNS["slide"])
+        unit: Literal["slide", "patient"] = "patient" if slide is None else "slide"
+        slide = slide or patient
         if slide is None:
             raise _lacks(table, name, "a column slide or patient")
         _check_no_training_rows(table, name)
@@ -112,6 +120,7 @@ class Predictions:
                 patients=_names_if_any(table, patient),
                 folds=_names_if_any(table, fold),
                 extra={f"original_{n}" if is_own(n) else n: cells for n, cells in rest.items()},
+                unit=unit,
             )
         except CohortError as problem:
             raise CohortError(f"{name}: {problem}") from None
@@ -123,9 +132,9 @@ class Predictions:
         if self.labels is not None:
             cells = [self.target.split_label(label) for label in self.labels.tolist()]
             labels = dict(zip(labels, zip(*cells, strict=True), strict=True))
+        names = {"slide": self.slides, "patient": self.patients or nothing}
         known: dict[str, Any] = {
-            "slide": self.slides,
-            "patient": self.patients or nothing,
+            **(names if self.unit == "slide" else {"patient": self.slides}),
             "fold": self.folds or nothing,
             **labels,
             "predicted": self.target.predicted(self.answers),
@@ -181,6 +190,7 @@ class Predictions:
             patients=columns.get("patient"),
             folds=columns.get("fold"),
             extra={name: cells for name, cells in columns.items() if not self._is_own(name)},
+            unit=self.unit,
         )
 
     def _is_own(self, name: str) -> bool:
@@ -197,7 +207,7 @@ class Predictions:
         if self.labels is not None:
             rows = np.flatnonzero(self.target.known(self.labels))
         if not len(rows):
-            raise CohortError("No slide has a label to score. Add or name a label column.")
+            raise CohortError(f"No {self.unit} has a label to score. Add or name a label column.")
         return self if len(rows) == len(self) else self.take(rows.tolist())
 
     def scored(self) -> "Predictions":
@@ -281,12 +291,13 @@ class Summary:
     more: Mapping[str, Any]
     """What the target adds: for a classification, the floor of the ACE."""
     notes: tuple[str, ...]
+    unit: Literal["slide", "patient"] = "slide"
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything as JSON can hold it: in full precision, None for NaN."""
         metrics = {name: vars(metric) for name, metric in self.metrics.items()}
         return {
-            "slides": self.slides,
+            **({"slides": self.slides} if self.unit == "slide" else {"unit": self.unit}),
             "patients": self.patients,
             "metrics": _plain(metrics),
             "folds": _plain(self.folds),
@@ -297,7 +308,7 @@ class Summary:
 
     def as_rows(self) -> list[dict[str, str]]:
         """Return one row per metric, rounded, ready to print."""
-        unit = "slide" if self.patients is None else "patient"
+        unit = self.unit if self.patients is None else "patient"
         rows = []
         for name, metric in self.metrics.items():
             row = {"metric": name}
@@ -305,7 +316,7 @@ class Summary:
                 row["mean over folds"] = _show(metric.mean_over_folds)
                 row["std over folds"] = _show(metric.std_over_folds)
                 row["folds counted"] = str(metric.folds_counted)
-            row["all slides pooled"] = _show(metric.all_slides_pooled)
+            row[f"all {self.unit}s pooled"] = _show(metric.all_slides_pooled)
             low, high = metric.interval or (math.nan, math.nan)
             between = "-" if math.isnan(low) else f"{_show(low)} to {_show(high)}"
             row[f"{100 * self.interval_level:g} % interval by {unit}"] = between
@@ -316,6 +327,8 @@ class Summary:
         """Return the table, with what was scored above it and notes below."""
         rows = self.as_rows()
         numbers = {"slide": self.slides, "patient": self.patients, "fold": len(self.folds)}
+        if self.unit == "patient":
+            numbers |= {"slide": None, "patient": self.slides}
         sizes = ", ".join(count(n, what) for what, n in numbers.items() if n)
         cells = [list(row.values()) for row in rows]
         return f"{sizes}.\n\n{tables.markdown_table(list(rows[0]), cells, self.notes)}"
@@ -352,6 +365,7 @@ def summary(
         interval_level=level,
         more={name: value for name, value in more.items() if name != "notes"},
         notes=(*more.get("notes", ()), *_notes(predictions, part, scored)),
+        unit=part.unit,
     )
 
 
@@ -360,7 +374,8 @@ def _notes(whole: Predictions, part: Predictions, scored: Predictions) -> Iterat
     if len(part) < len(whole):
         yield f"{len(whole) - len(part)} of {len(whole)} rows have no label and are not scored."
     if len(set(part.slides)) < len(part):
-        yield f"Slides are in several folds: pooled scores are over {len(part)} answers."
+        units = f"{part.unit.capitalize()}s"
+        yield f"{units} are in several folds: pooled scores are over {len(part)} answers."
     if len(scored) < len(part):
         yield "Each patient is scored once, with the mean of the answers for the patient's slides."
     for fold, members in scored.by_fold().items():

@@ -51,7 +51,7 @@ from caprmil.explain.patch_boxes import (
 from caprmil.explain.patch_tables import write_csv, write_hdf5, write_parquet
 from caprmil.explain.removal import RemovalEffect, removal_effect
 from caprmil.explain.slide_answer import Answer, predict_slide
-from caprmil.explain.slide_reference import SlideReference, locate_slide
+from caprmil.explain.slide_reference import SlideReference, locate_slide, open_pixels
 from caprmil.explain.slide_tokens import outputs_without, remove_tokens
 from caprmil.explain.token_atlas import TokenAtlas, make_atlas
 
@@ -97,6 +97,7 @@ __all__ = [
     "make_atlas",
     "map_ranking",
     "measure_faithfulness",
+    "open_pixels",
     "open_slide",
     "outputs_without",
     "parse_region",

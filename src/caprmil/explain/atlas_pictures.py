@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,11 +13,11 @@ from numpy.typing import NDArray
 from caprmil.errors import CaprmilError, SlideError
 from caprmil.explain.explanation import square_cells
 from caprmil.explain.explanation_figures import canvas_of
-from caprmil.explain.patch_boxes import open_slide, patch_boxes, read_patch, why_no_boxes
-from caprmil.explain.slide_reference import SlideReference, locate_slide
+from caprmil.explain.patch_boxes import patch_boxes, read_patch, why_no_boxes
+from caprmil.explain.slide_reference import SlideReference, locate_slide, open_pixels
 from caprmil.explain.slide_tokens import opened_bag, remove_tokens
 from caprmil.explain.token_atlas import TokenAtlas, TypicalPatch
-from caprmil.features import bags
+from caprmil.features import bag_files
 from caprmil.figures import Canvas
 from caprmil.io.progress import Step
 from caprmil.runs.inference import may_keep
@@ -75,13 +76,16 @@ def read_pictures(
 
 
 def _read(reference: SlideReference, patches: Sequence[TypicalPatch]) -> dict[int, Pixels]:
-    if reference.pixels is None:
+    if not reference.has_pixels:
         raise SlideError(NOT_FOUND)
-    info = bags.inspect(reference.bag)
+    info = bag_files.inspect_placed(reference.bag)
     coords = None
     if all(patch.x is not None for patch in patches):
         coords = np.array([(patch.x, patch.y) for patch in patches], dtype=np.float64)
-    with open_slide(reference.pixels, info) as slide:
+    opened = open_pixels(reference, info)
+    if opened is None:
+        raise SlideError(f"the bag {why_no_boxes(info, coords)}")
+    with opened as slide:
         boxes = patch_boxes(info, coords, info.slide_mpp or slide.reported_mpp)
         if boxes is None:
             raise SlideError(f"the bag {why_no_boxes(info, coords)}")
@@ -100,19 +104,18 @@ def example_slide(
 ) -> ExampleSlide:
     """Return a slide that uses many tokens of the reference fold, with its file if possible."""
     references = [locate_slide(run, name, pixels=pixels) for name in atlas.examples[:TRIED]]
-    small = [each for each in references if may_keep(bags.inspect(each.bag))] or references
-    reference = next((each for each in small if each.pixels is not None), small[0])
+    small = [each for each in references if may_keep(bag_files.inspect(each.bag))] or references
+    reference = next((each for each in small if each.has_pixels), small[0])
     with opened_bag(reference) as bag:
         removal = remove_tokens(run.model(atlas.reference), bag, device)
         assigned = torch.cat([chunk.float().cpu() for chunk in removal.assignments(-1)])
         cells, coords, info = bag.grid(), bag.coords, bag.info
     cells = square_cells(info.n_patches) if cells is None else cells
     canvas = canvas_of(cells, None, None, None)
-    if reference.pixels is not None:
-        try:
-            with open_slide(reference.pixels, info) as slide:
+    with suppress(SlideError):  # a damaged file: the map is drawn without it
+        opened = open_pixels(reference, info)
+        if opened is not None:
+            with opened as slide:
                 mpp = info.slide_mpp or slide.reported_mpp
                 canvas = canvas_of(cells, slide, patch_boxes(info, coords, mpp), mpp)
-        except SlideError:  # a damaged file: the map is drawn without it
-            pass
     return ExampleSlide(name=reference.name, canvas=canvas, assignments=assigned.numpy())

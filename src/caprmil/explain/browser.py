@@ -19,6 +19,7 @@ from caprmil.explain.marked_regions import JointRemoval, RegionEffects
 from caprmil.explain.patch_boxes import PatchBoxes, why_no_boxes
 from caprmil.explain.region_outlines import area_mm2, outline
 from caprmil.explain.slide_answer import Answer
+from caprmil.explain.slide_shares import slide_shares
 from caprmil.runs.guarantees import is_unlike, warning
 from caprmil.slides.slide import Slide
 from caprmil.targets import Contrast, Target
@@ -74,6 +75,7 @@ def pack(explained: ExplainedSlide, slide: Slide | None = None, *, top: int = TO
             for kind in (KINDS[name] for name in explanation.map_names)
         ],
         "tokens": _tokens(explanation),
+        "slides": _slides(explanation, boxes),
         "model": _model(explanation),
         "answer": _answer(explained.answer),
         "caution": _caution(explained),
@@ -208,6 +210,24 @@ def _faithfulness(explained: ExplainedSlide, name: str) -> str:
     if explained.ranking is None:
         return "The faithfulness of this map was not measured."
     return explained.ranking.in_words(name)
+
+
+def _slides(explanation: Explanation, boxes: PatchBoxes) -> list[dict[str, Any]]:
+    """Return the slides of a patient with their shares, and where they are shown."""
+    found = []
+    for share in slide_shares(explanation):
+        corners = boxes.corners[share.rows]
+        start, end = corners.min(axis=0), corners.max(axis=0) + boxes.side
+        found.append(
+            {
+                "name": share.name,
+                "patches": share.patches,
+                "evidence": list(share.evidence),
+                "attention": share.attention,
+                "box": [*start.tolist(), *(end - start).tolist()],
+            }
+        )
+    return found
 
 
 def _contrast(contrast: Contrast) -> dict[str, Any]:

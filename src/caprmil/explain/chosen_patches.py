@@ -64,6 +64,11 @@ def parse_region(text: str) -> Region:
 
 def patches_inside(regions: Regions, reference: SlideReference, bag: Bag) -> Mask:
     """Return which patches of a slide have their centre inside of a region."""
+    if bag.info.slides:
+        raise BagError(
+            f"{reference.name} has {len(bag.info.slides)} slides, and a region is of one. Use "
+            "top:N or top:5%."
+        )
     mpp = bag.info.slide_mpp
     if mpp is None and bag.info.unit == "um" and reference.pixels is not None:
         with open_slide(reference.pixels, bag.info) as slide:

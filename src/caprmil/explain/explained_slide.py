@@ -8,12 +8,12 @@ from caprmil.explain.attribution import Method
 from caprmil.explain.explanation import Explanation, can_stream, explain
 from caprmil.explain.map_ranking import MapRanking, map_ranking
 from caprmil.explain.marked_regions import RegionEffects, region_effects
-from caprmil.explain.patch_boxes import PatchBoxes, open_slide, patch_boxes
+from caprmil.explain.patch_boxes import PatchBoxes, patch_boxes
 from caprmil.explain.region_outlines import area_mm2, outline
 from caprmil.explain.removal import RemovalEffect, removal_effect
 from caprmil.explain.slide_answer import Answer, predict_slide
-from caprmil.explain.slide_reference import SlideReference
-from caprmil.features import bags
+from caprmil.explain.slide_reference import SlideReference, open_pixels
+from caprmil.features import bag_files
 from caprmil.features.bags import Bag, Stream
 from caprmil.io.progress import Step
 from caprmil.models.device import pick_device
@@ -51,8 +51,7 @@ class ExplainedSlide:
 
     def open_slide(self) -> Slide | None:
         """Open the slide, if its file was found. The caller closes it."""
-        path = self.reference.pixels
-        return None if path is None else open_slide(path, self.explanation.info)
+        return open_pixels(self.reference, self.explanation.info)
 
     def mpp(self, slide: Slide | None) -> float | None:
         """Return the microns per pixel at level 0, if they are known from the bag or the slide."""
@@ -97,7 +96,7 @@ def explain_slide(
     measured. `force` accepts a bag of another encoder or scale.
     """
     used = pick_device(device)
-    info = bags.inspect(reference.bag)
+    info = bag_files.inspect(reference.bag)
     run.check_bag(reference.name, info, force=force)
     ranking = ranking or map_ranking(run, device=used)
     if first is None and ranking is not None:
@@ -106,9 +105,9 @@ def explain_slide(
     with ExitStack() as stack:
         bag: Bag | Stream
         if exact and is_large(info) and can_stream(run.model(run.trained_folds(fold)[0].name)):
-            bag = stack.enter_context(bags.streaming(reference.bag))
+            bag = stack.enter_context(bag_files.streaming(reference.bag))
         else:
-            bag = bags.read(reference.bag)
+            bag = bag_files.read(reference.bag)
         unlike = unlike_training(run, reference.name, bag)
         answer = predict_slide(run, reference, bag, fold=fold, device=used)
         model = run.model(answer.nearest).to(used)
@@ -142,7 +141,10 @@ def explain_slide(
 
 def label_of(run: Run, slide: str) -> str | None:
     """Return the label of a slide as text, if it is a test slide of the run."""
-    if not run.finished or run.predictions.labels is None or slide not in run.predictions.slides:
+    if not run.finished:
         return None
-    label = run.predictions.labels[run.predictions.slides.index(slide)]
+    name = run.owner(slide) if run.combine else slide
+    if run.predictions.labels is None or name not in run.predictions.slides:
+        return None
+    label = run.predictions.labels[run.predictions.slides.index(name)]
     return run.target.show_label(label.tolist()) or None

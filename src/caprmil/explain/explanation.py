@@ -79,6 +79,7 @@ class Explanation:
     assignments: Numbers | None  # (T, H, N, M), to the tokens of each block and head
     before: PrincipalPlane | None  # patches before and after context, for a model with context
     after: PrincipalPlane | None
+    slide_of: NDArray[np.int64] | None = None  # (N,), of a patient: see `info.slides`
     maps: Mapping[str, Numbers] = field(default_factory=dict)
     """Computed maps by name, a column per contrast: see `map_kinds.COMPUTED`."""
     first: str = EVIDENCE.name  # the map to show first
@@ -325,6 +326,7 @@ def explain(
         assignments=np.stack(assigned) if assigned else None,
         before=before,
         after=after,
+        slide_of=bag.slide_of,
         maps={name: _numbers(terms) for name, terms in computed.items()},
         first=first,
     )

@@ -12,6 +12,7 @@ from caprmil.explain.explained_slide import ExplainedSlide
 from caprmil.explain.explanation import TOP, Explanation, Numbers, top_patches
 from caprmil.explain.map_kinds import EVIDENCE, KINDS
 from caprmil.explain.patch_boxes import PatchBoxes, read_patch
+from caprmil.explain.slide_shares import slide_shares
 from caprmil.figures import Canvas, Gallery, Plane
 from caprmil.slides.slide import Slide
 
@@ -54,7 +55,7 @@ class ExplanationFigures:
             head=head,
             galleries=galleries,
             title=self._title(which),
-            remarks=["percentage: a token's share of all patches", framed],
+            remarks=["percentage: a token's share of all patches", framed, self._slides()],
         )
 
     def heads(self) -> "Figure":
@@ -94,6 +95,7 @@ class ExplanationFigures:
                 f"evidence: {describe_method(explanation)}",
                 contrast.against,
                 self.faithfulness,
+                self._slides(of),
                 "framed: the patches below, left black, right blue" if self.slide else "",
             ],
         )
@@ -140,6 +142,15 @@ class ExplanationFigures:
     def _block(self) -> str:
         blocks = 0 if self.explanation.assignments is None else len(self.explanation.assignments)
         return f"block {blocks} of {blocks}, " if blocks > 1 else ""
+
+    def _slides(self, of: int | None = None) -> str:
+        """Return the slides of a patient in their order, with their shares of a contrast."""
+        shares = slide_shares(self.explanation)
+        found = []
+        for share in shares:
+            evidence = "" if of is None else f"evidence {share.evidence[of]:+.3g}, "
+            found.append(f"{share.name} ({evidence}attention {share.attention:.0%})")
+        return f"slides, left to right: {', '.join(found)}" if found else ""
 
     def _title(self, what: str) -> str:
         return f"{self.name}   {self.explanation.model}, {self.explanation.fold}   {what}"

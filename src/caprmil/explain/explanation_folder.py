@@ -1,5 +1,6 @@
 """The folder of an explanation: figures and tables of a slide, complete or absent."""
 
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -22,9 +23,10 @@ from caprmil.explain.explanation_figures import (
 from caprmil.explain.geojson import write_geojson, write_region_geojson
 from caprmil.explain.map_kinds import KINDS
 from caprmil.explain.marked_regions import JointRemoval, RegionEffects
-from caprmil.explain.patch_boxes import why_no_boxes
+from caprmil.explain.patch_boxes import PatchBoxes, patch_boxes, why_no_boxes
 from caprmil.explain.patch_tables import write_csv, write_hdf5, write_parquet
 from caprmil.explain.removal import answer_words
+from caprmil.explain.slide_shares import SHARES, slide_explanations, slide_shares, write_shares
 from caprmil.io.atomic import check_new, write_text
 from caprmil.io.json_files import as_json
 from caprmil.io.leftovers import temporary_name
@@ -32,6 +34,7 @@ from caprmil.io.paths import require_local
 from caprmil.io.progress import Step
 from caprmil.runs.run import Run
 
+SLIDES = "slides"  # the folder with a folder for each slide of a patient
 SCREEN, PRINT = 200, 300  # dots per inch of PNG, and of images in PDF
 VECTOR = ("tokens", "relevance")  # figures that are written as PDF too
 
@@ -91,20 +94,22 @@ def write_explanation(
         left_out.append(f"figures of tokens: {explanation.model} has none")
     if slide is None:
         left_out.append("images of patches: the slide file was not found; pass --slide")
-    write_csv(explanation, folder / "patches.csv", regions=regions)
-    if parquet:
-        write_parquet(explanation, folder / "patches.parquet", regions=regions)
-    write_hdf5(explanation, folder / "scores.h5")
     if drawing.boxes is None:
         why = why_no_boxes(explanation.info, explanation.coords)
         missing = "patches.geojson" if slide is None else "images and patches.geojson"
         left_out.append(f"{missing}: the bag {why}")
-    else:
-        write_geojson(explanation, drawing.boxes, folder / "patches.geojson", top=top)
-        if regions is not None and regions.regions:
-            write_region_geojson(
-                regions, explanation, drawing.boxes, folder / "regions.geojson", mpp=mpp
-            )
+    if explanation.slide_of is not None:
+        write_shares(explanation, folder / SHARES)
+    for own, boxes, effects, subfolder in _slide_by_slide(explained, drawing.boxes, mpp, folder):
+        write_csv(own, subfolder / "patches.csv", regions=effects)
+        if parquet:
+            write_parquet(own, subfolder / "patches.parquet", regions=effects)
+        write_hdf5(own, subfolder / "scores.h5")
+        if boxes is not None:
+            write_geojson(own, boxes, subfolder / "patches.geojson", top=top)
+            if effects is not None and effects.regions:
+                path = subfolder / "regions.geojson"
+                write_region_geojson(effects, own, boxes, path, mpp=own.info.slide_mpp or mpp)
     record = explanation_record(explained, run, head=chosen)
     if regions is not None:
         record["regions"] = _regions(regions, explanation, areas)
@@ -112,6 +117,26 @@ def write_explanation(
     if progress:
         progress(len(drawn) + 1, len(drawn) + 1)
     return left_out
+
+
+def _slide_by_slide(
+    explained: ExplainedSlide, boxes: PatchBoxes | None, mpp: float | None, folder: Path
+) -> Iterator[tuple[Explanation, PatchBoxes | None, RegionEffects | None, Path]]:
+    """Yield the slide and its folder or, of a patient, each slide with its own coordinates."""
+    explanation = explained.explanation
+    if explanation.slide_of is None:
+        yield explanation, boxes, explained.regions, folder
+        return
+    for number, own in enumerate(slide_explanations(explanation)):
+        name = re.sub(r"[^A-Za-z0-9._-]+", "_", own.slide).strip("._") or "slide"
+        subfolder = folder / SLIDES / name
+        if subfolder.exists():
+            subfolder = folder / SLIDES / f"{name}-{number + 1}"
+        subfolder.mkdir(parents=True)
+        rows = np.flatnonzero(explanation.slide_of == number)
+        effects = None if explained.regions is None else explained.regions.within(rows)
+        own_boxes = patch_boxes(own.info, own.coords, own.info.slide_mpp or mpp)
+        yield own, own_boxes, effects, subfolder
 
 
 def explanation_record(
@@ -154,19 +179,38 @@ def explanation_record(
             "ranking": None if explained.ranking is None else explained.ranking.as_dict(),
         },
         "tokens": None if explanation.assignments is None else _tokens(explanation, head),
+        **_slides(explained),
         "provenance": {
             "caprmil": version("caprmil"),
             "written": datetime.now(UTC).isoformat(timespec="seconds"),
             "run": str(run.folder),
             "recipe": run.facts.digest,
             "bag": str(reference.bag),
-            "pixels": None if reference.pixels is None else str(reference.pixels),
+            "pixels": ", ".join(
+                str(each.pixels) for each in reference.all_slides if each.pixels is not None
+            )
+            or None,
             "coordinates": info.unit,
             "patch_level0": info.patch_level0,
             "encoder": info.encoder,
             "mpp": info.mpp,
         },
     }
+
+
+def _slides(explained: ExplainedSlide) -> dict[str, Any]:
+    """Return the slides of a patient with their shares; nothing for a single slide."""
+    explanation = explained.explanation
+    found = [
+        {
+            "slide": share.name,
+            "patches": share.patches,
+            "evidence": _by_name(explanation.names, share.evidence),
+            "attention": share.attention,
+        }
+        for share in slide_shares(explanation)
+    ]
+    return {"slides": found} if found else {}
 
 
 def _regions(

@@ -22,7 +22,7 @@ from caprmil.explain.faithfulness import (
 )
 from caprmil.explain.slide_answer import predict_slide
 from caprmil.explain.slide_reference import SlideReference
-from caprmil.features import bags
+from caprmil.features import bag_files
 from caprmil.figures import deletion_curves
 from caprmil.io.progress import Step
 from caprmil.io.tables import markdown_table
@@ -185,7 +185,7 @@ def measure_faithfulness(
     models = {fold.name: run.model(fold.name).to(device) for fold in run.trained_folds()}
     for reference in slides:
         try:
-            bag = bags.read(reference.bag)
+            bag = bag_files.read(reference.bag)
             run.check_bag(reference.name, bag.info, force=force)
             answer = predict_slide(run, reference, bag, models=models, device=device)
         except BagError as problem:

@@ -22,12 +22,11 @@ from caprmil.explain.chosen_patches import support_order
 from caprmil.explain.explanation import explain
 from caprmil.explain.map_kinds import KINDS
 from caprmil.explain.map_ranking import PATCHES, map_ranking, sample_patches
-from caprmil.features import bags, batches
+from caprmil.features import bag_files, batches
 from caprmil.features.bags import Bag
 from caprmil.features.batches import Sample
 from caprmil.io.atomic import write_text
 from caprmil.io.json_files import as_json, parse_json
-from caprmil.io.paths import as_path
 from caprmil.io.progress import Step
 from caprmil.runs.inference import TrainedModel, predict_batch
 from caprmil.runs.run import Run
@@ -151,7 +150,7 @@ def measure_flips(
             models = {fold: run.trained(fold)}
             models[fold].model.to(device)
         with suppress(BagError):  # a damaged bag does not cost the others
-            bag = sample_patches(bags.read(run.paths[slide]), slide)
+            bag = sample_patches(bag_files.read(run.bags[slide]), slide)
             trained = models[fold]
             explanation = explain(
                 trained.model,
@@ -187,8 +186,8 @@ def unseen_slides(run: Run) -> list[tuple[str, str]]:
     taken: set[str] = set()
     columns = []
     for fold in run.trained_folds():
-        own = [name for name in fold.test if name in run.paths and name not in taken]
-        own = [name for name in own if as_path(run.paths[name]).exists()]
+        own = [name for name in fold.test if name in run.bags and name not in taken]
+        own = [name for name in own if run.bags[name].exists()]
         taken |= set(own)
         order = np.random.default_rng(crc32(fold.name.encode())).permutation(len(own))
         columns.append([(fold.name, own[index]) for index in order])

@@ -23,7 +23,7 @@ from caprmil.explain.chosen_patches import (
 from caprmil.explain.explanation import explain
 from caprmil.explain.map_ranking import map_ranking
 from caprmil.explain.slide_reference import SlideReference
-from caprmil.features import bags, batches
+from caprmil.features import bag_files, batches
 from caprmil.features.bags import Bag, BagInfo
 from caprmil.features.batches import Sample
 from caprmil.models.device import pick_device
@@ -236,7 +236,7 @@ def implant_region(
     """
     if source.name == slide.name:
         raise CaprmilError(f"{source.name} cannot be added to itself. Name another slide.")
-    own, other = bags.read(source.bag), bags.read(slide.bag)
+    own, other = bag_files.read(source.bag), bag_files.read(slide.bag)
     for reference, bag in ((source, own), (slide, other)):
         run.check_bag(reference.name, bag.info, force=force)
     check_alike(source.name, own.info, slide.name, other.info, force=force)

@@ -28,8 +28,8 @@ from caprmil.explain.map_kinds import (
     available,
 )
 from caprmil.explain.map_ranking import FILE, map_ranking, validation_slides
+from caprmil.features.bag_files import BagFiles
 from caprmil.features.bags import Bag
-from caprmil.io.paths import as_path
 from caprmil.models import MILModel
 from caprmil.models.base import Cells
 from caprmil.runs.inference import TrainedModel
@@ -263,12 +263,12 @@ def check_map(name: str, found: MapOnBag, checks: Sequence[MapCheck]) -> list[Ma
     ]
 
 
-def slide_to_check(run: Run, bag: Path | None = None) -> tuple[str, str, Path]:
+def slide_to_check(run: Run, bag: Path | None = None) -> tuple[str, str, BagFiles]:
     """Return fold, name and bag of a validation slide of a run, or of a bag that the user names."""
     if bag is None:
         for fold, slide in validation_slides(run):
-            if (path := as_path(run.paths[slide])).exists():
-                return fold, f"{slide}, a validation slide", path
+            if (files := run.bags[slide]).exists():
+                return fold, f"{slide}, a validation {run.unit}", files
         bag = run.bag_paths()[0]
     return run.trained_folds()[0].name, bag.name, bag
 

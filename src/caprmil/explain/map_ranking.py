@@ -20,11 +20,10 @@ from caprmil.explain.explanation import explain
 from caprmil.explain.faithfulness import RANDOM, Faithfulness, faithfulness
 from caprmil.explain.faithfulness_summary import FEW, summarise_faithfulness
 from caprmil.explain.map_kinds import INPUT_GRADIENTS, KINDS, available
-from caprmil.features import bags
+from caprmil.features import bag_files
 from caprmil.features.bags import Bag
 from caprmil.io.atomic import write_text
 from caprmil.io.json_files import as_json, parse_json
-from caprmil.io.paths import as_path
 from caprmil.io.progress import Step
 from caprmil.runs.inference import is_large
 from caprmil.runs.run import Run
@@ -130,10 +129,10 @@ def measure_ranking(
     found: list[Faithfulness] = []
     for fold, slide in chosen:
         with suppress(BagError):  # a missing or damaged bag does not cost the others
-            path = as_path(run.paths[slide])
-            if is_large(bags.inspect(path)):
+            files = run.bags[slide]
+            if is_large(bag_files.inspect(files)):
                 continue
-            bag = sample_patches(bags.read(path), slide)
+            bag = sample_patches(bag_files.read(files), slide)
             if len(bag.features) < 2:
                 continue
             model, target = run.model(fold).to(device), run.fold_target(fold)
@@ -162,7 +161,7 @@ def validation_slides(run: Run) -> list[tuple[str, str]]:
     """Return pairs of a fold and a slide of its validation part, from each fold in turn."""
 
     def shuffled(fold: str, slides: tuple[str, ...]) -> Iterator[tuple[str, str]]:
-        known = [slide for slide in slides if slide in run.paths]
+        known = [slide for slide in slides if slide in run.bags]
         order = np.random.default_rng(crc32(fold.encode())).permutation(len(known))
         return ((fold, known[index]) for index in order)
 

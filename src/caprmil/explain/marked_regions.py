@@ -5,7 +5,7 @@ predicts again, is not the sum of these numbers: it is measured.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -83,6 +83,16 @@ class RegionEffects:
         """Return how much the answer falls without these patches."""
         return float(self.answer[self.of] - removal.answer[self.of])
 
+    def within(self, rows: Rows) -> "RegionEffects":
+        """Return the regions in some rows, e.g. those of one slide, counted from 0 there."""
+        first = {int(row): at for at, row in enumerate(rows)}
+        own = tuple(
+            replace(region, rows=np.array([first[int(row)] for row in region.rows]))
+            for region in self.regions
+            if int(region.rows[0]) in first
+        )
+        return replace(self, regions=own, together={})
+
     def numbers(self, n: int) -> NDArray[np.int64]:
         """Return the number of the region of each of n patches; 0: in none."""
         found = np.zeros(n, dtype=np.int64)
@@ -98,7 +108,7 @@ def find_regions(explanation: Explanation) -> tuple[MarkedRegion, ...]:
     half as strong as the weakest of them are joined, so that a weaker patch in their midst does
     not split a region, and an even region is not cut off where the half is reached.
     """
-    cells = grid_cells(explanation.coords, explanation.info)
+    cells = grid_cells(explanation.coords, explanation.info, explanation.slide_of)
     if cells is None:
         return ()
     values = relevance_of(explanation)
@@ -114,7 +124,7 @@ def why_no_regions(explanation: Explanation) -> str:
     """Return why no region was found, in a sentence."""
     if explanation.coords is None:
         return "There are no regions: the bag has no coordinates."
-    if grid_cells(explanation.coords, explanation.info) is None:
+    if grid_cells(explanation.coords, explanation.info, explanation.slide_of) is None:
         return "There are no regions: the distance of neighbouring patches is not known."
     if not relevance_of(explanation).any():
         return "There are no regions: all patches have the same value on the map."

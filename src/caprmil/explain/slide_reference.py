@@ -1,54 +1,152 @@
-"""Slide references: a slide, found by its name in a run or by its bag, and its files."""
+"""Slide references: a slide or patient, found by its name in a run or by its bag, and its files."""
 
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 from caprmil.cohort.cohort import find_bags
 from caprmil.errors import BagError, RunError, SlideError, shorten
+from caprmil.explain.patch_boxes import open_slide
 from caprmil.features import bags
+from caprmil.features.bag_files import BagFiles, SlideBags
+from caprmil.features.bags import BagInfo
 from caprmil.features.formats import HDF5
+from caprmil.features.placed_slides import PlacedSlide
 from caprmil.io.paths import RemotePath, as_path
 from caprmil.runs.run import Run
 from caprmil.slides.qc import Record
-from caprmil.slides.slide import find_slides
+from caprmil.slides.slide import Slide, find_slides
+from caprmil.slides.slide_row import SlideInRow, SlideRow
 
 
 @dataclass(frozen=True, kw_only=True)
 class SlideReference:
-    """A slide and its files."""
+    """A slide and its files, or a patient with those of all slides."""
 
     name: str
-    bag: Path
+    bag: BagFiles
     pixels: Path | None = None  # the slide's own file, if it was found
     record: Record | None = None  # of its encoding
+    slides: tuple["SlideReference", ...] = ()  # of a patient
+
+    @property
+    def all_slides(self) -> tuple["SlideReference", ...]:
+        """The slides of the patient, or the slide itself."""
+        return self.slides or (self,)
+
+    @property
+    def has_pixels(self) -> bool:
+        """Whether a slide file was found."""
+        return any(each.pixels is not None for each in self.all_slides)
 
 
-def locate_slide(run: Run, what: str | Path, *, pixels: Path | None = None) -> SlideReference:
+Pixels: TypeAlias = Path | Mapping[str, Path] | None
+"""The file of a slide, a folder of slides, or files by the names of slides."""
+
+
+def locate_slide(run: Run, what: str | Path, *, pixels: Pixels = None) -> SlideReference:
     """Return the slide of a run by its name, or that of a bag file.
 
-    `pixels` is the slide's file or a folder that holds it. Without it, the path is used from which
-    `caprmil encode` read the slide: that in its record, or else in the bag.
+    `pixels` is the slide's file, a folder that holds it, or files by name. Without it, the path is
+    used from which `caprmil encode` read the slide: that in its record, or else in the bag. If a
+    run predicts patients from all their slides, `what` is a patient, or the bag or folder of bags
+    of one.
     """
     name, path = str(what), as_path(what)
+    if name in run.bags:
+        files = run.bags[name]
+        if not files.exists():
+            raise RunError(f"The bag of {name} is no longer at {files}. Pass the bag's file.")
+        return _reference(name, files, pixels)
     if name in run.paths:
-        path = as_path(run.paths[name])
-        if not path.exists():
-            raise RunError(f"The bag of {name} is no longer at {path}. Pass the bag's file.")
-    elif path.suffix.lower() in bags.SUFFIXES and path.exists():
-        ((name, path),) = find_bags([path]).items()
-    else:
         raise RunError(
-            f"{what} is neither a slide of {run.folder} nor a bag file. "
-            f"Its slides: {shorten(run.paths)}."
+            f"{name} is a slide of {run.owner(name)}, and {run.folder} predicts patients from all "
+            "their slides. Name the patient."
         )
-    record = Record.read(path.parent / "qc", name)
-    return SlideReference(
-        name=name, bag=path, pixels=_pixels(name, path, record, pixels), record=record
+    if name in run.patients.values():
+        own = [slide for slide, patient in run.patients.items() if patient == name]
+        raise RunError(
+            f"{run.folder} answers the slides of {name} alone. Name one of them: {shorten(own)}."
+        )
+    if path.suffix.lower() in bags.SUFFIXES and path.exists():
+        ((name, path),) = find_bags([path]).items()
+        return _reference(name, path, pixels)
+    if run.unit == "patient" and path.is_dir():
+        return _reference(path.resolve().name, SlideBags.of(find_bags([path])), pixels)
+    raise RunError(
+        f"{what} is neither a {run.unit} of {run.folder} nor a bag file. "
+        f"Its {run.unit}s: {shorten(run.bags)}."
     )
 
 
-def _pixels(name: str, bag: Path, record: Record | None, given: Path | None) -> Path | None:
+def _reference(name: str, files: BagFiles, pixels: Pixels) -> SlideReference:
+    if isinstance(files, SlideBags):
+        if isinstance(pixels, Path) and not pixels.is_dir():
+            raise SlideError(f"{pixels} is not a folder. Name the folder of the patient's slides.")
+        own = [_reference(s, p, pixels) for s, p in zip(files.slides, files.paths, strict=True)]
+        return SlideReference(name=name, bag=files, slides=tuple(own))
+    record = Record.read(files.parent / "qc", name)
+    return SlideReference(
+        name=name, bag=files, pixels=_pixels(name, files, record, pixels), record=record
+    )
+
+
+def open_pixels(reference: SlideReference, info: BagInfo) -> Slide | None:
+    """Open the pixels of a slide, or those of a patient's slides in a row, as far as they exist.
+
+    `info` is that of the bag in memory, or of an open stream.
+    """
+    if not reference.slides:
+        return None if reference.pixels is None else open_slide(reference.pixels, info)
+    found: list[SlideInRow] = []
+    with ExitStack() as opened:
+        for each, place in _pairs(reference.slides, info.slides):
+            if each.pixels is not None and place.box is not None:
+                slide = open_slide(each.pixels, place.info)
+                opened.callback(slide.close)
+                found.append(_in_row(slide, place, info))
+        if not found:
+            return None
+        opened.pop_all()  # the row closes them
+    boxes = [place.box for place in info.slides if place.box is not None]
+    unit = _pixels_per_unit(info.unit, found[0].slide, info.slides[0].info)
+    width, height = (max(box[n] + box[n + 2] for box in boxes) * unit for n in (0, 1))
+    size = info.slide_size or (round(width), round(height))
+    return SlideRow(reference.name, found, size=size, mpp=info.slide_mpp)
+
+
+def _pairs(
+    references: Sequence[SlideReference], places: Sequence[PlacedSlide]
+) -> list[tuple[SlideReference, PlacedSlide]]:
+    by_name = {each.name: each for each in references}
+    return [(by_name[place.name], place) for place in places if place.name in by_name]
+
+
+def _in_row(slide: Slide, place: PlacedSlide, info: BagInfo) -> SlideInRow:
+    """Return where an open slide is in the row, in pixels of the row."""
+    assert place.box is not None
+    row = _pixels_per_unit(info.unit, slide, info.slides[0].info)
+    own = _pixels_per_unit(place.info.unit, slide, place.info)
+    x, y = place.origin
+    left, top, width, height = (end * row for end in place.box)
+    return SlideInRow(
+        slide=slide,
+        scale=own / (place.scale * row),
+        origin=(x * row, y * row),
+        box=(left, top, width, height),
+    )
+
+
+def _pixels_per_unit(unit: str | None, slide: Slide, info: BagInfo) -> float:
+    """Return level-0 pixels per unit of coordinates."""
+    return 1 / (info.slide_mpp or slide.mpp) if unit == "um" else 1.0
+
+
+def _pixels(name: str, bag: Path, record: Record | None, given: Pixels) -> Path | None:
+    if isinstance(given, Mapping):
+        given = given.get(name)
     if given is not None:
         found = find_slides([given])
         if name in found:

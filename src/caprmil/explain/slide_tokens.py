@@ -13,7 +13,7 @@ from torch import Tensor
 from caprmil.errors import RunError
 from caprmil.explain.slide_reference import SlideReference
 from caprmil.explain.token_matching import Moments, match_tokens
-from caprmil.features import bags
+from caprmil.features import bag_files
 from caprmil.features.bags import Bag, BagInfo, Stream
 from caprmil.models import MILModel, Output
 from caprmil.models.token_removal import TokenRemoval
@@ -51,11 +51,11 @@ def check_tokens(model: MILModel) -> tuple[int, int, int]:
 @contextmanager
 def opened_bag(reference: SlideReference) -> Iterator[Bag | Stream]:
     """Yield the bag of a slide, in memory or, if it is large, as a stream."""
-    if is_large(bags.inspect(reference.bag)):
-        with bags.streaming(reference.bag) as stream:
+    if is_large(bag_files.inspect(reference.bag)):
+        with bag_files.streaming(reference.bag) as stream:
             yield stream
     else:
-        yield bags.read(reference.bag)
+        yield bag_files.read(reference.bag)
 
 
 def remove_tokens(

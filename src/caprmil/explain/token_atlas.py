@@ -173,7 +173,7 @@ def make_atlas(
         except (BagError, RunError) as problem:  # one broken bag does not cost the others
             left_out[slide] = str(problem)
         else:
-            patient = run.patients[slide]
+            patient = run.owner(slide)
             found.append(EvaluatedSlide(slide=slide, patient=patient, fold=name, tokens=tokens))
         if progress:
             progress(done, total)
@@ -209,7 +209,7 @@ def make_atlas(
 
 def choose_slides(run: Run, fold: str | None, most: int | None, seed: int) -> dict[str, str]:
     """Return slides in random order, each with the first fold whose model has not seen it."""
-    unseen = {slide: run.unseen_folds(slide, fold) for slide in run.paths}
+    unseen = {slide: run.unseen_folds(slide, fold) for slide in run.bags}
     found = {slide: folds[0].name for slide, folds in unseen.items() if folds}
     if not found:
         raise RunError(

@@ -18,6 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from caprmil.errors import BagError
 from caprmil.features import formats
 from caprmil.features.formats import FileContent
+from caprmil.features.placed_slides import PlacedSlide, cells_side_by_side, own_cells
 from caprmil.io.atomic import atomic_write
 from caprmil.io.output_stream import create_hdf5
 from caprmil.io.paths import as_path, check_utf8
@@ -58,6 +59,7 @@ class BagInfo:
     slide_path: str | None = None  # the slide that was encoded, if the bag stores it
     fingerprint: str | None = None  # of the encoder's weights and transform
     settings: str | None = None  # TOML of all settings, if `caprmil encode` made the bag
+    slides: tuple[PlacedSlide, ...] = ()  # of a patient, side by side; see `bag_files`
 
     def __post_init__(self) -> None:
         for name in ("mpp", "slide_mpp", "patch_px", "patch_level0", "step"):
@@ -68,18 +70,22 @@ class BagInfo:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Bag:
-    """The patches of one slide: row n of `features` and row n of `coords` are the same patch."""
+    """The patches of a slide: row n of `features` and row n of `coords` are the same patch.
+
+    A bag of a patient has the patches of several slides (`bag_files`).
+    """
 
     features: NDArray[np.floating[Any]]  # (N, E), float16 or float32
     coords: NDArray[Any] | None  # (N, 2), x and y of the top left corner, in `info.unit`
     info: BagInfo
+    slide_of: NDArray[np.int64] | None = None  # (N,), the number of the slide in `info.slides`
 
     def grid(self) -> NDArray[np.int64] | None:
         """Return column and row of each patch, from 0, or None if the grid is unknown.
 
         CLAM lays a separate grid on each contour, so two patches can share a cell.
         """
-        return grid_cells(self.coords, self.info)
+        return grid_cells(self.coords, self.info, self.slide_of)
 
     def select(self, rows: NDArray[np.bool_] | NDArray[np.integer[Any]]) -> "Bag":
         """Return a bag with some of its patches, at least one."""
@@ -88,15 +94,23 @@ class Bag:
             raise BagError("No patch would be left of the slide. Keep at least one.")
         coords = None if self.coords is None else self.coords[rows]
         return Bag(
-            features=features, coords=coords, info=replace(self.info, n_patches=len(features))
+            features=features,
+            coords=coords,
+            info=replace(self.info, n_patches=len(features)),
+            slide_of=None if self.slide_of is None else self.slide_of[rows],
         )
 
 
-def grid_cells(coords: NDArray[Any] | None, info: "BagInfo") -> NDArray[np.int64] | None:
-    """Return column and row of each patch, from 0, or None if the grid is unknown."""
-    if coords is None or info.step is None:
-        return None
-    return np.rint((coords - coords.min(axis=0)) / info.step).astype(np.int64)
+def grid_cells(
+    coords: NDArray[Any] | None, info: "BagInfo", slide_of: NDArray[np.int64] | None = None
+) -> NDArray[np.int64] | None:
+    """Return column and row of each patch, from 0, or None if the grid is unknown.
+
+    The slides of a patient, `slide_of`, are beside each other.
+    """
+    if coords is not None and slide_of is not None:
+        return cells_side_by_side(coords, slide_of, info.slides)
+    return None if coords is None or info.step is None else own_cells(coords, info.step)
 
 
 def inspect(path: str | Path) -> BagInfo:
@@ -125,6 +139,7 @@ class Stream:
 
     def __init__(self, content: FileContent, info: BagInfo, rows: int) -> None:
         self.info, self.rows, self._content = info, rows, content
+        self.slide_of: NDArray[np.int64] | None = None  # of the bag of one slide
 
     def __call__(self) -> Iterator[NDArray[np.floating[Any]]]:
         """Yield the chunks in order. The next chunk is prefetched by a thread."""
@@ -152,7 +167,7 @@ class Stream:
 
     def grid(self) -> NDArray[np.int64] | None:
         """Return column and row of each patch, as in a bag."""
-        return grid_cells(self.coords, self.info)
+        return grid_cells(self.coords, self.info, self.slide_of)
 
 
 def from_arrays(features: ArrayLike, coords: ArrayLike | None = None, **metadata: Any) -> Bag:

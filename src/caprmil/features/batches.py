@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -14,16 +13,17 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from caprmil.errors import BagError
-from caprmil.features import bags
+from caprmil.features import bag_files
+from caprmil.features.bag_files import BagFiles
 from caprmil.features.bags import Bag
 from caprmil.models.packing import mask_from_sizes, pad_packed
 
 
 class Sample(NamedTuple):
-    """A slide for training or inference: its bag, and its label if known."""
+    """A slide or patient for training or inference: its bag, and its label if known."""
 
     slide: str
-    bag: Path | Bag
+    bag: BagFiles | Bag
     label: Any = -1  # a number, or a tuple of numbers
 
 
@@ -82,16 +82,16 @@ class Cache:
 
     def __init__(self, gigabytes: float) -> None:
         self.free_bytes = gigabytes * 1e9
-        self.kept: dict[Path, Bag] = {}
+        self.kept: dict[BagFiles, Bag] = {}
 
-    def read(self, path: Path) -> Bag:
-        """Return the bag of a file, from memory if it is cached."""
-        if path in self.kept:
-            return self.kept[path]
-        bag = bags.read(path)
+    def read(self, files: BagFiles) -> Bag:
+        """Return the bag of a file, or of the files of a patient, from memory if it is cached."""
+        if files in self.kept:
+            return self.kept[files]
+        bag = bag_files.read(files)
         if bag.features.nbytes <= self.free_bytes:
             self.free_bytes -= bag.features.nbytes
-            self.kept[path] = bag
+            self.kept[files] = bag
         return bag
 
 

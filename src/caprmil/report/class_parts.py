@@ -49,6 +49,7 @@ class ClassParts(PredictionParts):
         shown = answer.mean if answer.calibrated is None else answer.calibrated
         return render(
             "class_prediction.html",
+            unit=self.run.predicts,
             predicted=self.classes[best],
             label=explained.label,
             probability=float(shown[best]),
@@ -116,6 +117,7 @@ class ClassParts(PredictionParts):
                 groups,
                 here=here,
                 models=models,
+                unit=self.run.predicts,
                 title=f"Probability of {name}",
                 alt=f"Probabilities of {name} of the test slides by label; this slide: {here:.3f}.",
             )

@@ -89,9 +89,10 @@ def slide_provenance(inputs: SlideInputs) -> Iterator[Fact]:
     size = f"{info.patch_px} px" if info.patch_px else ""
     scale = f"{info.mpp:g} µm/px" if info.mpp else ""
     yield "Its patches", " at ".join(filter(None, (size, scale))) or "size not stored in the bag"
-    if explained.reference.pixels is not None:
-        yield "Slide file", explained.reference.pixels.name
-    name = explained.name if explained.name in run.paths else str(explained.reference.bag)
+    files = [r.pixels.name for r in explained.reference.all_slides if r.pixels is not None]
+    if files:
+        yield ("Slide file" if len(files) == 1 else "Slide files"), ", ".join(files)
+    name = explained.name if explained.name in run.bags else str(explained.reference.bag)
     yield from report_origin(["caprmil", "report", str(run.folder), name])
 
 

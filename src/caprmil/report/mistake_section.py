@@ -9,7 +9,8 @@ from markupsafe import Markup
 from PIL import Image
 
 from caprmil.errors import CaprmilError
-from caprmil.explain import locate_slide
+from caprmil.explain import locate_slide, open_pixels
+from caprmil.features import bag_files
 from caprmil.io.paths import as_path
 from caprmil.report.html_page import render
 from caprmil.report.patch_pictures import Picture, as_picture, thumbnail
@@ -48,6 +49,7 @@ def mistake_section(inputs: RunInputs) -> Markup:
         "mistakes.html",
         title=inputs.parts.worst_title,
         mistakes=mistakes,
+        unit=inputs.run.unit,
         none=inputs.parts.no_worst,
     )
 
@@ -57,6 +59,11 @@ def slide_picture(run: Run, slide: str, pixels: Path | None = None) -> Picture |
     alt = f"Thumbnail of the slide {slide}"
     with suppress(CaprmilError):  # a missing or damaged slide may have a picture from before
         found = locate_slide(run, slide, pixels=pixels)
+        if found.slides:
+            opened = open_pixels(found, bag_files.inspect_placed(found.bag))
+            if opened is not None:
+                with opened as row:
+                    return as_picture(thumbnail(row, PICTURE_PX), f"The slides of {slide}")
         if found.pixels is not None:
             with Slide(found.pixels, mpp=1.0) as opened:  # a thumbnail needs no scale
                 return as_picture(thumbnail(opened, PICTURE_PX), alt)

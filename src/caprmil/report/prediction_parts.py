@@ -90,15 +90,16 @@ class PredictionParts(ABC):
     def models(self, explained: ExplainedSlide) -> Iterator[str]:
         """Yield which models predict, how far they agree, and which one is explained."""
         answer, explanation = explained.answer, explained.explanation
+        what = "patient" if explained.reference.slides else "slide"
         folds = list(answer.by_fold)
         if not answer.unseen:
-            yield "Caution: every model of this prediction has seen this slide in training."
+            yield f"Caution: every model of this prediction has seen this {what} in training."
         if explained.unlike is not None and is_unlike(explained.unlike):
             yield f"Caution: {warning(explained.unlike)}"
         if len(folds) == 1:
-            unseen = answer.unseen and explained.name in self.run.paths and len(self.run.done) > 1
+            unseen = answer.unseen and explained.name in self.run.bags and len(self.run.done) > 1
             yield f"Predicted by the model of {folds[0]}" + (
-                ", which has not seen this slide in training." if unseen else "."
+                f", which has not seen this {what} in training." if unseen else "."
             )
         else:
             yield self.agreement(explained)

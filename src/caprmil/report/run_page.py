@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from caprmil.errors import BagError
 from caprmil.explain import Flips
-from caprmil.features import bags
+from caprmil.features import bag_files
 from caprmil.io.progress import Step
 from caprmil.report.curve_section import curve_section
 from caprmil.report.details_section import run_details
@@ -66,6 +66,7 @@ def slide_table_section(inputs: RunInputs) -> Markup:
             inputs.progress(n + 1, len(predictions))
     return render(
         "slide_table.html",
+        unit=predictions.unit,
         columns=parts.columns,
         rows=rows,
         marked_filter=parts.marked_filter,
@@ -76,7 +77,7 @@ def slide_table_section(inputs: RunInputs) -> Markup:
 def _patches(run: Run, slide: str) -> int | None:
     """Return the number of patches of a slide, if its bag is found."""
     try:
-        return bags.inspect(run.paths[slide]).n_patches
+        return bag_files.inspect(run.bags[slide]).n_patches
     except (BagError, KeyError, OSError):
         return None
 
@@ -118,6 +119,7 @@ def run_report(
         name=name,
         model=run.facts.model,
         task=parts.task,
+        unit=predictions.unit,
         slides=len(set(predictions.slides)),
         patients=len(set(predictions.patients)) if predictions.patients else 0,
         folds=len(run.splits),

@@ -49,7 +49,8 @@ def score_section(inputs: RunInputs) -> Markup:
     """Return every metric: over folds, pooled, and its interval."""
     scores = inputs.run.scores
     level, unit = scores["interval_level"], "patient" if scores["patients"] else "slide"
-    head = ["", "mean over folds", "std", "all slides pooled", f"{level:.0%} interval by {unit}"]
+    pooled = f"all {scores.get('unit', 'slide')}s pooled"
+    head = ["", "mean over folds", "std", pooled, f"{level:.0%} interval by {unit}"]
     rows = []
     for name, metric in scores["metrics"].items():
         cells = [metric[key] for key in ("mean_over_folds", "std_over_folds", "all_slides_pooled")]

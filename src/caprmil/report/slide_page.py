@@ -15,6 +15,7 @@ from caprmil.report.evidence_section import evidence_section
 from caprmil.report.html_page import asset, page, render
 from caprmil.report.parts_registry import parts_of
 from caprmil.report.patch_pictures import PatchPictures
+from caprmil.report.patient_section import patient_section
 from caprmil.report.region_section import region_section
 from caprmil.report.relevance_section import relevance_section
 from caprmil.report.report_inputs import SlideInputs, SlideSection
@@ -60,6 +61,7 @@ def map_section(inputs: SlideInputs) -> Markup:
 SECTIONS: tuple[SlideSection, ...] = (
     prediction_section,
     map_section,
+    patient_section,
     region_section,
     relevance_section,
     evidence_section,
@@ -101,11 +103,12 @@ def _page(
     sections = [section(inputs) for section in SECTIONS]
     return page(
         "slide_report.html",
-        title=f"{explained.name}, slide report",
+        title=f"{explained.name}, {'patient' if explained.reference.slides else 'slide'} report",
         name=explained.name,
         model=explained.explanation.model,
         run=run.folder.resolve().name,
         patches=len(explained.explanation),
+        slides=len(explained.explanation.info.slides),
         sections=sections,
         symbols=inputs.pictures.symbols(progress),
         scripts=(pages.asset("paint.js"), asset("slide_report.js")),

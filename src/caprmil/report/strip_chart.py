@@ -66,6 +66,7 @@ def strip_chart(
     here: float | None = None,
     models: Sequence[float] = (),
     axis: Axis | None = None,
+    unit: str = "slide",
 ) -> Markup:
     """Draw the values of each group as a row of dots, and `here`, if given, as a line across.
 
@@ -89,6 +90,7 @@ def strip_chart(
         )
     return render(
         "strip_chart.html",
+        unit=unit,
         rows=rows,
         ticks=[(text, axis.x_of(tick)) for tick, text in axis.ticks.items()],
         here=None if here is None else axis.x_of(here),

@@ -55,6 +55,7 @@ class ValueParts(PredictionParts):
             larger = how_many(np.abs(predicted - labels) < abs(value - true))
         return render(
             "value_prediction.html",
+            unit=self.run.predicts,
             value=value,
             shown=self.number(value),
             interval=self._interval(explained),
@@ -106,6 +107,7 @@ class ValueParts(PredictionParts):
             {"predicted": predicted, "true value": labels},
             here=here,
             models=models,
+            unit=self.run.predicts,
             axis=Axis.around([*predicted, *labels, *models, here]),
             title="Value",
             alt=f"{alt}; this slide: {self.number(here)}.",

@@ -23,7 +23,8 @@ from caprmil.evaluation.guarantees import (
 )
 from caprmil.evaluation.novelty import FILE, UNLIKE, Features, make_reference
 from caprmil.evaluation.predictions import Predictions
-from caprmil.features import bags
+from caprmil.features import bag_files
+from caprmil.features.bag_files import BagFiles
 from caprmil.features.bags import Bag, Stream
 from caprmil.io.atomic import write_text
 from caprmil.io.json_files import as_json
@@ -110,6 +111,11 @@ def set_columns(
 
 def check(run: Run, coverage: float) -> None:
     """Raise if a run has no sets of this coverage."""
+    if run.combine:
+        raise CohortError(
+            f"{run.folder} combines the answers of slides, and sets are of one answer. Omit "
+            '--coverage, or train with [data] combine = "bag".'
+        )
     _ = run.target.conformal
     if not thresholds(run.validation, coverage):
         raise CohortError(f"{run.folder} has no validation slides. {ADVICE}")
@@ -152,12 +158,12 @@ def promise(coverage: float, models: int) -> str:
     )
 
 
-def unlike_training(run: Run, slide: str, bag: Bag | Stream | Path) -> float | None:
+def unlike_training(run: Run, slide: str, bag: Bag | Stream | BagFiles) -> float | None:
     """Return the share of held-out slides that are more like the training slides than this one.
 
     None for a slide of the run itself, and for a run without a reference.
     """
-    if slide in run.paths or run.novelty is None:
+    if slide in run.bags or slide in run.paths or run.novelty is None:
         return None
     return run.novelty.share_below(mean_feature(bag))
 
@@ -175,7 +181,7 @@ def warning(share: float) -> str:
     )
 
 
-def novelty_column(run: Run, paths: Mapping[str, Path]) -> tuple[str, ...]:
+def novelty_column(run: Run, paths: Mapping[str, BagFiles]) -> tuple[str, ...]:
     """Return the share for each slide as a column; empty where it is not known."""
     found = []
     for slide, path in paths.items():
@@ -184,7 +190,7 @@ def novelty_column(run: Run, paths: Mapping[str, Path]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def mean_feature(bag: Bag | Stream | Path) -> NDArray[np.float32]:
+def mean_feature(bag: Bag | Stream | BagFiles) -> NDArray[np.float32]:
     """Return the mean feature of a bag, in memory or in chunks."""
     if isinstance(bag, Bag):
         return np.asarray(bag.features.mean(axis=0, dtype=np.float32))
@@ -195,5 +201,5 @@ def mean_feature(bag: Bag | Stream | Path) -> NDArray[np.float32]:
         if not bag.info.n_patches:
             raise BagError("A bag has no patches.")
         return (total / bag.info.n_patches).astype(np.float32)
-    with bags.streaming(bag) as stream:
+    with bag_files.streaming(bag) as stream:
         return mean_feature(stream)

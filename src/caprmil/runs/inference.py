@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -10,7 +9,8 @@ import torch
 from numpy.typing import NDArray
 
 from caprmil.errors import BagError
-from caprmil.features import bags, batches
+from caprmil.features import bag_files, bags, batches
+from caprmil.features.bag_files import BagFiles
 from caprmil.features.bags import BagInfo
 from caprmil.features.batches import Cache, Sample
 from caprmil.models import MILModel
@@ -69,16 +69,17 @@ def complete_target(
 
 
 def predict_file(
-    trained: Sequence[TrainedModel], path: Path, device: torch.device
+    trained: Sequence[TrainedModel], files: BagFiles, device: torch.device
 ) -> NDArray[np.float64]:
-    """Return the answer of each model for the bag in a file.
+    """Return the answer of each model for the bag in a file, or in the files of a patient.
 
-    A large file is read in chunks, a few times over, if the models allow it.
+    A large bag is read in chunks, a few times over, if the models allow it.
     """
-    if not is_large(bags.inspect(path)) or not all(each.model.streams for each in trained):
-        batch = batches.collate([(Sample(path.stem, path), bags.read(path))])
+    if not is_large(bag_files.inspect(files)) or not all(each.model.streams for each in trained):
+        name = bag_files.paths_of(files)[0].stem
+        batch = batches.collate([(Sample(name, files), bag_files.read(files))])
         return np.concatenate([predict_batch(each, batch, device) for each in trained])
-    with bags.streaming(path) as stream:
+    with bag_files.streaming(files) as stream:
         return np.concatenate([predict_stream(each, stream, device) for each in trained])
 
 

@@ -5,7 +5,7 @@ recipe.toml       every setting, resolved
 splits.json       the slides in each part of each fold
 folds/NAME/       model/ (config.json, model.safetensors), fold.json, history.csv, timing.json,
                   test.csv, ...
-predictions.csv   every test slide, predicted by models that have not seen it
+predictions.csv   every test slide (or patient), predicted by models that have not seen it
 guarantees.json, novelty.safetensors: see runs/guarantees.py
 baselines/        the same slides, predicted without a model: patch_count.csv, mean_feature.csv, ...
 calibration.json  the temperature of each fold, and errors before and after
@@ -15,7 +15,7 @@ scores.json, scores.md, curves.png, roc.png, reliability.png
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,8 +36,10 @@ from caprmil.errors import (
 from caprmil.evaluation.calibration import soften
 from caprmil.evaluation.novelty import FILE as NOVELTY
 from caprmil.evaluation.novelty import Reference
+from caprmil.evaluation.patient_answers import combine_slides
 from caprmil.evaluation.predictions import Predictions
-from caprmil.features import bags
+from caprmil.features import bag_files
+from caprmil.features.bag_files import BagFiles, SlideBags
 from caprmil.features.bags import BagInfo
 from caprmil.features.batches import Cache, Sample
 from caprmil.io.paths import RemotePath, as_path, scratch_folder
@@ -70,6 +72,8 @@ class Run:
         splits = read_splits(self.folder)
         self.patients, self.labels, self.paths = splits.patients, splits.labels, splits.paths
         self.splits = list(splits.folds)
+        self.unit, self.combine = splits.unit, splits.combine
+        self.slides = splits.slides
         for label in self.labels.values():
             self._parse_label(label)
 
@@ -99,6 +103,32 @@ class Run:
     def finished(self) -> bool:
         """Whether all folds are trained and scored."""
         return (self.folder / SCORES).exists()
+
+    @cached_property
+    def bags(self) -> dict[str, BagFiles]:
+        """The bag of each slide by name, or that of each patient, if its slides are one bag.
+
+        A name in it is what folds list, and what can be explained.
+        """
+        if self.unit == "slide":
+            return {slide: as_path(path) for slide, path in self.paths.items()}
+        return {
+            patient: SlideBags.of({slide: as_path(self.paths[slide]) for slide in own})
+            for patient, own in self.slides.items()
+        }
+
+    def owner(self, name: str) -> str:
+        """Return the patient of a slide or patient; the name itself if it is not of the run."""
+        return self.patients.get(name, name)
+
+    def unit_of(self, name: str) -> str:
+        """Return what folds list for a slide: its patient, if slides of a patient are one bag."""
+        return self.owner(name) if self.unit == "patient" and name not in self.slides else name
+
+    @property
+    def predicts(self) -> Literal["slide", "patient"]:
+        """What predictions are of."""
+        return "patient" if self.combine else self.unit
 
     @property
     def done(self) -> list[Fold]:
@@ -165,7 +195,8 @@ class Run:
                 f"{path} is damaged (its columns are {shorten(found.target.columns)}, not "
                 f"{shorten(self.target.columns)}). {ADVICE}"
             )
-        unknown = [slide for slide in found.slides if slide not in self.paths]
+        names = {*self.patients.values()} if self.combine else self.slides
+        unknown = [name for name in found.slides if name not in names]
         unknown += sorted({*(found.folds or ())} - {fold.name for fold in self.splits})
         if unknown and path.is_relative_to(self.folder):  # elsewhere it may be of another cohort
             raise RunError(f"{path} is damaged ({unknown[0]} is not in the run). {ADVICE}")
@@ -206,12 +237,13 @@ class Run:
 
     def unseen_folds(self, slide: str, fold: str | None = None) -> list[Fold]:
         """Return the trained folds whose model has not seen a slide in training or validation."""
-        return [each for each in self.trained_folds(fold) if not each.saw(slide)]
+        unit = self.unit_of(slide)
+        return [each for each in self.trained_folds(fold) if not each.saw(unit)]
 
     def unseen_slides(self) -> list[str]:
         """Return the slides of the run that at least one model has not seen."""
         folds = self.trained_folds()
-        return [slide for slide in self.paths if any(not fold.saw(slide) for fold in folds)]
+        return [name for name in self.bags if any(not fold.saw(name) for fold in folds)]
 
     def model(self, fold: str) -> MILModel:
         """Load the model of a fold."""
@@ -235,6 +267,8 @@ class Run:
 
         `force` accepts another encoder or scale, never another width.
         """
+        for part in info.slides:
+            self.check_bag(part.name, part.info, force=force)
         facts = self.facts
         width, encoder, scale = info.width, info.encoder, info.mpp
         if width != facts.in_dim:
@@ -254,12 +288,12 @@ class Run:
                 f"Extract its features in the same way{advice}."
             )
 
-    def _check_bags(self, paths: Mapping[str, Path], *, force: bool) -> None:
+    def _check_bags(self, paths: Mapping[str, BagFiles], *, force: bool) -> None:
         """Refuse bags that differ, all of them in one error. Damaged ones fail one by one later."""
         problems = []
         for slide, path in paths.items():
             try:
-                info = bags.inspect(path)
+                info = bag_files.inspect(path)
             except BagError:
                 continue
             try:
@@ -271,8 +305,9 @@ class Run:
 
     def predict(
         self,
-        paths: Mapping[str, Path],
+        paths: Mapping[str, BagFiles],
         *,
+        patients: Mapping[str, str] | None = None,
         fold: str | None = None,
         force: bool = False,
         device: str = "auto",
@@ -282,10 +317,12 @@ class Run:
     ) -> Predictions:
         """Predict bags with the mean of the folds' models, or with the model of one fold.
 
-        A slide of the training cohort is predicted only by models that have not seen it, if there
-        are any. The column `models` is their number, `spread` the standard deviation over them,
-        `unlike_training` the share of held-out slides that are more like the training slides. With
-        a coverage there are also columns for the set that holds the label with this probability.
+        `paths` are bags of slides, or of patients if the run joins their slides. `patients` are
+        those of slides, if the run combines the answers of their slides. A slide of the training
+        cohort is predicted only by models that have not seen it, if there are any. The column
+        `models` is their number, `spread` the standard deviation over them, `unlike_training` the
+        share of held-out slides that are more like the training slides. With a coverage there are
+        also columns for the set that holds the label with this probability.
         A bag that is damaged, or has no finite answer, does not cost the others: its slide is added
         to `failed`, or logged.
         """
@@ -302,7 +339,7 @@ class Run:
         extra: dict[str, list[str]] = {"models": [], "spread": []}
         problems: dict[str, BagError] = {}
         for number, (slide, path) in enumerate(paths.items(), 1):
-            unseen = [each.name for each in chosen if not each.saw(slide)]
+            unseen = [each.name for each in chosen if not self._saw(each, slide, path)]
             names = unseen or list(trained)
             try:
                 answers = predict_file([trained[name] for name in names], path, torch_device)
@@ -319,16 +356,25 @@ class Run:
         report_failed(problems, failed, len(paths))
         columns = {name: tuple(cells) for name, cells in extra.items()}
         if self.novelty is not None:
-            found = guarantees.novelty_column(self, {slide: paths[slide] for slide in rows})
-            columns[guarantees.UNLIKE_COLUMN] = found
+            unlike = guarantees.novelty_column(self, {slide: paths[slide] for slide in rows})
+            columns[guarantees.UNLIKE_COLUMN] = unlike
         if coverage is not None:
             columns |= guarantees.set_columns(self, by_fold, coverage)
-        return Predictions(
+        found = Predictions(
             slides=tuple(rows),
             target=self.target,
             answers=np.stack(list(rows.values())),
             extra=columns,
+            unit=self.unit,
         )
+        return combine_slides(
+            found, self.combine, {slide: slide for slide in rows} | dict(patients or {})
+        )
+
+    def _saw(self, fold: Fold, name: str, files: BagFiles) -> bool:
+        """Return whether the model of a fold knows a bag, or one of the slides in it."""
+        parts = files.slides if isinstance(files, SlideBags) else ()
+        return any(fold.saw(self.unit_of(each)) for each in (name, *parts))
 
     def evaluate(
         self,
@@ -352,9 +398,13 @@ class Run:
         }
         if label is not None:
             columns["label"] = label
-        settings = CohortConfig(**columns, scan=False, mixed_patients=True)
+        unit: dict[str, Any] = {"mixed_patients": True}
+        if self.predicts == "patient":
+            unit = {"unit": "patient", "combine": self.combine or "bag"}
+        settings = CohortConfig(**columns, **unit, scan=False)
         cohort, _ = load_cohort(table, features, settings, target=self.target)
-        self.check_unseen(cohort.patients)
+        slides = {slide.name: slide.patient for slide in cohort.slides}
+        self.check_unseen(slides if cohort.joins else cohort.patients)
         for slide, info in cohort.bags.items():
             self.check_bag(slide, info, force=force)
         samples = [Sample(e.name, e.path) for e in cohort.entries]
@@ -378,10 +428,11 @@ class Run:
                 labels=self.target.as_labels(entry.label for entry in kept),
                 patients=tuple(entry.patient for entry in kept),
                 folds=(fold,) * len(kept),
+                unit=self.unit,
             )
             for fold, answers in by_fold.items()
         ]
-        return Predictions.concatenate(tables)
+        return combine_slides(Predictions.concatenate(tables), self.combine)
 
     @property
     def columns(self) -> dict[str, str]:
@@ -416,7 +467,8 @@ class Run:
 
     def check_unseen(self, patients: Mapping[str, str]) -> None:
         """Refuse to score slides or patients that a model was trained or validated on."""
-        seen = {slide for fold in self.splits for slide in (*fold.train, *fold.validation)}
+        units = {unit for fold in self.splits for unit in (*fold.train, *fold.validation)}
+        seen = {slide for unit in units for slide in self.slides[unit]}
         owners = {self.patients[slide] for slide in seen}
         known = [name for name, patient in patients.items() if name in seen or patient in owners]
         if known:

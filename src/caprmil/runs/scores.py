@@ -82,12 +82,13 @@ class ComparisonFile:
 class ScoresFile:
     """Everything in scores.json that is read again."""
 
-    slides: int
     patients: int | None
     metrics: dict[str, MetricScores]
     folds: dict[str, dict[str, Number]]
     interval_level: float
     notes: tuple[str, ...]
+    slides: int | None = None  # None if patients are predicted
+    unit: str = "slide"
     calibration: CalibrationFile | None = None
     baselines: ComparisonFile | None = None
     others: dict[str, Any] = field(default_factory=dict, metadata=config.REST)

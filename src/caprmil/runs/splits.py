@@ -2,10 +2,13 @@
 
 import re
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
+from typing import Literal
 
 from caprmil import config
 from caprmil.cohort.folds import Fold
+from caprmil.cohort.patient_units import slides_of_patients
 from caprmil.errors import RecipeError
 from caprmil.runs.facts import ADVICE
 
@@ -15,13 +18,20 @@ PARTS = ("train", "validation", "test")
 
 @dataclass(frozen=True, kw_only=True)
 class Splits:
-    """The patient, label, size and bag of each slide by name, and the folds."""
+    """The patient, label, size and bag of each slide by name, and the folds.
+
+    If `unit` is patient, labels and folds are by patient.
+    """
 
     patients: dict[str, str]
     labels: dict[str, str]
     paths: dict[str, str]
     folds: tuple[Fold, ...]
     patches: dict[str, int] = field(default_factory=dict)
+    unit: Literal["slide", "patient"] = "slide"
+    """What a bag is of."""
+    combine: Literal["mean", "max"] | None = None
+    """How the answers of a patient's slides become one, if the slides are answered alone."""
 
     def __post_init__(self) -> None:
         names = [fold.name for fold in self.folds]
@@ -33,10 +43,20 @@ class Splits:
             if "\0" in path or max(map(len, path.split("/"))) > 255 or len(path) > 4096:
                 raise RecipeError(f"{path[:80]!r} cannot be a path")
         listed = {slide for fold in self.folds for part in PARTS for slide in getattr(fold, part)}
-        if unknown := sorted(listed - (self.paths.keys() & self.patients.keys())):
-            raise RecipeError(f"slide {unknown[0]!r} is in a fold, and has no path or no patient")
+        if unknown := sorted(listed - self.slides.keys()):
+            raise RecipeError(
+                f"{self.unit} {unknown[0]!r} is in a fold, and has no path or no patient"
+            )
         if any(fold.seed < 0 for fold in self.folds):
             raise RecipeError("a seed is negative")
+
+    @cached_property
+    def slides(self) -> dict[str, tuple[str, ...]]:
+        """The slides of each unit."""
+        known = {slide: self.patients[slide] for slide in self.paths if slide in self.patients}
+        if self.unit == "patient":
+            return slides_of_patients(known)
+        return {slide: (slide,) for slide in known}
 
 
 def read_splits(folder: Path) -> Splits:

@@ -105,6 +105,11 @@ class Slide:
             shutil.rmtree(self._scratch, ignore_errors=True)
 
     @property
+    def paths(self) -> tuple[Path, ...]:
+        """The files that pixels are read from."""
+        return (self.path,)
+
+    @property
     def size(self) -> tuple[int, int]:
         """Width and height at level 0."""
         return self.levels[0].size

@@ -96,6 +96,10 @@ class Classification(Target):
     def ready(self) -> bool:
         return len(self.classes) > 1
 
+    @property
+    def has_order(self) -> bool:
+        return len(self.classes) == 2
+
     def example(self) -> "Classification":
         return self if self.ready else replace(self, classes=("a", "b"))
 

@@ -267,6 +267,15 @@ class Target:
         """Return one answer in a few words."""
         raise NotImplementedError
 
+    @property
+    def has_order(self) -> bool:
+        """Whether one answer can be the highest: one number, or the second of two classes."""
+        return len(self.columns) == 1
+
+    def combine(self, answers: Answers, how: str) -> Answers:
+        """Return the answer of a patient from those of the slides (rows): their mean, or max."""
+        return answers.mean(axis=0) if how == "mean" else answers[int(answers[:, -1].argmax())]
+
     def disagreement(self, answers: Answers) -> float:
         """Return how far the answers of several models (rows) for one slide differ."""
         raise NotImplementedError

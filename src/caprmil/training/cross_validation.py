@@ -17,6 +17,7 @@ from caprmil import config
 from caprmil.cohort.cohort import Cohort, load_cohort
 from caprmil.cohort.folds import Fold
 from caprmil.errors import RunError, shorten
+from caprmil.evaluation.patient_answers import combine_slides
 from caprmil.evaluation.predictions import Predictions
 from caprmil.executors import Executor, LocalExecutor, Succeeded, Task, Worker
 from caprmil.executors.job_status import process_name, status_path
@@ -417,14 +418,16 @@ def train_fold(
             start = perf_counter()
             answers = predict_samples(trained, training.samples(slides), cache=cache, device=chosen)
             seconds = perf_counter() - start
-            Predictions(
+            table = Predictions(
                 slides=tuple(slides),
                 target=cohort.target,
                 answers=answers,
                 labels=cohort.target.as_labels(cohort.labels[slide] for slide in slides),
                 patients=tuple(cohort.patients[slide] for slide in slides),
                 folds=(fold.name,) * len(slides),
-            ).write(path)
+                unit="patient" if cohort.joins else "slide",
+            )
+            combine_slides(table, cohort.combine).write(path)
             if part == "test":
                 device_used = device_title(chosen)
                 tested = TestTiming(seconds=seconds, slides=len(slides), device=device_used)

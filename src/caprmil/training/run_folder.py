@@ -59,12 +59,15 @@ def check_folder(out: Path, recipe: Recipe) -> None:
 def open_run(out: Path, recipe: Recipe, cohort: Cohort, folds: Sequence[Fold]) -> Run:
     """Write what is known before training, or check that nothing of it has changed."""
     target = cohort.target
+    slides = cohort.slides
     splits = {
-        "patients": cohort.patients,
+        "patients": {slide.name: slide.patient for slide in slides},
         "labels": {name: target.show_label(label) for name, label in cohort.labels.items()},
-        "patches": {name: bag.n_patches for name, bag in cohort.bags.items()},
-        "paths": {entry.name: str(entry.path) for entry in cohort.entries},
+        "patches": {slide.name: slide.patches for slide in slides},
+        "paths": {slide.name: str(slide.path) for slide in slides},
         "folds": [asdict(fold) for fold in folds],
+        **({"unit": "patient"} if cohort.joins else {}),
+        **({"combine": cohort.combine} if cohort.combine else {}),
     }
     facts = Facts(
         format=FORMAT,

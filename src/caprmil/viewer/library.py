@@ -26,15 +26,14 @@ from caprmil.explain import (
     find_regions,
     locate_slide,
     map_ranking,
-    open_slide,
+    open_pixels,
     outputs_without,
     read_patch,
 )
 from caprmil.explain import browser as pages
 from caprmil.explain.marked_regions import measure_regions, why_no_regions
-from caprmil.features import bags
+from caprmil.features import bag_files
 from caprmil.features.bags import Bag
-from caprmil.io.paths import as_path
 from caprmil.models import MILModel
 from caprmil.models.device import pick_device
 from caprmil.runs.run import Run
@@ -110,16 +109,16 @@ class Library:
         if not extra_bags:
             run.bag_paths()
         slides = {} if pixels is None else find_slides([pixels])
-        names = dict.fromkeys([*run.paths, *extra_bags])
+        names = dict.fromkeys([*run.bags, *extra_bags])
         entries = [self._entry(name, extra_bags, slides) for name in names]
         self.entries = {entry.id: entry for entry in entries}
 
     def _entry(self, name: str, extra_bags: dict[str, Path], slides: dict[str, Path]) -> Entry:
-        path = self.run.paths.get(name)
-        is_there = path is not None and as_path(path).exists()
+        files = self.run.bags.get(name)
+        is_there = files is not None and files.exists()
         try:
             what = name if is_there else extra_bags.get(name, name)
-            reference = locate_slide(self.run, what, pixels=slides.get(name))
+            reference = locate_slide(self.run, what, pixels=slides)
         except RunError as problem:
             return Entry(id=identify(name), name=name, reference=None, problem=str(problem))
         return Entry(id=identify(name), name=name, reference=reference)
@@ -234,7 +233,7 @@ class Library:
     def _bag(self, key: str) -> Bag:
         path = self.reference(key).bag
         return self.cache.get(
-            ("bag", key), lambda: bags.read(path), lambda bag: bag.features.nbytes
+            ("bag", key), lambda: bag_files.read(path), lambda bag: bag.features.nbytes
         )
 
     def _model(self, fold: str) -> MILModel:
@@ -249,15 +248,15 @@ class Library:
     def open_slide(self, key: str) -> Slide:
         """Return the opened slide."""
         reference = self.reference(key)
-        if reference.pixels is None:
+        if not reference.has_pixels:
             raise GoneError(_no_pixels(reference))
-        if not reference.pixels.exists():
-            raise GoneError(f"The slide {reference.name} is no longer at {reference.pixels}.")
-        pixels = reference.pixels
+        for each in reference.all_slides:
+            if each.pixels is not None and not each.pixels.exists():
+                raise GoneError(f"The slide {each.name} is no longer at {each.pixels}.")
         return self.cache.get(
             ("slide", key),
-            lambda: open_slide(pixels, bags.inspect(reference.bag)),
-            lambda _: OPEN_SLIDE_BYTES,
+            lambda: _opened(reference),
+            lambda _: OPEN_SLIDE_BYTES * max(len(reference.slides), 1),
         )
 
     def tile(self, key: str, zoom: int, x: int, y: int) -> bytes | None:
@@ -328,8 +327,16 @@ def identify(name: str) -> str:
 
 def _version(slide: Slide) -> str:
     """Return a text that changes with the file, so that browsers may keep its tiles."""
-    stat = slide.path.stat()
-    return _digest(f"{slide.path}|{stat.st_mtime_ns}|{stat.st_size}")
+    stats = [(path, path.stat()) for path in slide.paths]
+    return _digest("|".join(f"{path}|{s.st_mtime_ns}|{s.st_size}" for path, s in stats))
+
+
+def _opened(reference: SlideReference) -> Slide:
+    """Return the open slide, or the row of a patient's slides."""
+    slide = open_pixels(reference, bag_files.inspect_placed(reference.bag))
+    if slide is None:
+        raise GoneError(f"The bags of {reference.name} do not say where their patches are.")
+    return slide
 
 
 def _no_pixels(reference: SlideReference) -> str:

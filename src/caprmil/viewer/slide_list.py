@@ -14,6 +14,7 @@ def describe_run(run: Run) -> dict[str, Any]:
     return {
         "name": run.folder.resolve().name,
         "model": facts.model,
+        "unit": run.unit,
         "encoder": facts.encoder,
         "mpp": facts.mpp,
         "folds": len(run.done),
@@ -25,9 +26,13 @@ def describe_run(run: Run) -> dict[str, Any]:
 
 def list_slides(library: Library) -> list[dict[str, Any]]:
     """Return a row for each slide, in the order of the run."""
-    predictions = list_predictions(library.run)
+    run = library.run
+    predictions = list_predictions(run)
     return [
-        _row(entry, predictions.get(entry.name, NO_PREDICTION))
+        _row(
+            entry,
+            predictions.get(run.owner(entry.name) if run.combine else entry.name, NO_PREDICTION),
+        )
         for entry in library.entries.values()
     ]
 
@@ -40,6 +45,6 @@ def _row(entry: Entry, prediction: dict[str, Any]) -> dict[str, Any]:
         **prediction,
         "patches": record.patches if record else None,
         "flags": record.flags if record else "",
-        "pixels": bool(entry.reference and entry.reference.pixels),
+        "pixels": bool(entry.reference and entry.reference.has_pixels),
         "problem": entry.problem,
     }

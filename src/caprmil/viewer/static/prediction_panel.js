@@ -1,14 +1,15 @@
 // The prediction of the open slide, and what it would be without a region or a token.
 import { $, count, el } from "./dom.js";
 import { parts } from "./parts.js";
+import { patientSlides } from "./patient_slides.js";
 
 /** Show the prediction. `whatIf`: {removed, off, after, waiting, problem} of patches and tokens that were removed,
  * or null. */
-export function showPrediction(facts, whatIf, { undo, reset }) {
+export function showPrediction(facts, whatIf, { undo, reset, show }) {
   const { answer, model } = facts;
   const after = whatIf?.after;
   const [title, number, verdict, sentence] = parts.headline(facts, after ? after.answer.mean : answer.mean);
-  const sources = [[modelsText(answer), answer.mean, after?.answer.mean]];
+  const sources = [[modelsText(facts), answer.mean, after?.answer.mean]];
   if (answer.models > 1) sources.push([`explained: ${model.name}, ${model.fold}`, model.answer, after?.model.answer]);
   if (answer.calibrated) sources.push(["calibrated", answer.calibrated, after?.answer.calibrated]);
   $("prediction").replaceChildren(
@@ -22,12 +23,14 @@ export function showPrediction(facts, whatIf, { undo, reset }) {
     ),
     ...sources.map(([heading, before, now]) => parts.rows(facts, heading, before, now)),
     whatIf ? removalSummary(facts, whatIf, { undo, reset }) : el("p", { class: "quiet", text: methodText(facts) }),
+    ...patientSlides(facts, show),
   );
 }
 
-function modelsText({ models, unseen }) {
+function modelsText({ answer: { models, unseen }, slides }) {
   const number = models === 1 ? "one model" : `mean of ${models} models`;
-  return unseen ? `${number}, not trained on this slide` : `${number}, trained on this slide`;
+  const what = slides.length ? "patient" : "slide";
+  return unseen ? `${number}, not trained on this ${what}` : `${number}, trained on this ${what}`;
 }
 
 function methodText({ model, patches }) {

@@ -50,8 +50,8 @@ function filtersOf(slides) {
 }
 
 export class SlideList {
-  constructor(slides, { open }) {
-    this.slides = slides;
+  constructor(slides, { open, unit = "slide" }) {
+    [this.slides, this.unit] = [slides, unit];
     this.orders = [
       ["run", "as in the run", null],
       ["name", "by name", (a, b) => a.name.localeCompare(b.name, "en", { numeric: true })],
@@ -109,7 +109,7 @@ export class SlideList {
   show() {
     const { visible } = this;
     $("list").replaceChildren(...visible.map((slide) => this.items.get(slide.id)));
-    $("count").textContent = visible.length ? count(visible.length, "slide") : "No slide matches.";
+    $("count").textContent = visible.length ? count(visible.length, this.unit) : `No ${this.unit} matches.`;
   }
 
   /** Add the prediction of a slide that the run had not predicted. */

@@ -165,6 +165,11 @@ export class Stage {
     this.osd.viewport.fitBoundsWithConstraints(new OpenSeadragon.Rect(...box));
   }
 
+  /** Show a box that is a whole slide of a patient. */
+  showPlace(box) {
+    this.osd.viewport.fitBoundsWithConstraints(new OpenSeadragon.Rect(...box.map((value) => value / this.width)));
+  }
+
   zoom(factor) {
     this.osd.viewport.zoomBy(factor);
     this.osd.viewport.applyConstraints();
@@ -219,6 +224,7 @@ export class Stage {
     const placement = this.placement();
     if (!this.hasPixels) this.#drawSquares(context, placement);
     if (this.raster && this.shown.overlay) this.#drawRaster(context, this.raster, placement, this.shown.opacity);
+    this.#drawNames(context, placement);
     if (this.removed) this.#drawHatched(context, this.removed, placement, ratio);
     if (this.pending && !this.rings) this.#drawRaster(context, this.pending, placement, 0.45);
     if (this.rings) this.#drawOutline(context, this.rings, placement);
@@ -277,6 +283,21 @@ export class Stage {
     for (const shift of [-8, 0, 8]) line.moveTo(shift - 1, 9), line.lineTo(shift + 9, -1);
     line.stroke();
     return pen.createPattern(stamp, "repeat");
+  }
+
+  /** Write the name of each slide of a patient above it. */
+  #drawNames(context, { left, top, scale }) {
+    for (const { name, box } of this.bag.facts.slides) {
+      const [x, y, width] = [left + box[0] * scale, top + box[1] * scale, box[2] * scale];
+      context.font = "600 12px system-ui, sans-serif";
+      context.lineWidth = 3;
+      context.strokeStyle = "rgba(255, 255, 255, 0.9)";
+      context.fillStyle = "#101418";
+      let text = name;
+      while (text.length > 2 && context.measureText(text).width > width) text = `${text.slice(0, -2)}…`;
+      context.strokeText(text, x, y - 5);
+      context.fillText(text, x, y - 5);
+    }
   }
 
   #drawFrame(context, row, { left, top, scale }, width) {

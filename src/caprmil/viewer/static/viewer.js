@@ -177,7 +177,7 @@ function showDetails() {
 }
 
 function updatePrediction() {
-  showPrediction(bag.facts, whatIf, { undo, reset });
+  showPrediction(bag.facts, whatIf, { undo, reset, show: (box) => stage.showPlace(box) });
 }
 
 function updateRegions() {
@@ -416,7 +416,11 @@ async function start() {
     run.finished ? run.score : "not finished",
   ].filter(Boolean).join("  ·  ");
   chooseParts(run, slides);
-  list = new SlideList(slides, { open: goToSlide });
+  if (run.unit === "patient") {
+    $("search").placeholder = "Search patients";
+    document.querySelector('[data-tab="slides"]').textContent = "Patients";
+  }
+  list = new SlideList(slides, { open: goToSlide, unit: run.unit });
   showBusy("");
   await restoreState();
 }
