@@ -232,6 +232,13 @@ def test_a_patient_is_scored_once_with_the_mean_of_the_slides() -> None:
     assert "Each patient is scored once" in " ".join(found.notes)
 
 
+def test_the_slide_of_the_highest_risk_may_answer_for_a_patient() -> None:
+    target, answers = Survival(horizons=(5.0,)), np.array([[0.2, 0.6], [1.5, 0.1], [-1, 0.9]])
+    assert target.has_order
+    np.testing.assert_array_equal(target.combine(answers, "max"), [1.5, 0.1])
+    np.testing.assert_allclose(target.combine(answers, "mean"), answers.mean(axis=0))
+
+
 def test_tables_of_other_programs_are_read(tmp_path: Path) -> None:
     frame = pd.DataFrame(
         {"PATIENT": ["a", "b"], "pred_score": [0.5, -1], "OS_months": [3, 9], "OS_status": [1, 0]}

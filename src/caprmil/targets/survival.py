@@ -272,6 +272,13 @@ class Survival(TimeToEvent):
     def show(self, answer: NDArray[np.floating]) -> str:
         return f"{self.predicted(answer[None])[0]} {answer[0]:+.4f}"
 
+    @property
+    def has_order(self) -> bool:
+        return True
+
+    def combine(self, answers: Answers, how: str) -> Answers:
+        return answers.mean(axis=0) if how == "mean" else answers[int(answers[:, 0].argmax())]
+
     def disagreement(self, answers: Answers) -> float:
         return float(answers[:, 0].std(ddof=1))
 
