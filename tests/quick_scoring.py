@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from caprmil import figures
-from caprmil.evaluation import predictions
+from caprmil.evaluation import comparison, predictions
+from caprmil.evaluation.paired_tests import draw_patients
 from caprmil.explain import flips
 from caprmil.targets.metric import bootstrap
 
@@ -20,6 +21,9 @@ def quick_scoring() -> Iterator[None]:
     def few_draws(*args: Any, **options: Any) -> Any:
         return bootstrap(*args, **options | {"draws": 10})
 
+    def few_patients(patients: int, draws: int, seed: int) -> Any:
+        return draw_patients(patients, min(draws, 50), seed)
+
     def save(figure: Any, path: Path, **_: Any) -> Path:
         path.touch()
         return path
@@ -27,5 +31,6 @@ def quick_scoring() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(figures, "save", save)
         patch.setattr(predictions, "bootstrap", few_draws)
+        patch.setattr(comparison, "draw_patients", few_patients)
         patch.setattr(flips, "SLIDES", 4)
         yield

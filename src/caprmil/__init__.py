@@ -11,7 +11,12 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from caprmil.cohort.cohort import Cohort
     from caprmil.errors import CaprmilError
-    from caprmil.estimator import MILClassifier, MILRegressor, MILSurvival
+    from caprmil.estimator import (
+        MILClassifier,
+        MILMultilabelClassifier,
+        MILRegressor,
+        MILSurvival,
+    )
     from caprmil.evaluation.predictions import Predictions
     from caprmil.features.bags import Bag
     from caprmil.models import CAPRMIL, MILModel, Output, create, list_models
@@ -27,6 +32,7 @@ _HOMES = {
     "Cohort": "cohort.cohort",
     "MILClassifier": "estimator",
     "MILModel": "models",
+    "MILMultilabelClassifier": "estimator",
     "MILRegressor": "estimator",
     "MILSurvival": "estimator",
     "Output": "models",
@@ -47,6 +53,7 @@ __all__ = [
     "Cohort",
     "MILClassifier",
     "MILModel",
+    "MILMultilabelClassifier",
     "MILRegressor",
     "MILSurvival",
     "Output",

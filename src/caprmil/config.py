@@ -217,6 +217,8 @@ def as_table(settings: Any) -> dict[str, Any]:
         elif is_dataclass(value):
             kind = {KIND: value.kind} if "registry" in field.metadata else {}  # type: ignore[union-attr]
             table[field.name] = kind | as_table(value)
+        elif isinstance(value, dict):
+            table[field.name] = {k: as_table(v) if is_dataclass(v) else v for k, v in value.items()}
         else:
             table[field.name] = list(value) if isinstance(value, tuple) else value
     return {key: value for key, value in table.items() if value is not None}

@@ -25,7 +25,14 @@ from caprmil.io.leftovers import temporary_folder
 from caprmil.models import MILModel, create
 from caprmil.models.device import pick_device
 from caprmil.runs.inference import TrainedModel, complete_target, predict_samples
-from caprmil.targets import Classification, Ordinal, Regression, Survival, Target
+from caprmil.targets import (
+    Classification,
+    Multilabel,
+    Ordinal,
+    Regression,
+    Survival,
+    Target,
+)
 from caprmil.training.module import TrainConfig, fit
 
 BagLike: TypeAlias = NDArray[Any] | Tensor | Bag | str | PathLike[str]
@@ -277,6 +284,78 @@ class MILRegressor(RegressorMixin, MILEstimator):  # type: ignore[misc]
         if self.uncertainty == "none":
             raise RecipeError('There are no intervals. Pass uncertainty="gaussian" or "quantile".')
         return self._answers(bags)[:, 1:]
+
+
+class MILMultilabelClassifier(ClassifierMixin, MILEstimator):  # type: ignore[misc]
+    """Predicts several labels of bags, each of which is positive or negative by itself.
+
+    >>> classifier = MILMultilabelClassifier("caprmil", epochs=10).fit(bags, table)
+
+    Labels are a table of bags x labels with 1, 0, or NaN where one is missing. The settings are
+    those of `MILClassifier`; `positive_weights` is that of the multilabel target.
+
+    Fitted: `labels_`, the names of the columns, and what `MILClassifier` has, without `classes_`.
+    """
+
+    def __init__(
+        self,
+        model: str | MILModel = "caprmil",
+        *,
+        settings: dict[str, Any] | None = None,
+        epochs: int = 30,
+        lr: float = 2e-4,
+        weight_decay: float = 1e-5,
+        warmup_epochs: int = 6,
+        batch_size: int = 1,
+        positive_weights: Literal["none", "balanced"] = "none",
+        clip: float = 0.0,
+        validation: float = 0.0,
+        patience: int = 20,
+        seed: int = 0,
+        device: str = "auto",
+    ) -> None:
+        self.model = model
+        self.settings = settings
+        self.epochs = epochs
+        self.lr = lr
+        self.weight_decay = weight_decay
+        self.warmup_epochs = warmup_epochs
+        self.batch_size = batch_size
+        self.positive_weights = positive_weights
+        self.clip = clip
+        self.validation = validation
+        self.patience = patience
+        self.seed = seed
+        self.device = device
+
+    def fit(self, bags: Sequence[BagLike], labels: Any) -> "MILMultilabelClassifier":
+        """Train a new model on these bags, with a row of labels for each."""
+        samples = as_samples(bags)
+        try:
+            numbers = np.asarray(labels, dtype=np.float64)
+        except (TypeError, ValueError) as problem:
+            raise CohortError(f"Labels must be 1, 0 or NaN ({problem}).") from problem
+        if numbers.ndim != 2 or not numbers.shape[1]:
+            raise CohortError(
+                f"Labels must be a table of bags x labels, not of shape {numbers.shape}."
+            )
+        if not np.isin(numbers[~np.isnan(numbers)], (0, 1)).all():
+            raise CohortError("Labels must be 1, 0, or NaN where one is missing.")
+        if len(empty := np.flatnonzero(np.isnan(numbers).all(axis=1))):
+            raise CohortError(f"Bag {empty[0]} has no label. Leave it out.")
+        names = tuple(map(str, getattr(labels, "columns", range(numbers.shape[1]))))
+        target = Multilabel(labels=names, positive_weights=self.positive_weights)
+        self._fit(samples, np.where(np.isnan(numbers), -1, numbers), target)
+        self.labels_ = names
+        return self
+
+    def predict_proba(self, bags: Sequence[BagLike]) -> NDArray[np.float64]:
+        """Return the probability of each label, one row per bag."""
+        return self._answers(bags)
+
+    def predict(self, bags: Sequence[BagLike]) -> NDArray[np.int64]:
+        """Return 1 for each label with a probability above 0.5, one row per bag."""
+        return (self.predict_proba(bags) > 0.5).astype(np.int64)
 
 
 class MILSurvival(MILEstimator):

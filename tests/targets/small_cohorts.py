@@ -1,31 +1,59 @@
 """A small cohort for any target: in each slide, a share of the patches carries the signal."""
 
-from collections.abc import Callable
+import csv
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from caprmil.features import bags
+from caprmil.targets import Task
 
 SHARES = (0.0, 0.1, 0.3, 0.4, 0.6, 0.7, 0.9, 1.0)
 
-CELLS: dict[str, Callable[[float], str]] = {
+Cells: TypeAlias = Callable[[float], str | Mapping[str, str]]
+"""The cell of the label of a slide, or those of its columns."""
+
+CELLS: dict[str, Cells] = {
     "classification": lambda share: "many" if share > 0.5 else "few",
     "ordinal": lambda share: str(min(int(3 * share), 2)),
     "regression": lambda share: f"{10 + 40 * share:g}",
-    "survival": lambda share: f"{40 - 30 * share:g},{int(0.05 < share < 0.85 or share == 1)}",
+    "survival": lambda share: {
+        "months": f"{40 - 30 * share:g}",
+        "event": str(int(0.05 < share < 0.85 or share == 1)),
+    },
+    "multilabel": lambda share: {
+        "many": str(int(share > 0.5)),
+        "most": "" if share == 0.3 else ("mut" if share > 0.65 else "wt"),
+    },
+    "several": lambda share: {
+        "grade": "" if share == 0.3 else ("high" if share > 0.5 else "low"),
+        "size in mm": "" if share == 0.6 else f"{10 + 40 * share:g}",
+        "EGFR": "mut" if share > 0.65 else "wt",
+        "KRAS": "NA" if share == 0.1 else str(int(share > 0.35)),
+    },
 }
 """For each kind of target: the label of a slide, given its share of patches with the signal."""
 
-COLUMNS = {"survival": "months,event"}
-"""The columns of a label, where it is not in one column."""
+SETTINGS: dict[str, dict[str, Any]] = {
+    "multilabel": {"labels": ("many", "most")},
+    "several": {
+        "tasks": {
+            "grade": Task(),
+            "size": Task(kind="regression", label="size in mm", weight=0.5),
+            "genes": Task(kind="multilabel", settings={"labels": ["EGFR", "KRAS"]}),
+        },
+        "weighting": "uncertainty",
+    },
+}
+"""The settings that a target needs to find these labels."""
 
 
 def write_cohort(
     folder: Path,
-    cell: Callable[[float], str],
+    cell: Cells,
     *,
-    columns: str = "label",
     slides: int = 16,
     patches: int = 20,
     width: int = 8,
@@ -33,7 +61,7 @@ def write_cohort(
 ) -> Path:
     """Write bags and a table of labels, and return the path of the table."""
     rng = np.random.default_rng(seed)
-    rows = [f"slide,patient,{columns}"]
+    rows: list[dict[str, str]] = []
     side = int(np.ceil(np.sqrt(patches)))
     coords = 224 * np.stack([np.arange(patches) % side, np.arange(patches) // side], axis=1)
     for number in range(slides):
@@ -50,7 +78,12 @@ def write_cohort(
             patch_level0=224.0,
             step=224.0,
         )
-        rows.append(f"slide_{number:03d},patient_{number:03d},{cell(share)}")
+        label = cell(share)
+        cells = {"label": label} if isinstance(label, str) else label
+        rows.append({"slide": f"slide_{number:03d}", "patient": f"patient_{number:03d}", **cells})
     table = folder / "labels.csv"
-    table.write_text("\n".join(rows) + "\n")
+    with table.open("w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
     return table

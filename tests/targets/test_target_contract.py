@@ -9,7 +9,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-from small_cohorts import CELLS, COLUMNS, write_cohort
+from small_cohorts import CELLS, SETTINGS, write_cohort
 from typer.testing import CliRunner
 
 from caprmil import explain, export, report
@@ -31,6 +31,8 @@ from caprmil.viewer.library import DISPLAYS, identify
 from quick_scoring import quick_scoring
 from viewer_requests import call, predict
 
+EXPORT = r"^export (?:async )?(?:function|const) (\w+)"
+
 
 @pytest.fixture(scope="module", autouse=True)
 def quick() -> Iterator[None]:
@@ -43,12 +45,11 @@ def recipe(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     """A small cohort for a target, and a tiny model."""
     kind = request.param
     assert kind in CELLS, f"Add the labels of {kind} to CELLS in small_cohorts.py."
-    folder, columns = tmp_path_factory.mktemp(kind), COLUMNS.get(kind, "label")
-    table = write_cohort(folder, CELLS[kind], columns=columns)
+    table = write_cohort(tmp_path_factory.mktemp(kind), CELLS[kind])
     return Recipe(
         cohort=str(table),
         features=str(table.parent / "features"),
-        target=find_target(kind)(),
+        target=find_target(kind)(**SETTINGS.get(kind, {})),
         model=ModelConfig(settings={"dim": 8, "heads": 2, "tokens": 2}),
         splits=SplitConfig(folds=2, validation=0.25),
         train=TrainConfig(epochs=2, warmup_epochs=0, lr=1e-2),
@@ -114,9 +115,7 @@ def test_a_test_slide_is_predicted_as_in_the_run(run: Run, paths: dict[str, Path
 
 
 def test_a_run_is_evaluated_on_another_cohort(run: Run, tmp_path: Path) -> None:
-    kind = run.target.kind
-    columns = COLUMNS.get(kind, "label")
-    table = write_cohort(tmp_path, CELLS[kind], columns=columns, slides=8, seed=1)
+    table = write_cohort(tmp_path, CELLS[run.target.kind], slides=8, seed=1)
     text = table.read_text().replace("slide_", "new_").replace("patient_", "other_")
     table.write_text(text)
     for path in list((tmp_path / "features").iterdir()):
@@ -183,7 +182,8 @@ def test_only_the_output_of_a_target_with_classes_mentions_classes_and_probabili
         output += " ".join([*scores, *scores.attrs])
     assert len(files) == 4
     assert bool(re.search(r"\bclass(es)?\b", output)) == run.target.has_classes
-    assert ("probabilit" in output) == (run.target.answer_name == "probabilities")
+    names = {part.target.answer_name for part in run.target.parts.values()}
+    assert ("probabilit" in output) == ("probabilities" in {run.target.answer_name, *names})
     assert plural(run.target.contrast_name) in output
 
 
@@ -213,7 +213,7 @@ def test_the_run_and_its_slides_are_reported(run: Run, tmp_path: Path) -> None:
 def test_the_viewer_lists_and_shows_the_slides(run: Run) -> None:
     viewer = create(Library(run, device="cpu"))
     facts = call(viewer, "/api/run").json
-    assert facts["target"] == {
+    assert {name: facts["target"][name] for name in ("kind", "display", "titles")} == {
         "kind": run.target.kind,
         "display": run.target.display,
         "titles": list(run.predictions.target.titles),
@@ -270,12 +270,18 @@ def test_report_and_viewer_have_parts_for_every_target() -> None:
     (names,) = re.findall(r"const PARTS = \{(.+?)\}", script)
     assert {name.strip() for name in names.split(",")} == set(DISPLAYS) == set(PARTS)
     assert {target.display for target in TARGETS.values()} <= set(PARTS)
+    several = (files("caprmil.viewer") / "static" / "several_parts.js").read_text()
+    (loaded,) = re.findall(r"const FILES = \{(.+?)\}", several, re.DOTALL)
+    assert set(re.findall(r"(\w+):", loaded)) == set(PARTS) - {"several"}
 
 
 def test_all_parts_of_the_viewer_have_the_same_exports() -> None:
     folder = files("caprmil.viewer") / "static"
     comment = (folder / "parts.js").read_text().partition("\nimport")[0]
     expected = set(re.findall(r"^//   (\w+)", comment, re.MULTILINE)) | {"orders"}
-    for name in ("class_parts.js", "grade_parts.js", "value_parts.js", "survival_parts.js"):
+    for name in (
+        *("class_parts.js", "grade_parts.js", "label_parts.js", "several_parts.js"),
+        *("survival_parts.js", "value_parts.js"),
+    ):
         text = (folder / name).read_text()
-        assert set(re.findall(r"^export (?:function|const) (\w+)", text, re.MULTILINE)) == expected
+        assert set(re.findall(EXPORT, text, re.MULTILINE)) == expected

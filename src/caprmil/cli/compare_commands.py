@@ -20,13 +20,18 @@ def compare(
     against: Annotated[
         Path | None, typer.Option(help="Compare each with this one only; default: all pairs.")
     ] = None,
+    target: Annotated[
+        str | None,
+        typer.Option(help="One of several targets. Runs with that target alone can be named too."),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder for comparison.csv and .md, with all metrics.")
     ] = None,
 ) -> None:
     """Test which differences between runs are real.
 
-    Each run is also compared with its baselines.
+    Each run is also compared with its baselines. A run of several targets is compared with one of
+    a single target by the target they share.
 
     \b
     Example:
@@ -34,10 +39,11 @@ def compare(
     """
     from caprmil.errors import CohortError
     from caprmil.evaluation import comparison
+    from caprmil.evaluation.shared_target import match_targets
     from caprmil.io.atomic import check_new, write_text
 
     names = name_runs([*runs, *([against] if against and against not in runs else [])])
-    tables, baselines = _read(names)
+    tables, baselines = match_targets(*_read(names), target)
     reference = [names[against]] if against else []
     if len(tables) == 1 and not any(baselines.values()):
         raise CohortError(

@@ -204,7 +204,9 @@ def load_cohort(
     labels: dict[str, Label] = {}
     if own:
         target = target.named(own)
-        cells = {slide: target.join_cells([row[c] for c in own]) for slide, row in rows.items()}
+        cells = {
+            slide: target.join_cells([row.get(c, "") for c in own]) for slide, row in rows.items()
+        }
         target, labels = target.read(cells, " and ".join(own), found, required=required)
     elif not required:
         found.notes.append("No label column: there is nothing to score against.")
@@ -219,7 +221,7 @@ def load_cohort(
     check_same_kind(infos, found)
     units = slides_of_patients(patients) if config.joins else {slide: (slide,) for slide in rows}
     owners = dict(zip(units, units, strict=True)) if config.joins else patients
-    slide_labels, labels = labels, join_labels(units, labels) if config.joins else labels
+    slide_labels, labels = labels, join_labels(units, labels, target) if config.joins else labels
     made: list[Fold] = []
     if splits is not None:
         usable = {unit: owners[unit] for unit in units if unit in owners and unit in labels}
@@ -230,7 +232,7 @@ def load_cohort(
             found.problems.append(not_patients(columns["patient"], patients))
         elif target.ready:
             strata, names = target.strata({unit: labels[unit] for unit in usable})
-            groups = folds.Strata(of=strata, names=names, title=target.strata_title)
+            groups = folds.Strata(strata, names, target.strata_title, target.merges_strata)
             made = folds.make(usable, groups, splits, found, fixed)
         if config.unit == "slide" and not config.mixed_patients:
             propose_patients(patients, labels, target, found)

@@ -22,6 +22,8 @@ PARTS = {
     **dict.fromkeys(("test", "testing"), "test"),
 }
 
+FEWEST = 3  # patients of a stratum of a fixed split that may be merged
+
 Listing = list[tuple[str, str]]  # a slide, and the word for its part
 
 
@@ -95,6 +97,8 @@ class Strata(NamedTuple):
     of: Mapping[str, int]
     names: tuple[str, ...]
     title: str = "Classes"
+    may_merge: bool = False
+    """Whether one with too few patients is added to its neighbour, and may be missing in a part."""
 
 
 def is_split(column: str) -> bool:
@@ -153,9 +157,13 @@ def make(
     before = len(found.problems)
     of_patients: dict[str, int] = {}
     if config.kind == "fixed":
+        strata = _merge_small(strata, patients, FEWEST) if strata.may_merge else strata
         _check_fixed(fixed, patients, strata, config, found)
     else:
-        of_patients = _stratify(patients, patients, strata.of, _patients_needed(config))
+        need = _patients_needed(config)
+        if strata.may_merge:
+            strata = _merge_small(strata, patients, need)
+        of_patients = _stratify(patients, patients, strata.of, need)
         _check_sizes(of_patients, strata, config, found)
     if len(found.problems) > before:
         return []
@@ -227,6 +235,24 @@ def _stratify(
         while sizes[stratum] < need and add_patient(stratum, set()):
             pass
     return found
+
+
+def _merge_small(strata: Strata, patients: Mapping[str, str], need: int) -> Strata:
+    """Return strata that all have the patients they need: each that has not joins a neighbour."""
+    of, names = dict(strata.of), list(strata.names)
+    while len(names) > 1:
+        sizes = Counter(_stratify(of, patients, of, 0).values())
+        least = min(range(len(names)), key=lambda code: sizes[code])
+        if sizes[least] >= need:
+            break
+        beside = [code for code in (least - 1, least + 1) if 0 <= code < len(names)]
+        into = min(beside, key=lambda code: sizes[code])
+        first, second = sorted((least, into))
+        names[first] = f"{names[first]} or {names.pop(second)}"
+        of = {
+            slide: first if code == second else code - (code > second) for slide, code in of.items()
+        }
+    return strata._replace(of=of, names=tuple(names))
 
 
 def _members(strata: Mapping[str, int]) -> list[list[str]]:
@@ -346,6 +372,11 @@ def _examine(
     advice = "The chosen epoch may be one that has memorised them."
     yield False, "Patients in train and validation", advice, shared
 
+    unused = set(patients) - train - validation - test
+    yield False, "Slides in no part of a split", "They are not used there.", unused
+    if strata.may_merge:
+        return
+
     advice = "Add slides, or leave them out of the table."
     yield True, f"{strata.title} missing from train", advice, absent(train)
 
@@ -363,6 +394,3 @@ def _examine(
         advice,
         lonely,
     )
-
-    unused = set(patients) - train - validation - test
-    yield False, "Slides in no part of a split", "They are not used there.", unused

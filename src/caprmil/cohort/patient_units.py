@@ -29,10 +29,12 @@ def join_rows(rows: Sequence[Row]) -> Row:
     }
 
 
-def join_labels(units: Mapping[str, Sequence[str]], labels: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the label of each unit: that of its first slide with one."""
-    known = {unit: [s for s in own if s in labels] for unit, own in units.items()}
-    return {unit: labels[own[0]] for unit, own in known.items() if own}
+def join_labels(
+    units: Mapping[str, Sequence[str]], labels: Mapping[str, Any], target: Target
+) -> dict[str, Any]:
+    """Return the label of each unit, from those of its slides that have one."""
+    known = {unit: [labels[s] for s in own if s in labels] for unit, own in units.items()}
+    return {unit: target.merge(own) for unit, own in known.items() if own}
 
 
 def join_listings(

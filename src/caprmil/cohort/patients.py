@@ -31,14 +31,18 @@ def check_patients(
     unit: str = "slide",
 ) -> None:
     """Check that every patient has one label."""
-    seen = {patient: set(own) for patient, own in _labels_of(patients, labels).items()}
-    mixed = {p: [target.show_label(v) for v in sorted(own)] for p, own in sorted(seen.items())}
+    seen = _labels_of(patients, labels)
+    mixed = {
+        patient: [target.show_label(label) for label in sorted(set(own))]
+        for patient, own in sorted(seen.items())
+        if not target.agree(own)
+    }
     remedy = "mixed_patients = true"
     if unit == "patient":
         remedy = f'unit = "slide" and {remedy}'
     found.problem(
         "Patients with more than one label",
-        [f"{patient} ({', '.join(own)})" for patient, own in mixed.items() if len(own) > 1],
+        [f"{patient} ({', '.join(own)})" for patient, own in mixed.items()],
         f"Correct them, or set [data] {remedy} if the label belongs to the slide.",
     )
 

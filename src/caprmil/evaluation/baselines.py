@@ -7,6 +7,7 @@ fitted to the train and validation parts of a fold, and predicts its test part.
 import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
@@ -67,10 +68,38 @@ def predict_baselines(
     baselines["mean feature"] = partial(_by_mean, means)
     return {
         name: Predictions.concatenate(
-            [_table(cohort, fold, predict(cohort, fold)) for fold in folds]
+            [_table(cohort, fold, _by_part(predict, cohort, fold)) for fold in folds]
         )
         for name, predict in baselines.items()
     }
+
+
+def _by_part(predict: Baseline, cohort: Cohort, fold: Fold) -> Answers:
+    """Predict each part of a target by itself, fitted to the slides that have its label."""
+    if not cohort.target.parts:
+        return predict(cohort, fold)
+    found = []
+    for part in cohort.target.parts.values():
+        entries = tuple(
+            replace(e, label=None if e.label is None else part.label_of(e.label))
+            for e in cohort.entries
+        )
+        own = replace(cohort, target=part.target, entries=entries)
+        known = replace(
+            fold,
+            train=tuple(name for name in fold.train if name in own.labels),
+            validation=tuple(name for name in fold.validation if name in own.labels),
+        )
+        labels = _labels(own, (*known.train, *known.validation))
+        if len(np.unique(labels, axis=0)) < 2:  # nothing can be fitted
+            size = len(part.target.columns)
+            constant: Answers = np.full(size, 1 / size)
+            if len(labels):
+                constant = part.target.group_answers(labels, [None] * len(labels))(None)
+            found.append(np.tile(constant, (len(fold.test), 1)))
+        else:
+            found.append(_by_part(predict, own, known))
+    return np.concatenate(found, axis=1)
 
 
 def find_sites(cohort: Cohort) -> Sites:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caprmil.errors import CohortError, UnknownNameError
-from caprmil.evaluation.alignment import Alignment, align
+from caprmil.evaluation.alignment import Alignment, Part, align
 from caprmil.evaluation.differences import LEVEL, Comparison, Difference, Floor
 from caprmil.evaluation.paired_tests import (
     bootstrap_test,
@@ -87,10 +87,15 @@ def _floors(
         assert metric.floor is not None
         floors[metric.name] = {}
         for name, parts in alignment.answers.items():
-            found = np.array([metric.floor(part.answers, seed) for part in parts])
+            found = np.array([metric.floor(_counted(metric, part), seed) for part in parts])
             spread = np.sqrt((found[:, 1] ** 2).sum()) / len(found)  # folds are independent
             floors[metric.name][name] = Floor(float(found[:, 0].mean()), float(spread))
     return floors
+
+
+def _counted(metric: Metric, part: Part) -> NDArray[np.floating]:
+    """Return the answers that a metric counts."""
+    return part.answers if metric.counted is None else part.answers[metric.counted(part.labels)]
 
 
 def _at_floor(difference: Difference, floors: Mapping[str, Floor] | None) -> Difference:

@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from caprmil.errors import CohortError, count, one_line, suggest
+from caprmil.errors import CohortError, UnknownNameError, count, one_line, suggest
 from caprmil.io import tables
 from caprmil.io.atomic import atomic_write
 from caprmil.io.tables import TableLike, find_column, table_name
@@ -84,7 +84,7 @@ class Predictions:
         *,
         label: str | None = None,
         allow_unlabelled: bool = False,
-        target: type[Target] | None = None,
+        target: Target | None = None,
     ) -> "Predictions":
         """Read a table of predictions, ours or another program's: a file or a DataFrame.
 
@@ -102,8 +102,7 @@ class Predictions:
         if slide is None:
             raise _lacks(table, name, "a column slide or patient")
         _check_no_training_rows(table, name)
-        kinds = TARGETS.values() if target is None else [target]
-        found, truth, columns, answers = _recognise(table, name, label, kinds)
+        found, truth, columns, answers = _recognise(table, name, label, target)
         used = {slide, patient, fold, *truth, find_column(table, PREDICTED), *columns}
         rest = {column: tuple(table[column]) for column in table.columns if column not in used}
 
@@ -154,6 +153,21 @@ class Predictions:
         columns = {n: tuple(cells[row] for row in rows) for n, cells in self._columns().items()}
         labels = None if self.labels is None else self.labels[rows]
         return self._with(columns, self.answers[rows], labels)
+
+    def part(self, name: str) -> "Predictions":
+        """Return the answers for one of several targets, with its labels, on all slides."""
+        if name not in self.target.parts:
+            raise UnknownNameError("target", name, self.target.parts)
+        part = self.target.parts[name]
+        labels = None if self.labels is None else part.labels_of(self.labels)
+        return Predictions(
+            slides=self.slides,
+            target=part.target,
+            answers=part.answers_of(self.answers),
+            labels=labels,
+            patients=self.patients,
+            folds=self.folds,
+        )
 
     @staticmethod
     def concatenate(parts: Sequence["Predictions"]) -> "Predictions":
@@ -383,11 +397,18 @@ def _notes(whole: Predictions, part: Predictions, scored: Predictions) -> Iterat
 
 
 def _recognise(
-    table: pd.DataFrame, name: str, label: str | None, kinds: Iterable[type[Target]]
+    table: pd.DataFrame, name: str, label: str | None, target: Target | None
 ) -> tuple[Target, tuple[str, ...], list[str], NDArray[np.floating]]:
-    """Return the target of a table, with its columns and answers."""
-    for kind in kinds:
-        if found := kind.from_table(table, label):
+    """Return the target of a table, with its columns and answers.
+
+    Those of several answers have names that no single target has, and come first.
+    """
+    if target is not None:
+        readers = [target.read_table]
+    else:
+        readers = [kind.from_table for kind in sorted(TARGETS.values(), key=_is_single)]
+    for read in readers:
+        if found := read(table, label):
             return found
     raise _lacks(
         table,
@@ -395,6 +416,10 @@ def _recognise(
         "a column prob_<class> for each class, or for the labels 0 and 1 a column probability; or, "
         "for numbers, a column predicted",
     )
+
+
+def _is_single(kind: type[Target]) -> bool:
+    return not kind.has_parts
 
 
 def _lacks(table: pd.DataFrame, name: str, what: str) -> CohortError:

@@ -173,8 +173,8 @@ def _check(predict: Predict, module: ExportModule, features: Values | None) -> f
             ) from problem
         expected = _expected(module, bag)
         units = {
-            module.outputs[0]: max(target.scale for target in module.targets),
-            "attention": float(expected["attention"].max()),
+            module.outputs[0]: np.max([target.scales for target in module.targets], axis=0),
+            "attention": expected["attention"].max(),
         }
         deviation = _deviations(found, expected, units)
         if deviation[largest := max(deviation, key=deviation.__getitem__)] > TOLERANCE:
@@ -203,14 +203,14 @@ def _expected(module: ExportModule, bag: Values) -> dict[str, Values]:
 
 
 def _deviations(
-    found: Mapping[str, Values], expected: Mapping[str, Values], units: Mapping[str, float]
+    found: Mapping[str, Values], expected: Mapping[str, Values], units: Mapping[str, Any]
 ) -> dict[str, float]:
     """Return the largest deviation of each output, in its unit. Logits follow from the answer."""
     deviations = {}
     for name, values in expected.items():
         same_shape = found[name].shape == values.shape
-        deviation = float(np.abs(found[name] - values).max()) if same_shape else inf
-        deviation /= units.get(name, 1.0)
+        apart = np.abs(found[name] - values) / units.get(name, 1.0) if same_shape else inf
+        deviation = float(np.max(apart))
         deviations[name] = inf if isnan(deviation) else deviation
     return deviations
 

@@ -382,10 +382,14 @@ class MILModel(nn.Module):
         return {"bag": self.criterion(output.logits, values)}
 
     def set_criterion(self, criterion: Criterion) -> None:
-        """Set the loss of the bags, in this model and in the models inside it."""
-        for module in self.modules():
-            if isinstance(module, MILModel):
-                module.criterion = criterion
+        """Set the loss of the bags, in this model and in the models inside it.
+
+        The parameters of a loss that is a module are trained with those of the model.
+        """
+        for module in [each for each in self.modules() if isinstance(each, MILModel)]:
+            if hasattr(module, "criterion"):
+                del module.criterion  # a module can only be replaced by a module
+            module.criterion = criterion
 
     def on_epoch_start(self, epoch: int, n_bags: int) -> None:
         """Receive the epoch that starts and its number of bags. Most models ignore it."""

@@ -22,6 +22,23 @@ def weighted_cross_entropy(
     return losses.mean()
 
 
+def masked_binary_cross_entropy(
+    logits: Float[Tensor, "B C"], labels: Tensor, positive_weights: Tensor | None = None
+) -> Float[Tensor, ""]:
+    """Return the mean cross-entropy of C independent labels (B, C): 1, 0, or -1 if missing.
+
+    A missing label counts as a loss of 0, so that every known one counts the same, however many
+    others its bag has.
+    """
+    logits = logits.to(summing_dtype(logits))
+    known = labels >= 0
+    weights = None if positive_weights is None else positive_weights.to(logits)
+    losses = F.binary_cross_entropy_with_logits(
+        logits, (labels == 1).to(logits), pos_weight=weights, reduction="none"
+    )
+    return (losses * known).mean()
+
+
 def masked_softmax(
     scores: Float[Tensor, "*batch N"], mask: Bool[Tensor, "*#batch N"] | Float[Tensor, "*#batch N"]
 ) -> Float[Tensor, "*batch N"]:

@@ -76,7 +76,10 @@ class ClassParts(PredictionParts):
             )
         path = self.run.folder / CALIBRATION
         if not path.exists():
-            return "Not calibrated: the run has no temperatures. It is unfinished, or an older one."
+            return (
+                "Not calibrated: the run has no temperatures. It is unfinished, of several "
+                "targets, or an older one."
+            )
         missing = [fold for fold in answer.by_fold if fold not in known]
         reasons: dict[str, list[str]] = {}
         for note in read_calibration(self.run.folder).notes:

@@ -3,7 +3,9 @@
 from caprmil.errors import RunError
 from caprmil.report.class_parts import ClassParts
 from caprmil.report.grade_parts import GradeParts
+from caprmil.report.label_parts import LabelParts
 from caprmil.report.prediction_parts import PredictionParts
+from caprmil.report.several_parts import SeveralParts
 from caprmil.report.survival_parts import SurvivalParts
 from caprmil.report.value_parts import ValueParts
 from caprmil.runs.run import Run
@@ -11,6 +13,8 @@ from caprmil.runs.run import Run
 PARTS: dict[str, type[PredictionParts]] = {
     "classes": ClassParts,
     "grades": GradeParts,
+    "labels": LabelParts,
+    "several": SeveralParts,
     "value": ValueParts,
     "survival": SurvivalParts,
 }

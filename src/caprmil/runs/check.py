@@ -43,7 +43,7 @@ def check(trained: TrainedModel, paths: Sequence[Path]) -> list[Finding]:
         for promise, predict in PROMISES.items():
             try:
                 apart = predict(trained, features, grid) - before
-                deviation = float(apart.abs().max()) / trained.target.scale
+                deviation = float((apart.abs() / torch.from_numpy(trained.target.scales)).max())
             except NotImplementedError:
                 continue
             seen[promise].append(inf if isnan(deviation) else deviation)

@@ -13,6 +13,7 @@ scores.json, scores.md, curves.png, roc.png, reliability.png
 """
 
 from collections.abc import Mapping
+from copy import copy
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -155,6 +156,28 @@ class Run:
         """Every test slide, predicted by models that have not seen it."""
         return self.read_predictions(self._finished(PREDICTIONS))
 
+    def part(self, name: str) -> "Run":
+        """Return the run as if it predicted only one of its several targets.
+
+        For what shows predictions. It has no scores, baselines or temperatures of its own.
+        """
+        part, view = self.target.parts[name], copy(self)
+        texts = {
+            slide: ""
+            if (own := part.label_of(self.target.parse_label(text))) is None
+            else part.target.show_label(own)
+            for slide, text in self.labels.items()
+            if text
+        }
+        view.target, view.labels = (
+            part.target,
+            {slide: cell for slide, cell in texts.items() if cell},
+        )
+        view.__dict__["temperatures"] = {}
+        if self.finished:
+            view.__dict__["predictions"] = self.predictions.part(name)
+        return view
+
     @cached_property
     def scores(self) -> dict[str, Any]:
         """The scores over folds and pooled, as in scores.json."""
@@ -189,7 +212,7 @@ class Run:
         """Read a table of predictions that this run wrote."""
         if not path.is_file():
             raise RunError(f"{path} is missing. {ADVICE}")
-        found = Predictions.read(path, target=type(self.target))
+        found = Predictions.read(path, target=self.target)
         if found.target.columns != self.target.columns:
             raise RunError(
                 f"{path} is damaged (its columns are {shorten(found.target.columns)}, not "

@@ -3,6 +3,7 @@
 from caprmil.synthetic.anatomy import KINDS, TRUTH_UM
 from caprmil.synthetic.benchmark_cohorts import BenchmarkCohort
 from caprmil.synthetic.graded_bags import GradedBags
+from caprmil.synthetic.planted_shares import PlantedShares
 from caprmil.synthetic.rare_signal import RareSignal
 from caprmil.synthetic.rendering import ARTEFACTS
 from caprmil.synthetic.sections import Rendered, Section, SlideCohort
@@ -14,6 +15,7 @@ __all__ = [
     "TRUTH_UM",
     "BenchmarkCohort",
     "GradedBags",
+    "PlantedShares",
     "RareSignal",
     "Rendered",
     "Section",

@@ -3,8 +3,10 @@
 from caprmil.targets.classification import Classification
 from caprmil.targets.kinds import TARGETS, find_target, register_target
 from caprmil.targets.metric import METRICS, Metric, find_metric, register_metric
+from caprmil.targets.multilabel import Multilabel
 from caprmil.targets.ordinal import Ordinal
 from caprmil.targets.regression import Regression
+from caprmil.targets.several import Several, Task
 from caprmil.targets.survival import Survival
 from caprmil.targets.target import Contrast, Target
 
@@ -14,10 +16,13 @@ __all__ = [
     "Classification",
     "Contrast",
     "Metric",
+    "Multilabel",
     "Ordinal",
     "Regression",
+    "Several",
     "Survival",
     "Target",
+    "Task",
     "find_metric",
     "find_target",
     "register_metric",

@@ -5,8 +5,10 @@ from typing import TypeVar
 
 from caprmil.errors import UnknownNameError
 from caprmil.targets.classification import Classification
+from caprmil.targets.multilabel import Multilabel
 from caprmil.targets.ordinal import Ordinal
 from caprmil.targets.regression import Regression
+from caprmil.targets.several import Several
 from caprmil.targets.survival import Survival
 from caprmil.targets.target import Target
 
@@ -15,6 +17,8 @@ TARGETS: dict[str, type[Target]] = {
     "regression": Regression,
     "ordinal": Ordinal,
     "survival": Survival,
+    "several": Several,
+    "multilabel": Multilabel,
 }
 
 AnyTarget = TypeVar("AnyTarget", bound=Target)

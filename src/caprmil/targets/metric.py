@@ -67,6 +67,8 @@ class Metric:
     variants: "Callable[[Target], Iterable[Metric]] | None" = None
     """The metrics that a target has instead of this one, where they depend on its settings: e.g.
     one for each horizon. They are computed with the target at hand."""
+    counted: Callable[[Labels], NDArray[np.bool_]] | None = None
+    """Which slides the metric counts, by their labels. By default all."""
 
     @property
     def long_title(self) -> str:
@@ -105,19 +107,24 @@ def register_metric(kind: str, metric: Metric) -> Metric:
     return metric
 
 
-def metrics_of(target: "Target", names: Iterable[str] | None = None) -> dict[str, Metric]:
-    """Return the metrics of these names, or all that apply to a target.
+def registered_metrics(target: "Target") -> dict[str, Metric]:
+    """Return the registered metrics that apply to a target.
 
     A target has the metrics of its own kind, and those of the targets that it is derived from.
     """
     kinds = [vars(base)["kind"] for base in reversed(type(target).__mro__) if "kind" in vars(base)]
     known = {name: m for kind in kinds for name, m in METRICS.get(kind, {}).items()}
-    found = {
+    return {
         each.name: each
         for m in known.values()
         if m.applies(target)
         for each in ([m] if m.variants is None else m.variants(target))
     }
+
+
+def metrics_of(target: "Target", names: Iterable[str] | None = None) -> dict[str, Metric]:
+    """Return the metrics of these names, or all that apply to a target."""
+    found = target.metrics
     if names is None:
         return found
     names = list(names)

@@ -19,12 +19,14 @@ from caprmil.errors import CohortError, UnknownNameError
 from caprmil.io.findings import Findings
 from caprmil.io.tables import is_known
 from caprmil.targets.conformal import Conformal
-from caprmil.targets.metric import Metric, metrics_of
+from caprmil.targets.metric import Metric, registered_metrics
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
     from torch import Tensor
+
+    from caprmil.targets.part import Part
 
 Label: TypeAlias = Any
 """A number, or a tuple of numbers: the target knows which."""
@@ -74,8 +76,14 @@ class Target:
     """Whether a model that needs classes (`MILModel.needs_classes`) can be trained on it."""
     calibrates: ClassVar[bool] = False
     """Whether answers can be calibrated by a temperature."""
+    has_parts: ClassVar[bool] = False
+    """Whether the target is made of others: see `parts`."""
+    has_tasks: ClassVar[bool] = False
+    """Whether each part could be a target of its own."""
     strata_title: ClassVar[str] = "Classes"
     """What the strata of folds are called in errors."""
+    merges_strata: ClassVar[bool] = False
+    """Whether strata with too few patients for the folds are merged, not an error."""
     answer_axis: ClassVar[str] = "Predicted value"
     """The title of an axis with the answer; {} is the name of the contrast."""
     answer_bounds: ClassVar[tuple[float, float] | None] = None
@@ -104,6 +112,11 @@ class Target:
 
     def __str__(self) -> str:
         return self.kind
+
+    @property
+    def parts(self) -> "Mapping[str, Part]":
+        """The targets that this one is made of, by name. None by default."""
+        return {}
 
     # Labels
 
@@ -182,6 +195,14 @@ class Target:
         """Return the label of a text; raise ValueError with what is allowed."""
         raise NotImplementedError
 
+    def agree(self, labels: Iterable[Label]) -> bool:
+        """Return whether slides of one patient may have these labels: they are the same."""
+        return len(set(labels)) <= 1
+
+    def merge(self, labels: Sequence[Label]) -> Label:
+        """Return the label of a patient, from those of the slides, which agree."""
+        return labels[0]
+
     # Models
 
     @property
@@ -221,6 +242,11 @@ class Target:
         """How large a unit of an answer is: deviations of answers are measured in it."""
         return 1.0
 
+    @property
+    def scales(self) -> NDArray[np.float64]:
+        """The scale of each number of an answer."""
+        return np.full(len(self.columns), self.scale)
+
     def answer(self, outputs: "Tensor") -> "Tensor":
         """Return the answers (B, A) of a model's outputs (B, C)."""
         raise NotImplementedError
@@ -250,6 +276,12 @@ class Target:
         None is returned for the table of another target.
         """
         raise NotImplementedError
+
+    def read_table(
+        self, table: "pd.DataFrame", label: str | None
+    ) -> "tuple[Target, tuple[str, ...], list[str], Answers] | None":
+        """Return what `from_table` does, for a table of this very target."""
+        return self.from_table(table, label)
 
     def check_answers(self, answers: Answers, names: Sequence[str] | None = None) -> None:
         """Raise unless these are answers of this target. `names` say what a row is called."""
@@ -300,7 +332,7 @@ class Target:
     @property
     def metrics(self) -> dict[str, Metric]:
         """The metrics that apply."""
-        return metrics_of(self)
+        return registered_metrics(self)
 
     @property
     def headline_metric(self) -> Metric:

@@ -199,7 +199,11 @@ class MILModule(pl.LightningModule):
             f"val_{name}": float(np.average([t[name] for t in terms], weights=sizes))
             for name in terms[0]
         }
-        whole = self.target.validation_loss(*together)
+        # A loss with parameters of its own, as that of several targets, has its own form of it.
+        score_together = getattr(
+            self.model.criterion, "validation_loss", self.target.validation_loss
+        )
+        whole = score_together(*together)
         if whole is not None:
             row["val_loss"] = float(whole)
         metric = self.target.headline_metric
@@ -217,6 +221,7 @@ class MILModule(pl.LightningModule):
             "weight_decay": self.settings.weight_decay,
             "train_loss": float(np.average(losses, weights=sizes)),
             **self.validation_row,
+            **getattr(self.model.criterion, "numbers", dict)(),
         }
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -232,7 +237,8 @@ class MILModule(pl.LightningModule):
         no_decay = self.model.no_decay()
         groups: list[dict[str, Any]] = [{"params": []}, {"params": [], "weight_decay": 0.0}]
         for name, parameter in self.model.named_parameters():
-            groups[name in no_decay]["params"].append(parameter)
+            of_loss = "criterion" in name.split(".")
+            groups[name in no_decay or of_loss]["params"].append(parameter)
         settings = self.settings
         optimizer = torch.optim.AdamW(
             [group for group in groups if group["params"]],

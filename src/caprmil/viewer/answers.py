@@ -12,6 +12,7 @@ import numpy as np
 from caprmil.explain.browser import totals
 from caprmil.models.base import Output
 from caprmil.runs.run import Run
+from caprmil.targets.part import Part
 
 
 def describe_target(run: Run) -> dict[str, Any]:
@@ -21,8 +22,26 @@ def describe_target(run: Run) -> dict[str, Any]:
     if run.finished:
         value = run.scores["metrics"][metric.name]["all_slides_pooled"]
         score = None if value is None else f"{metric.title} {value:.3f}"
-    facts = {"kind": target.kind, "display": target.display, "titles": target.titles}
+    facts: dict[str, Any] = {
+        "kind": target.kind,
+        "display": target.display,
+        "titles": target.titles,
+    }
+    if target.parts:
+        facts |= {"parts": [_describe_part(part) for part in target.parts.values()]}
     return {"target": facts, "score": score}
+
+
+def _describe_part(part: Part) -> dict[str, Any]:
+    """Return one of several targets, and which numbers are its own."""
+    return {
+        "name": part.name,
+        "kind": part.target.kind,
+        "display": part.target.display,
+        "titles": part.target.titles,
+        "answers": [part.answers.start, part.answers.stop],
+        "contrasts": [part.contrasts.start, part.contrasts.stop],
+    }
 
 
 def list_predictions(run: Run) -> dict[str, dict[str, Any]]:

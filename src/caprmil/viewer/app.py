@@ -40,7 +40,8 @@ IMMUTABLE = "private, max-age=86400, immutable"  # for addresses that hold a ver
 SCRIPTS = (
     *("viewer.js", "stage.js", "slide_list.js", "maps.js", "patches.js", "prediction_panel.js"),
     *("region_list.js", "patient_slides.js"),
-    *("parts.js", "class_parts.js", "grade_parts.js", "value_parts.js", "survival_parts.js"),
+    *("parts.js", "class_parts.js", "grade_parts.js", "label_parts.js", "several_parts.js"),
+    *("survival_parts.js", "value_parts.js", "named_cells.js"),
     *("keyboard.js", "url_state.js", "layer_text.js", "dom.js", "paint.js"),
     "openseadragon.min.js",
 )

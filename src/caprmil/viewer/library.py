@@ -50,7 +50,7 @@ REGION_BYTES = 200_000  # of the regions of a slide
 THUMBNAIL_PX = 160  # of the longer side
 GALLERY_PX, GALLERY_COLUMNS, MAX_GALLERY = 112, 16, 512
 MAX_PATCH_PX = 8192  # pixels on a side that are read for one patch
-DISPLAYS = ("classes", "grades", "value", "survival")  # the parts in static/parts.js
+DISPLAYS = ("classes", "grades", "labels", "several", "survival", "value")  # in static/parts.js
 
 
 class GoneError(SlideError):

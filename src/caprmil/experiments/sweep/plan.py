@@ -31,8 +31,8 @@ class Plan:
     def __post_init__(self) -> None:
         target = self.recipe.target
         object.__setattr__(self, "metric", self.metric or target.headline)
-        if self.metric not in METRICS[target.kind]:
-            raise UnknownNameError(f"metric of a {target.kind}", self.metric, METRICS[target.kind])
+        if self.metric not in self.metrics:
+            raise UnknownNameError(f"metric of a {target.kind}", self.metric, self.metrics)
         if not self.axes:
             raise RecipeError(
                 "No setting varies. Give one several values, e.g. --set model.tokens=2,4,8."
@@ -49,9 +49,15 @@ class Plan:
         """The axes, and the points that they make."""
         return SearchSpace(self.axes)
 
+    @property
+    def metrics(self) -> dict[str, Metric]:
+        """The metrics that the target may have. Its classes are not known yet."""
+        target = self.recipe.target
+        return METRICS.get(target.kind, {}) | target.example().metrics
+
     def find_metric(self, name: str) -> Metric:
         """Return a metric of the target: its title, and whether higher is better."""
-        return METRICS[self.recipe.target.kind][name]
+        return self.metrics[name]
 
     @property
     def higher_is_better(self) -> bool:

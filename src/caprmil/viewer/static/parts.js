@@ -1,9 +1,10 @@
 // The parts of the page that show an answer, chosen by what the run predicts.
 //
 // To show another kind of answer, write a file with the exports below, import it and add its line to PARTS
-// and to DISPLAYS in library.py. A target names its parts: `Target.display`.
+// to FILES in
+// several_parts.js and to DISPLAYS in library.py. A target names its parts: `Target.display`.
 //
-//   start(run, slides)                  gets the run and all slides, once
+//   start(run, slides)                  gets the run and all slides, once; may return a promise
 //   predicted(answer)                   an answer as one word or number
 //   labelText(label)                    a label for readers
 //   listText(slide)                     {verdict, prediction} of a slide in the list; the verdict is "right", "wrong" or ""
@@ -15,14 +16,16 @@
 //   rows(facts, title, before, after)   an element that shows the numbers of an answer
 import * as classes from "./class_parts.js";
 import * as grades from "./grade_parts.js";
+import * as labels from "./label_parts.js";
+import * as several from "./several_parts.js";
 import * as survival from "./survival_parts.js";
 import * as value from "./value_parts.js";
 
-const PARTS = { classes, grades, value, survival };
+const PARTS = { classes, grades, labels, several, survival, value };
 
 export let parts = null;
 
-export function chooseParts(run, slides) {
+export async function chooseParts(run, slides) {
   parts = PARTS[run.target.display];
-  parts.start(run, slides);
+  await parts.start(run, slides);
 }

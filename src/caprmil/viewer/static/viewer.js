@@ -415,7 +415,7 @@ async function start() {
     `${run.folds} folds`,
     run.finished ? run.score : "not finished",
   ].filter(Boolean).join("  ·  ");
-  chooseParts(run, slides);
+  await chooseParts(run, slides);
   if (run.unit === "patient") {
     $("search").placeholder = "Search patients";
     document.querySelector('[data-tab="slides"]').textContent = "Patients";
