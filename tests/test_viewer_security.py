@@ -63,6 +63,29 @@ def test_a_bug_is_reported_in_one_line_without_a_traceback(
 
 
 @pytest.mark.parametrize(
+    "problem",
+    [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried ...")],
+)
+def test_a_slide_that_memory_cannot_hold_is_refused_in_one_line(
+    app: AccessMiddleware,
+    library: Library,
+    monkeypatch: pytest.MonkeyPatch,
+    problem: Exception,
+) -> None:
+    def fail(*_: object) -> None:
+        raise problem
+
+    for name in ("explained", "regions", "tile", "thumbnail", "gallery", "patch"):
+        monkeypatch.setattr(library, name, fail)
+    for rest in ("", "/numbers", "/regions", "/tiles/0/0_0.jpg", "/thumbnail.jpg", "/gallery.jpg"):
+        reply = call(app, f"/api/slides/{FIRST}{rest}")
+        assert (reply.status, "free memory" in reply.json["reason"]) == (413, True)
+    assert predict(app, FIRST, {"without": [[0, 1]]}).status == 413
+    monkeypatch.undo()
+    assert call(app, f"/api/slides/{FIRST}").status == 200  # the next request is answered
+
+
+@pytest.mark.parametrize(
     "host", ["127.0.0.1:8765", "127.0.0.1", "localhost:1", "LOCALHOST", "[::1]:9"]
 )
 def test_loopback_names_are_allowed_at_any_port(app: AccessMiddleware, host: str) -> None:

@@ -79,6 +79,10 @@ def _sweep(corpus: Corpus) -> list[Any]:
     return ["sweep", *train_words(corpus, "out")[1:], "--set", "model.tokens=2,3"]
 
 
+def _two(corpus: Corpus) -> list[Any]:
+    return [corpus.run, corpus.run / "predictions.csv"]
+
+
 def _convert(corpus: Corpus, to: str) -> list[Any]:
     return ["convert", corpus.features, "--to", to, "--out", "out", "--slide-mpp", "1.0"]
 
@@ -93,13 +97,14 @@ COLOURS = ("--encoder", "colours:mean_colour", *SIZE)
 
 COMMANDS = (
     LongCommand("patch", lambda c: _slides(c, "patch", *SIZE), 0.14),
-    LongCommand("encode", lambda c: _slides(c, "encode", *COLOURS, "--device", "cpu"), 0.2),
+    LongCommand("encode", lambda c: _slides(c, "encode", *COLOURS, "--device", "cpu"), 0.18),
     LongCommand("convert-trident", lambda c: _convert(c, "trident"), 0.06),
     LongCommand("convert-clam", lambda c: _convert(c, "clam"), 0.08),
     LongCommand("convert-stamp", lambda c: _convert(c, "stamp"), 0.06),
     LongCommand("train", lambda c: train_words(c, "out"), 0.22),
     LongCommand("sweep", _sweep, 0.08),
     LongCommand("predict", lambda c: ["predict", c.run, c.features, "--out", "out/a.csv"], 0.02),
+    LongCommand("compare", lambda c: ["compare", *_two(c), "--out", "out"], 0.02),
     LongCommand("explain", lambda c: ["explain", "run", "slide_000", "--out", "out"], 0.03, True),
     LongCommand("report", lambda _: ["report", "run", "--slides", "1"], 0.03, True),
     LongCommand("export", lambda _: ["export", "run", "--to", "torchscript"], 0.03, True),

@@ -40,7 +40,8 @@ def compare(
     from caprmil.errors import CohortError
     from caprmil.evaluation import comparison
     from caprmil.evaluation.shared_target import match_targets
-    from caprmil.io.atomic import check_new, write_text
+    from caprmil.io.atomic import write_text
+    from caprmil.io.new_files import check_new_files, new_files
 
     names = name_runs([*runs, *([against] if against and against not in runs else [])])
     tables, baselines = match_targets(*_read(names), target)
@@ -49,17 +50,16 @@ def compare(
         raise CohortError(
             f"{runs[0]} has no baselines. Name a second run or CSV to compare it with."
         )
-    for name in ("comparison.csv", "comparison.md") if out else ():
-        check_new(Path(str(out)) / name)
-    text = ""
+    files = ("comparison.csv", "comparison.md")
+    if out is not None:
+        check_new_files(out, files)
+    text, found = "", None
     if len(tables) > 1:
         found = comparison.compare(tables, against=reference)
         metrics = [metric for table in tables.values() for metric in table.target.metrics.values()]
         printed = frozenset(metric.name for metric in metrics if metric.printed)
         _show(found, found.sentences(printed), printed)
         text += f"# Comparison\n\n{found.as_markdown()}"
-        if out is not None:
-            found.write(out / "comparison.csv")
     for name, own in baselines.items():
         if own:
             tested = comparison.compare_with_baselines(name, tables[name], own)
@@ -67,7 +67,10 @@ def compare(
             _show(tested, lines, group_by=("first", "metric"))
             text += "\n\n".join([f"\n# {name} and its baselines", *lines, tested.as_markdown()])
     if out is not None:
-        write_text(out / "comparison.md", text.lstrip("\n"))
+        with new_files(out, files) as folder:
+            if found is not None:
+                found.write(folder / "comparison.csv")
+            write_text(folder / "comparison.md", text.lstrip("\n"))
         typer.echo(f"Written to {out}.")
 
 

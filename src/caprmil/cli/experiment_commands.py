@@ -58,14 +58,15 @@ def cost(
     """
     from caprmil.experiments.command_log import record_command
     from caprmil.experiments.cost import compare, cost_tables
-    from caprmil.io.atomic import check_new
+    from caprmil.io.new_files import check_new_files, new_files
     from caprmil.io.progress import bar
     from caprmil.models import create, list_models
     from caprmil.models.device import pick_device
     from caprmil.runs.run import Run
 
-    for name in ("cost.csv", "cost.md", "cost.tex", "cost.png", "performance.png") if out else ():
-        check_new(Path(str(out)) / name)
+    files = ("cost.csv", "cost.md", "cost.tex", "cost.png", "performance.png")
+    if out is not None:
+        check_new_files(out, files)
     opened = {name: Run(path) for path, name in name_runs(run or []).items()}
     trained = {f"{each.facts.model} ({name})": each for name, each in opened.items()}
     names = [name.strip() for name in models.split(",") if name.strip()]
@@ -82,8 +83,9 @@ def cost(
     for note in cost_tables.notes(costs):
         typer.echo(f"- {note}")
     if out is not None:
-        written = _write_costs(costs, scores, out)
-        record_command(out, command_words())
+        with new_files(out, files) as folder:
+            written = _write_costs(costs, scores, folder)
+            record_command(out, command_words())  # first: a rerun does not repeat its line
         typer.echo(f"Written to {out}: {', '.join(written)}.")
 
 

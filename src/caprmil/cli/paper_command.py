@@ -29,12 +29,12 @@ def paper(
     """
     from caprmil.errors import CaprmilError
     from caprmil.experiments.gathered_runs import gather
-    from caprmil.io.atomic import check_new
+    from caprmil.io.new_files import check_new_files
     from caprmil.report.paper_page import write_paper
 
     if out.is_file():
         raise CaprmilError(f"{out} is a file. The page, tables and figures need a folder.")
-    check_new(out / "index.html")  # now, and not after the reading
+    check_new_files(out, ["index.html"])  # now, and not after the reading
     gathered = gather(runs)
     written = write_paper(gathered, out)
     for number, source in enumerate(gathered.sources(), 1):

@@ -1,5 +1,6 @@
 """The command report: HTML reports of slides and runs."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -109,6 +110,7 @@ def _of_slides(
     from caprmil.errors import BagError
     from caprmil.explain import explain_slide
     from caprmil.io.atomic import check_new
+    from caprmil.io.new_files import new_files
     from caprmil.io.progress import bar
 
     if out is not None and out.suffix:
@@ -119,11 +121,16 @@ def _of_slides(
         )
     paths = reports.report_paths(run, references, out)
     problems: dict[str, BagError] = {}
-    with bar("Reporting") as step:
+    folder, files = next(iter(paths.values())).parent, [path.name for path in paths.values()]
+    with (
+        nullcontext(folder) if out is None else new_files(folder, files) as new,
+        bar("Reporting") as step,
+    ):
         for done, (name, reference) in enumerate(references.items(), 1):
             try:
                 case = explain_slide(run, reference, fold=fold or None, **options)
-                reports.write_slide_report(run, case, paths[name], replace=out is None)
+                target = new / paths[name].name
+                reports.write_slide_report(run, case, target, replace=out is None)
             except BagError as problem:  # one bag does not cost the others
                 if len(references) == 1:
                     raise

@@ -62,11 +62,16 @@ def clear_leftovers(folder: Path, *, locked: bool = False) -> None:
         clear((Path(parent) / name for name in (*folders, *files)), locked=locked)
 
 
+def is_abandoned(path: Path) -> bool:
+    """Return whether a path is temporary and its process is gone."""
+    match = _NAME.fullmatch(path.name)
+    return match is not None and _is_abandoned(path, match[1], int(match[2]))
+
+
 def clear(paths: Iterable[Path], *, locked: bool = False) -> None:
     """Remove those paths that are leftovers. What cannot be removed stays."""
     for path in paths:
-        match = _NAME.fullmatch(path.name)
-        if match is None or not (locked or _is_abandoned(path, match[1], int(match[2]))):
+        if _NAME.fullmatch(path.name) is None or not (locked or is_abandoned(path)):
             continue
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)

@@ -15,7 +15,8 @@ from caprmil.experiments.gathered_runs import Gathered, Source
 from caprmil.experiments.paper_figures import Drawn, draw_bubbles, draw_grids
 from caprmil.experiments.paper_tables import make_tables
 from caprmil.experiments.table_layout import PaperTable
-from caprmil.io.atomic import check_new, write_text
+from caprmil.io.atomic import write_text
+from caprmil.io.new_files import new_files
 from caprmil.report.html_page import page, render
 from caprmil.report.report_files import INDEX
 
@@ -26,19 +27,20 @@ def write_paper(gathered: Gathered, out: Path) -> list[Path]:
     """Write the page, the tables and the plots, and return their paths. Nothing is overwritten."""
     tables = make_tables(gathered)
     bubbles, grids = draw_bubbles(gathered), draw_grids(gathered)
-    texts = {out / TABLES / f"table{each.number}.md": each.as_markdown() for each in tables}
-    texts |= {out / TABLES / f"table{each.number}.tex": each.as_latex() for each in tables}
+    texts = {f"{TABLES}/table{each.number}.md": each.as_markdown() for each in tables}
+    texts |= {f"{TABLES}/table{each.number}.tex": each.as_latex() for each in tables}
     pictures = {
-        out / FIGURES / f"{each.name}.{suffix}": each
+        f"{FIGURES}/{each.name}.{suffix}": each
         for each in [*bubbles, *grids]
         for suffix in ("png", "svg")
     }
-    for path in (out / INDEX, *texts, *pictures):
-        check_new(path)
-    texts[out / INDEX] = paper_page(gathered, tables, bubbles, grids)
-    for path, drawn in pictures.items():
-        figures.save(drawn.figure, path)
-    return [*(write_text(path, text) for path, text in texts.items()), *pictures]
+    with new_files(out, (INDEX, *texts, *pictures)) as folder:
+        texts[INDEX] = paper_page(gathered, tables, bubbles, grids)
+        for name, drawn in pictures.items():
+            figures.save(drawn.figure, folder / name)
+        for name, text in texts.items():
+            write_text(folder / name, text)
+    return [out / name for name in (*texts, *pictures)]
 
 
 def paper_page(

@@ -9,6 +9,7 @@ Files in the run's folder are replaced each time. A file that the user named is 
 
 import re
 from collections.abc import Iterable
+from contextlib import nullcontext
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,9 @@ from urllib.parse import quote
 
 from caprmil.errors import BagError, CaprmilError, RunError
 from caprmil.explain import ExplainedSlide, SlideReference, explain_slide, flips_of, locate_slide
-from caprmil.io.atomic import check_new, write_text
+from caprmil.io.atomic import write_text
 from caprmil.io.leftovers import clear_leftovers
+from caprmil.io.new_files import check_new_files, new_files
 from caprmil.io.paths import as_path
 from caprmil.io.progress import Bar, Step
 from caprmil.models.device import pick_device
@@ -82,8 +84,7 @@ def report_paths(run: Run, names: Iterable[str], out: Path | None) -> dict[str, 
     found = {name: out if one else out / safe_name(name) for name in names}
     if not one and out.is_file():
         raise CaprmilError(f"{out} is a file. Several reports need a folder.")
-    for path in found.values():
-        check_new(path)
+    check_new_files(out.parent if one else out, [path.name for path in found.values()])
     return found
 
 
@@ -130,26 +131,28 @@ def write_run_report(
     paths = {name: folder / SLIDES / safe_name(name) for name in names}
     if replace:  # the run's own folder
         clear_leftovers(folder)
-    else:
-        for new in (path, *paths.values()):
-            check_new(new)
+    files = [str(each.relative_to(folder)) for each in (path, *paths.values())]
     written, missing = [], []
-    for done, (name, slide_path) in enumerate(paths.items(), 1):
-        try:
-            reference = locate_slide(run, name, pixels=pixels)
-            explained = explain_slide(run, reference, force=force, device=device)
-            written.append(write_slide_report(run, explained, slide_path, replace=replace))
-        except (BagError, RunError) as problem:  # the report of the run does not need it
-            missing.append(f"{name}: {problem}")
-        if progress:
-            progress(done, len(paths) + 1)
-    text = run_report(
-        run,
-        links={} if alone else slide_links(run, folder),
-        pixels=pixels,
-        flips=flips_of(run, device=pick_device(device)),
-    )
-    return write_text(path, text, replace=replace), written, missing
+    with nullcontext(folder) if replace else new_files(folder, files) as new:
+        for done, (name, slide_path) in enumerate(paths.items(), 1):
+            target = new / slide_path.relative_to(folder)
+            try:
+                reference = locate_slide(run, name, pixels=pixels)
+                explained = explain_slide(run, reference, force=force, device=device)
+                write_slide_report(run, explained, target, replace=replace)
+                written.append(slide_path)
+            except (BagError, RunError) as problem:  # the report of the run does not need it
+                missing.append(f"{name}: {problem}")
+            if progress:
+                progress(done, len(paths) + 1)
+        text = run_report(
+            run,
+            links={} if alone else slide_links(run, folder) | slide_links(run, new),
+            pixels=pixels,
+            flips=flips_of(run, device=pick_device(device)),
+        )
+        write_text(new / path.name, text, replace=replace)
+    return path, written, missing
 
 
 def slide_links(run: Run, folder: Path) -> dict[str, str]:

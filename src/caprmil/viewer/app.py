@@ -23,7 +23,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from caprmil.errors import CaprmilError
+from caprmil.errors import CaprmilError, is_out_of_memory
 from caprmil.explain import browser as pages
 from caprmil.viewer.library import GoneError, Library
 from caprmil.viewer.security import AccessMiddleware, AccessRules
@@ -35,6 +35,7 @@ MAX_BODY = 2**20  # bytes of a request
 BODY_SECONDS = 60.0  # for the body of a request to arrive
 PATCH_PX = (16, 1024)  # smallest and largest side of a patch
 COMPRESSION = 5  # of 9: higher levels are slower and hardly smaller
+TOO_LARGE = "This is too large for the free memory of the machine that runs the viewer."
 IMMUTABLE = "private, max-age=86400, immutable"  # for addresses that hold a version
 
 SCRIPTS = (
@@ -59,6 +60,7 @@ def create(library: Library, rules: AccessRules | None = None) -> AccessMiddlewa
             GoneError: _gone,
             CaprmilError: _damaged,
             OSError: _damaged,
+            MemoryError: _too_large,
             Exception: _bug,
         },
         lifespan=routes.lifespan,
@@ -254,7 +256,12 @@ async def _read_json(request: Request) -> object:
 
 
 async def _in(pool: ThreadPoolExecutor, work: Callable[..., T], *arguments: object) -> T:
-    return await asyncio.get_running_loop().run_in_executor(pool, partial(work, *arguments))
+    try:
+        return await asyncio.get_running_loop().run_in_executor(pool, partial(work, *arguments))
+    except (MemoryError, RuntimeError) as problem:
+        if not is_out_of_memory(problem):
+            raise
+    raise HTTPException(413, TOO_LARGE)  # here, without the error and all that it refers to
 
 
 def _integer(text: str, what: str, *, status: int = 404) -> int:
@@ -303,6 +310,10 @@ async def _gone(_: Request, problem: Exception) -> Response:
 
 async def _damaged(_: Request, problem: Exception) -> Response:
     return _json({"reason": _line(problem)}, 409)
+
+
+async def _too_large(_: Request, _problem: Exception) -> Response:
+    return _json({"reason": TOO_LARGE}, 413)
 
 
 async def _bug(_: Request, problem: Exception) -> Response:
