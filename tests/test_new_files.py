@@ -20,12 +20,12 @@ NAMES = ("a.txt", "deep/b.txt", "c.txt")
 
 KILL = """
 import os, signal, sys
-count = int(sys.argv[1])
+count, folder = int(sys.argv[1]), sys.argv[2] + os.sep
 
 def watch(event, values):
     global count
-    if event == "os.rename" and "/.caprmil-" not in str(values[1]):
-        count -= 1
+    if event == "os.rename" and str(values[1]).startswith(folder):
+        count -= "/.caprmil-" not in str(values[1])
         if not count:
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -43,7 +43,7 @@ with new_files(sys.argv[2], sys.argv[3:]) as folder:
 
 COMMAND = """
 from caprmil.cli import run
-run(sys.argv[2:])
+run([*sys.argv[3:], "--out", sys.argv[2]])
 """
 
 
@@ -154,7 +154,7 @@ def test_a_command_killed_between_two_of_its_files_is_completed_by_itself(
         invoke(*COST, "--device", "cpu", "--out", tmp_path / "costs")
     count, words = COMMANDS[name]
     command = words(run, tmp_path)
-    kill(COMMAND, count, *command, "--out", tmp_path / "out")
+    kill(COMMAND, count, tmp_path / "out", *command)
     half = names_of(tmp_path / "out")
     invoke(*command, "--out", tmp_path / "out")
     invoke(*command, "--out", tmp_path / "undisturbed")
