@@ -20,11 +20,11 @@ NAMES = ("a.txt", "deep/b.txt", "c.txt")
 
 KILL = """
 import os, signal, sys
-count, folder = int(sys.argv[1]), sys.argv[2] + os.sep
+count, root = int(sys.argv[1]), sys.argv[2] + os.sep
 
 def watch(event, values):
     global count
-    if event == "os.rename" and str(values[1]).startswith(folder):
+    if event == "os.rename" and str(values[1]).startswith(root):
         count -= "/.caprmil-" not in str(values[1])
         if not count:
             os.kill(os.getpid(), signal.SIGKILL)
