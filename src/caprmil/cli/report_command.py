@@ -109,23 +109,21 @@ def _of_slides(
     from caprmil import report as reports
     from caprmil.errors import BagError
     from caprmil.explain import explain_slide
-    from caprmil.io.atomic import check_new
-    from caprmil.io.new_files import new_files
+    from caprmil.io.new_files import check_new_files, new_files
     from caprmil.io.progress import bar
 
     if out is not None and out.suffix:
-        check_new(out)  # now, and not after the encoding
+        check_new_files(out.parent, [out.name])  # now, and not after the encoding
     with bar("Encoding") as step:
         references, failed = reports.find_or_encode(
             run, inputs, pixels=pixels, **loading, **options, progress=step
         )
     paths = reports.report_paths(run, references, out)
     problems: dict[str, BagError] = {}
-    folder, files = next(iter(paths.values())).parent, [path.name for path in paths.values()]
-    with (
-        nullcontext(folder) if out is None else new_files(folder, files) as new,
-        bar("Reporting") as step,
-    ):
+    folder = next((path.parent for path in paths.values()), Path())  # none: no slide was encoded
+    files = [path.name for path in paths.values()]
+    own = out is None or not files
+    with nullcontext(folder) if own else new_files(folder, files) as new, bar("Reporting") as step:
         for done, (name, reference) in enumerate(references.items(), 1):
             try:
                 case = explain_slide(run, reference, fold=fold or None, **options)

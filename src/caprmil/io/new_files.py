@@ -28,7 +28,8 @@ def check_new_files(folder: str | os.PathLike[str], names: Iterable[str]) -> Non
     What a killed writer of these files has left is removed.
     """
     folder, names = as_path(folder), list(names)
-    _remove_unfinished(folder, names)
+    if names:
+        _remove_unfinished(folder, names)
     for name in names:
         check_new(folder / name)
 
