@@ -35,7 +35,7 @@ test: $(VENV)/.dev  ## Run the tests, without the slow ones.
 test-slow: $(VENV)/.dev  ## Run the slow tests.
 	$(BIN)/pytest -m slow -n 3
 
-torture: $(VENV)/.dev  ## Kills, damaged files, bombs, pickles, hostile requests, full disks: a quarter of an hour on two cores.
+torture: $(VENV)/.dev  ## Kills, damaged files, bombs, pickles, hostile requests, full disks: some 25 minutes on two cores.
 	$(BIN)/python tests/torture $(TORTURE)
 
 $(ENCODERS)/.done: pyproject.toml
