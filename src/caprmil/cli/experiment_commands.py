@@ -60,7 +60,7 @@ def cost(
     from caprmil.experiments.cost import compare, cost_tables
     from caprmil.io.new_files import check_new_files, new_files
     from caprmil.io.progress import bar
-    from caprmil.models import create, list_models
+    from caprmil.models import average_slide, create, list_models
     from caprmil.models.device import pick_device
     from caprmil.runs.run import Run
 
@@ -73,7 +73,9 @@ def cost(
     if names == ["all"] or not (names or trained):
         names = [*list_models(), "caprmil+attention", "caprmil+gated"]
     measured = {name: create(name, features, classes) for name in names}
-    measured |= {name: each.model(each.splits[0].name) for name, each in trained.items()}
+    measured |= {
+        name: average_slide(each.model(each.splits[0].name)) for name, each in trained.items()
+    }
     scores = {name: each.scores for name, each in trained.items()}
     with bar("Measuring") as step:
         costs = compare(

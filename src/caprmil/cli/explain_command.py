@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from caprmil.cli.shared import (
+    CovariateTable,
     Device,
     Force,
     Pixels,
     RunFolder,
     SlideScale,
+    SlideVectors,
     Trust,
     Weights,
     app,
@@ -83,6 +85,8 @@ def explain(
     parquet: Annotated[
         bool, typer.Option("--parquet", help="Write the table of patches as Parquet too.")
     ] = False,
+    table: CovariateTable = None,
+    vectors: SlideVectors = None,
     slide_mpp: SlideScale = None,
     weights: Weights = None,
     trust_remote_code: Trust = False,
@@ -113,6 +117,8 @@ def explain(
             raise UnknownNameError("map", each, kinds)
     chosen = [kinds[each] for each in maps or ()]
     trained = Run(run)
+    if table is not None or vectors is not None:
+        trained.add_covariates(table, vectors)
     loading = {"weights": weights, "trust_remote_code": trust_remote_code, "mpp": slide_mpp}
     options: dict[str, Any] = {"force": force, "device": device}
     if implant or into:
@@ -257,14 +263,15 @@ def _report(case: "ExplainedSlide") -> None:
     target = explained.target
     numbers = target.followed(explained.answer)
     shown = [f"{p:.4f}" for p in numbers] + ["-"] * (len(sums) - len(numbers))
+    columns = [sums, *(each.term for each in explained.covariates), explained.bias]
+    terms = zip(*columns, explained.logits, strict=True)
     rows = [
-        [name, p, f"{total:+.4f}", f"{rest:+.4f}", f"{logit:+.4f}"]
-        for name, p, total, rest, logit in zip(
-            target.output_names, shown, sums, explained.rest, explained.logits, strict=True
-        )
+        [name, p, *(f"{value:+.4f}" for value in own)]
+        for name, p, own in zip(target.output_names, shown, terms, strict=True)
     ]
     output = target.output_name
-    header = ["for", target.answer_name, "sum of evidence", "+ rest", f"= {output}"]
+    covariates = [f"+ {each.title}" for each in explained.covariates]
+    header = ["for", target.answer_name, "sum of evidence", *covariates, "+ rest", f"= {output}"]
     show_table(header, rows)
     more = f"The sum differs from the {output} by {explained.gap:.1e}."
     if explained.method == "perturbation":

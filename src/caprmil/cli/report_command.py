@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from caprmil.cli.shared import (
+    CovariateTable,
     Device,
     Force,
     Pixels,
     RunFolder,
     SlideScale,
+    SlideVectors,
     Trust,
     Weights,
     app,
@@ -48,6 +50,8 @@ def report(
             min=0,
         ),
     ] = 4,
+    table: CovariateTable = None,
+    vectors: SlideVectors = None,
     slide_mpp: SlideScale = None,
     weights: Weights = None,
     trust_remote_code: Trust = False,
@@ -67,6 +71,8 @@ def report(
     from caprmil.runs.run import Run
 
     trained = Run(run)
+    if table is not None or vectors is not None:
+        trained.add_covariates(table, vectors)
     options: dict[str, Any] = {"force": force, "device": device}
     if inputs:
         loading = {"weights": weights, "trust_remote_code": trust_remote_code, "mpp": slide_mpp}

@@ -7,6 +7,7 @@ import typer
 
 from caprmil.cli.shared import (
     AllowLogger,
+    CovariateTable,
     Device,
     Force,
     Gpus,
@@ -14,6 +15,7 @@ from caprmil.cli.shared import (
     RayCommand,
     RunFolder,
     SlideScale,
+    SlideVectors,
     Trust,
     Weights,
     answers_table,
@@ -52,6 +54,13 @@ def train(
     mean: Annotated[
         bool, typer.Option(help="Train a Mean on the same folds, to compare with; not at a URL.")
     ] = True,
+    modalities: Annotated[
+        bool,
+        typer.Option(
+            help="With covariates: train patches only and covariates only, to compare with; not "
+            "at a URL."
+        ),
+    ] = True,
     allow_logger: AllowLogger = None,
     ray: Ray = "",
     gpus_per_worker: Gpus = 1.0,
@@ -76,7 +85,8 @@ def train(
     if run is None:
         with find_executor(ray, device, gpus_per_worker) as executor:
             options: dict[str, Any] = {"device": device, "devices": devices, "nodes": nodes}
-            options |= {"mean": mean, "allow_loggers": allow_logger or ()}
+            options |= {"mean": mean, "modalities": modalities}
+            options |= {"allow_loggers": allow_logger or ()}
             run = training.cross_validate(settings, out, **options, executor=executor)
     if not ray and not ProcessGroup(device, devices, nodes).is_main:
         return  # not the main process
@@ -126,6 +136,8 @@ def predict(
         float | None,
         typer.Option(help="Add the set that holds the label with this probability, e.g. 0.9."),
     ] = None,
+    table: CovariateTable = None,
+    vectors: SlideVectors = None,
     force: Force = False,
     device: Device = "auto",
 ) -> None:
@@ -152,6 +164,8 @@ def predict(
     trained = Run(run)
     if coverage is not None:
         guarantees.check(trained, coverage)
+    if table is not None or vectors is not None:
+        trained.add_covariates(table, vectors)
     with temporary_folder() as temporary:
         options: dict[str, Any] = {"force": force, "device": device}
         with bar("Encoding") as step:
@@ -198,6 +212,7 @@ def evaluate(
     ] = None,
     features: Features = None,
     label: Annotated[str, typer.Option(help="Column of the labels, if not recognised.")] = "",
+    vectors: SlideVectors = None,
     out: Annotated[
         Path | None,
         typer.Option(help="Write the predictions on the other table to this CSV."),
@@ -236,7 +251,7 @@ def evaluate(
     else:
         with bar("Scoring") as step:
             options: dict[str, Any] = {"label": label or None, "force": force, "device": device}
-            options |= {"progress": step, "failed": failed}
+            options |= {"progress": step, "failed": failed, "vectors": vectors}
             table = Run(target).evaluate(cohort, features, **options)
         if out is not None:
             table.write(out)
@@ -263,13 +278,16 @@ def check(
       caprmil check runs/first
     """
     from caprmil.cohort.cohort import find_bags
+    from caprmil.models import average_slide
     from caprmil.runs.check import check as measure
     from caprmil.runs.run import Run
 
     trained = Run(run)
     paths = list(find_bags(bags).values()) if bags else trained.bag_paths()
     fold = trained.trained_folds()[0].name
-    findings = measure(trained.trained(fold), paths[:most])
+    first = trained.trained(fold)
+    first = first._replace(model=average_slide(first.model))
+    findings = measure(first, paths[:most])
     rows = [
         [
             finding.promise,
@@ -289,9 +307,12 @@ def _check_maps(run: "Run", bag: Path | None) -> bool:
     """Print the checks of the maps on a bag or a validation slide; return whether all hold."""
     from caprmil.explain.map_checks import check_maps, slide_to_check, stored_first
     from caprmil.features import bag_files
+    from caprmil.models import average_slide
 
     fold, name, files = slide_to_check(run, bag)
-    findings = check_maps(run.trained(fold), bag_files.read(files), first=stored_first(run))
+    trained = run.trained(fold)
+    trained = trained._replace(model=average_slide(trained.model))
+    findings = check_maps(trained, bag_files.read(files), first=stored_first(run))
     rows = [
         [
             finding.map,

@@ -99,6 +99,14 @@ Pixels = Annotated[
     typer.Option("--slide", help="The slide file, or its folder, for the pixels."),
 ]
 Force = Annotated[bool, typer.Option(help="Accept another encoder or scale.")]
+CovariateTable = Annotated[
+    Path | None,
+    typer.Option("--table", help="Table with the covariates of slides that the run does not have."),
+]
+SlideVectors = Annotated[
+    Path | None,
+    typer.Option("--vectors", help="Table or folder with the vectors of such slides."),
+]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 or mps.")]
 SlideScale = Annotated[
     float | None, typer.Option(help="Microns per pixel of the slides, instead of their metadata.")

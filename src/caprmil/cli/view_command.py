@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from caprmil.cli.shared import Device, RunFolder, app
+from caprmil.cli.shared import CovariateTable, Device, RunFolder, SlideVectors, app
 
 
 @app.command()
@@ -30,6 +30,8 @@ def view(
         list[str] | None,
         typer.Option(help="Name of a proxy in front, e.g. hub.example.org. May be repeated."),
     ] = None,
+    table: CovariateTable = None,
+    vectors: SlideVectors = None,
     browser: Annotated[bool, typer.Option("--open/--no-open", help="Open a browser.")] = True,
     device: Device = "auto",
 ) -> None:
@@ -44,7 +46,10 @@ def view(
     from caprmil.runs.run import Run
     from caprmil.viewer import Library, serve
 
-    library = Library(Run(run), pixels=slides, extra=bags or (), device=device)
+    opened = Run(run)
+    if table is not None or vectors is not None:
+        opened.add_covariates(table, vectors)
+    library = Library(opened, pixels=slides, extra=bags or (), device=device)
     serve(
         library,
         host=host,

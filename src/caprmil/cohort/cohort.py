@@ -3,7 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import median
@@ -13,6 +13,7 @@ import pandas as pd
 
 from caprmil.cohort import folds
 from caprmil.cohort.cohort_bags import check_same_kind, inspect_bags, join_infos
+from caprmil.cohort.covariates import Covariates, read_covariates
 from caprmil.cohort.folds import Fold, Listing, Split, SplitConfig
 from caprmil.cohort.patient_units import (
     join_labels,
@@ -23,6 +24,7 @@ from caprmil.cohort.patient_units import (
     slides_of_patients,
 )
 from caprmil.cohort.patients import are_labels, check_patients, not_patients, read_patients
+from caprmil.cohort.slide_vectors import check_vectors, read_vectors
 from caprmil.config import LATER
 from caprmil.errors import CohortError, RecipeError, shorten, suggest
 from caprmil.features import bags
@@ -48,6 +50,12 @@ class CohortConfig:
     label: str | None = None
     site: str | None = None
     """Column of the institution, for the baseline `site`, where its name is not recognised."""
+    covariates: tuple[str, ...] | None = None
+    """Columns that a model reads besides the patches, e.g. ["age", "sex"]: docs/covariates.md."""
+    categorical: tuple[str, ...] | None = None
+    """The covariates with numbers that are names of categories, e.g. ["ward"]."""
+    vectors: str | None = None
+    """A table or folder with a vector of each slide, e.g. of TITAN: docs/covariates.md."""
     missing: Literal["error", "skip"] = "error"
     """What to do about slides without a bag."""
     mixed_patients: bool = False
@@ -75,6 +83,18 @@ class CohortConfig:
                 "[data] mixed_patients = true says that a label belongs to a slide, so unit cannot "
                 'be "patient". Leave one of them out.'
             )
+        if self.categorical and not self.covariates:
+            raise RecipeError("[data] categorical names covariates, and there are none.")
+        if self.unit == "patient" and self.reads_covariates:
+            raise RecipeError(
+                '[data] covariates and vectors are of single slides. Set unit = "slide", or leave '
+                "them out."
+            )
+
+    @property
+    def reads_covariates(self) -> bool:
+        """Whether a model reads anything besides the patches."""
+        return bool(self.covariates or self.vectors)
 
     @property
     def joins(self) -> bool:
@@ -113,6 +133,8 @@ class Cohort:
     notes: tuple[str, ...] = ()
     site: str | None = None
     """The column of the site, if [data] site names it."""
+    covariates: Covariates | None = None
+    """What a model reads besides the patches, if [data] covariates names it."""
     combine: Literal["mean", "max"] | None = None
     """How the answers of a patient's slides become one; None: an entry has its own answer."""
 
@@ -212,6 +234,9 @@ def load_cohort(
         found.notes.append("No label column: there is nothing to score against.")
     if not config.mixed_patients:
         check_patients(patients, labels, target, found, unit=config.unit)
+    covariates = _read_covariates(
+        config, rows, columns, own, patients, folder, found, required=required
+    )
     if config.combine == "max" and target.ready and not target.has_order:
         found.problems.append(
             f'[data] combine = "max" needs two classes or one number, and this is {target}. Set '
@@ -255,14 +280,16 @@ def load_cohort(
     if config.joins:
         infos = {unit: join_infos(own, infos) for unit, own in units.items()}
     combine = config.combine if config.combine != "bag" else None
-    return Cohort(
+    cohort = Cohort(
         target=target,
         entries=entries,
         bags=infos,
         notes=tuple(found.notes),
         site=site,
         combine=combine,
-    ), made
+        covariates=covariates,
+    )
+    return cohort, made
 
 
 def find_bags(paths: Iterable[str | Path]) -> dict[str, Path]:
@@ -309,7 +336,8 @@ def _find_columns(
     if "slide" not in columns:
         raise CohortError(f"No column is recognised as the slide. {everything} Set [data] slide.")
     if "label" not in columns and not own:
-        left = [n for n in header if n not in columns.values() and not folds.is_split(n)]
+        taken = {*columns.values(), *(config.covariates or ())}
+        left = [n for n in header if n not in taken and not folds.is_split(n)]
         if len(left) == 1:
             columns["label"] = left[0]
         elif required:
@@ -317,6 +345,32 @@ def _find_columns(
             found.problems.append(text)
     label = columns.pop("label", None)
     return columns, own or ((label,) if label else ())
+
+
+def _read_covariates(
+    config: CohortConfig,
+    rows: Mapping[str, Row],
+    columns: Mapping[str, str],
+    label: Iterable[str],
+    patients: Mapping[str, str],
+    folder: Path,
+    found: Findings,
+    *,
+    required: bool,
+) -> Covariates | None:
+    """Return the covariates of the slides, if the settings name any."""
+    if not config.reads_covariates:
+        return None
+    roles = {column: role for role, column in columns.items() if role != "site"}
+    roles |= dict.fromkeys(label, "label")
+    roles |= {name: "split" for row in [*rows.values()][:1] for name in row if folds.is_split(name)}
+    names, categorical = config.covariates or (), config.categorical or ()
+    covariates = read_covariates(names, categorical, rows, roles, found, required=required)
+    if covariates is None or config.vectors is None:
+        return covariates
+    vectors = read_vectors(config.vectors, patients, folder=folder)
+    check_vectors(vectors, patients, config.vectors, found)
+    return replace(covariates, vectors=vectors)
 
 
 def _repeated(names: Iterable[str]) -> list[str]:

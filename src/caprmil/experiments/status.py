@@ -17,7 +17,7 @@ from caprmil.experiments.sweep import FIGURE, PLAN, POINTS, PRUNED
 from caprmil.experiments.sweep.axes import SearchSpace
 from caprmil.io.json_files import read_json
 from caprmil.io.paths import RemotePath, as_path
-from caprmil.runs.remote import FOLDS, LAST, MEAN, START, finished_folds
+from caprmil.runs.remote import BESIDE, FOLDS, LAST, START, finished_folds
 from caprmil.runs.splits import read_splits
 from caprmil.slides.qc import Record
 
@@ -111,8 +111,9 @@ def _folds(folder: Path, prefix: str = "", *, scored: bool = True) -> Iterator[T
             yield TaskStatus(name, "to do")
     if not scored:
         return
-    if (folder / MEAN / RECIPE).exists():  # only its predictions are needed
-        yield from _folds(folder / MEAN, f"{prefix}{MEAN}/", scored=False)
+    for name in BESIDE:
+        if (folder / name / RECIPE).exists():  # only its predictions are needed
+            yield from _folds(folder / name, f"{prefix}{name}/", scored=False)
     yield TaskStatus(f"{prefix}scores", "done" if (folder / SCORES).exists() else "to do")
 
 

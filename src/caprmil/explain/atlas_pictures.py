@@ -20,6 +20,7 @@ from caprmil.explain.token_atlas import TokenAtlas, TypicalPatch
 from caprmil.features import bag_files
 from caprmil.figures import Canvas
 from caprmil.io.progress import Step
+from caprmil.models import average_slide
 from caprmil.runs.inference import may_keep
 from caprmil.runs.run import Run
 from caprmil.slides.readers import Pixels
@@ -107,7 +108,7 @@ def example_slide(
     small = [each for each in references if may_keep(bag_files.inspect(each.bag))] or references
     reference = next((each for each in small if each.has_pixels), small[0])
     with opened_bag(reference) as bag:
-        removal = remove_tokens(run.model(atlas.reference), bag, device)
+        removal = remove_tokens(average_slide(run.model(atlas.reference)), bag, device)
         assigned = torch.cat([chunk.float().cpu() for chunk in removal.assignments(-1)])
         cells, coords, info = bag.grid(), bag.coords, bag.info
     cells = square_cells(info.n_patches) if cells is None else cells

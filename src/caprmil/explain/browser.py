@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from caprmil.explain.covariate_terms import shares
 from caprmil.explain.explained_slide import ExplainedSlide
 from caprmil.explain.explanation import TOP, Explanation, Layer, top_patches
 from caprmil.explain.map_kinds import KINDS
@@ -79,6 +80,7 @@ def pack(explained: ExplainedSlide, slide: Slide | None = None, *, top: int = TO
         "model": _model(explanation),
         "answer": _answer(explained.answer),
         "caution": _caution(explained),
+        "modalities": _modalities(explanation),
     }
     if explained.regions is not None:
         mpp = explained.mpp(slide) if placed else None
@@ -247,6 +249,25 @@ def _model(explanation: Explanation) -> dict[str, Any]:
         "sums": explanation.evidence.astype(np.float64).sum(axis=0).tolist(),
         "totals": totals(explanation.target, explanation.logits),
         "answer": explanation.answer.tolist(),
+    }
+
+
+def _modalities(explanation: Explanation) -> dict[str, Any] | None:
+    """Return what patches and covariates add to each contrast, if the model reads covariates."""
+    target, terms = explanation.target, explanation.covariates
+    if not terms:
+        return None
+    patches = totals(target, explanation.evidence.astype(np.float64).sum(axis=0))
+    adds = [[each.of(contrast) for contrast in target.contrasts] for each in terms]
+    each_of = [[own[number] for own in adds] for number in range(len(patches))]
+    parts = [shares(own, each) for own, each in zip(patches, each_of, strict=True)]
+    return {
+        "patches": {"adds": patches, "shares": [own for own, _ in parts]},
+        "covariates": [
+            {"title": each.title, "adds": own, "shares": [part[number] for _, part in parts]}
+            for number, (each, own) in enumerate(zip(terms, adds, strict=True))
+        ],
+        "bias": totals(target, explanation.bias),
     }
 
 

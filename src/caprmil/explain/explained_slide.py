@@ -16,6 +16,7 @@ from caprmil.explain.slide_reference import SlideReference, open_pixels
 from caprmil.features import bag_files
 from caprmil.features.bags import Bag, Stream
 from caprmil.io.progress import Step
+from caprmil.models import MILModel, average_slide
 from caprmil.models.device import pick_device
 from caprmil.runs.guarantees import unlike_training
 from caprmil.runs.inference import is_large
@@ -104,13 +105,13 @@ def explain_slide(
     exact = method in (None, "exact")
     with ExitStack() as stack:
         bag: Bag | Stream
-        if exact and is_large(info) and can_stream(run.model(run.trained_folds(fold)[0].name)):
+        if exact and is_large(info) and can_stream(_any_model(run, fold)):
             bag = stack.enter_context(bag_files.streaming(reference.bag))
         else:
             bag = bag_files.read(reference.bag)
         unlike = unlike_training(run, reference.name, bag)
         answer = predict_slide(run, reference, bag, fold=fold, device=used)
-        model = run.model(answer.nearest).to(used)
+        model = run.for_slide(run.model(answer.nearest), reference.name).to(used)
         explanation = explain(
             model,
             bag,
@@ -137,6 +138,10 @@ def explain_slide(
         regions=found,
         unlike=unlike,
     )
+
+
+def _any_model(run: Run, fold: str | None) -> MILModel:
+    return average_slide(run.model(run.trained_folds(fold)[0].name))
 
 
 def label_of(run: Run, slide: str) -> str | None:

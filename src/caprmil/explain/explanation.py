@@ -14,6 +14,7 @@ from torch import Tensor
 
 from caprmil.errors import RunError, UnknownNameError
 from caprmil.explain.attribution import Method, attribute, draw_samples, log_scale
+from caprmil.explain.covariate_terms import CovariateTerm, covariate_terms
 from caprmil.explain.map_kinds import (
     ATTENTION,
     CLASS_ATTENTION,
@@ -71,6 +72,7 @@ class Explanation:
     logits: Numbers  # (C,), the sum of evidence and rest
     evidence: Numbers  # (N, C)
     rest: Numbers  # (C,), the part of the logits that belongs to no patch
+    covariates: tuple[CovariateTerm, ...] = ()  # parts of the rest, if the model reads covariates
     method: Method
     attention: Numbers  # (N,), sums to one
     class_attention: Numbers | None  # (C, N)
@@ -96,6 +98,11 @@ class Explanation:
     def predicted(self) -> int:
         """The number of the contrast to show first: e.g. that of the predicted class."""
         return self.target.contrast_of(self.answer)
+
+    @property
+    def bias(self) -> NDArray[np.float64]:
+        """The part of the logits that belongs to no patch and no covariate (C,)."""
+        return self.rest.astype(np.float64) - sum(each.term for each in self.covariates)
 
     @property
     def gap(self) -> float:
@@ -318,6 +325,7 @@ def explain(
         logits=_numbers(explained[0]),
         evidence=_numbers(evidence.terms),
         rest=_numbers(evidence.rest),
+        covariates=covariate_terms(model),
         method=used,
         attention=_numbers(output.attention[0]),
         class_attention=_optional(output.class_attention),

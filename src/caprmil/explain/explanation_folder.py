@@ -168,6 +168,7 @@ def explanation_record(
             "evidence": _by_name(names, explanation.evidence.astype(np.float64).sum(axis=0)),
             "rest": _by_name(names, explanation.rest),
             "gap": explanation.gap,
+            **_covariates(explanation),
         },
         "map": {
             "first": explanation.first,
@@ -248,6 +249,23 @@ def _regions(
             for region in effects.regions
         ],
         "together": {words[sign]: without(removal) for sign, removal in effects.together.items()},
+    }
+
+
+def _covariates(explanation: Explanation) -> dict[str, Any]:
+    """Return the parts of the rest, if the model reads covariates."""
+    if not explanation.covariates:
+        return {}
+    return {
+        "bias": _by_name(explanation.target.output_names, explanation.bias),
+        "covariates": [
+            {
+                "name": each.name,
+                "value": each.shown,
+                "adds": _by_name(explanation.target.output_names, each.term),
+            }
+            for each in explanation.covariates
+        ],
     }
 
 

@@ -197,7 +197,7 @@ def measure_faithfulness(
         target = run.fold_target(fold)
         if only is not None and target.contrast_of(answer.by_fold[fold]) != only:
             continue
-        model = models[fold]
+        model = run.for_slide(models[fold], reference.name).to(device)
         explanation = explain(
             model, bag, target=target, slide=reference.name, fold=fold, device=device
         )

@@ -152,6 +152,7 @@ def measure_flips(
         with suppress(BagError):  # a damaged bag does not cost the others
             bag = sample_patches(bag_files.read(run.bags[slide]), slide)
             trained = models[fold]
+            trained = trained._replace(model=run.for_slide(trained.model, slide).to(device))
             explanation = explain(
                 trained.model,
                 bag,

@@ -57,6 +57,7 @@ def implant_answers(
     slide: Bag,
     inside: Mask,
     *,
+    of_source: Sequence[TrainedModel] | None = None,
     draws: int = DRAWS,
     seed: int = 0,
     device: torch.device | str = "cpu",
@@ -64,25 +65,26 @@ def implant_answers(
     """Predict a slide with the region of the source added, and the source without it.
 
     The control adds or removes as many patches of the source from outside of the region, or all of
-    them if there are fewer.
+    them if there are fewer. `of_source` are the models for the source, if they are others.
     """
 
-    def predict(bag: Bag) -> Answers:
+    def predict(bag: Bag, used: Sequence[TrainedModel] = models) -> Answers:
         batch = batches.collate([(Sample("", bag), bag)])
-        found = [predict_batch(each, batch, torch.device(device)) for each in models]
+        found = [predict_batch(each, batch, torch.device(device)) for each in used]
         return np.concatenate(found)
 
     region, others = np.flatnonzero(inside), np.flatnonzero(~inside)
     rng, size = np.random.default_rng(seed), min(len(region), len(others))
     drawn = [np.sort(rng.permutation(others)[:size]) for _ in range(draws if size else 0)]
     with_others = [predict(implanted(slide, source.select(rows))) for rows in drawn]
-    without_others = [predict(without(source, rows)) for rows in drawn]
+    own = of_source or models
+    without_others = [predict(without(source, rows), own) for rows in drawn]
     return ImplantAnswers(
         slide=predict(slide),
         with_region=predict(implanted(slide, source.select(region))),
         with_others=np.mean(with_others, axis=0) if drawn else None,
-        source=predict(source),
-        without_region=predict(source.select(others)) if len(others) else None,
+        source=predict(source, own),
+        without_region=predict(source.select(others), own) if len(others) else None,
         without_others=np.mean(without_others, axis=0) if drawn else None,
     )
 
@@ -242,9 +244,14 @@ def implant_region(
     check_alike(source.name, own.info, slide.name, other.info, force=force)
     used = pick_device(device)
     names, seen = unseen_models(run, source.name, slide.name, fold)
-    models = {name: run.trained(name) for name in names}
-    for each in models.values():
-        each.model.to(used)
+    loaded = {name: run.trained(name) for name in names}
+    models, others = (
+        {
+            name: each._replace(model=run.for_slide(each.model, reference.name).to(used))
+            for name, each in loaded.items()
+        }
+        for reference in (source, slide)
+    )
     whole = batches.collate([(Sample(source.name, own), own)])
     answers = {name: predict_batch(each, whole, used)[0] for name, each in models.items()}
     mean = np.mean(list(answers.values()), axis=0)
@@ -274,7 +281,11 @@ def implant_region(
         seen=seen,
         target=target,
         followed=target.contrast_of(mean),
-        answers=implant_answers(list(models.values()), own, other, inside, device=used),
+        answers=implant_answers(
+            *(list(others.values()), own, other, inside),
+            of_source=list(models.values()),
+            device=used,
+        ),
         sizes=(len(other.features), len(own.features)),
     )
 

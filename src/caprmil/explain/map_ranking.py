@@ -25,6 +25,7 @@ from caprmil.features.bags import Bag
 from caprmil.io.atomic import write_text
 from caprmil.io.json_files import as_json, parse_json
 from caprmil.io.progress import Step
+from caprmil.models import average_slide
 from caprmil.runs.inference import is_large
 from caprmil.runs.run import Run
 
@@ -135,7 +136,8 @@ def measure_ranking(
             bag = sample_patches(bag_files.read(files), slide)
             if len(bag.features) < 2:
                 continue
-            model, target = run.model(fold).to(device), run.fold_target(fold)
+            model = run.for_slide(run.model(fold), slide).to(device)
+            target = run.fold_target(fold)
             explanation = explain(model, bag, target=target, slide=slide, fold=fold, device=device)
             found.append(faithfulness(model, bag, explanation, shares=SHARES, device=device))
         if progress and found:
@@ -146,7 +148,7 @@ def measure_ranking(
         return None
     summary = summarise_faithfulness(found, run.patients)
     ranked = [area for area in summary.areas if area.map not in (RANDOM, INPUT_GRADIENTS.name)]
-    usual = available(run.model(chosen[0][0]))[0]
+    usual = available(average_slide(run.model(chosen[0][0])))[0]
     best = ranked[0]
     return MapRanking(
         first=best.map if best.above_chance or summary.patients < 2 else usual,

@@ -47,10 +47,10 @@ def predict_slide(
     unseen = run.unseen_folds(reference.name, fold)
     names = [each.name for each in unseen or run.trained_folds(fold)]
     device, loaded = torch.device(device), models or {}
-    chosen = {
-        name: TrainedModel((loaded.get(name) or run.model(name)).to(device), run.fold_target(name))
-        for name in names
-    }
+    chosen = {}
+    for name in names:
+        model = run.for_slide(loaded.get(name) or run.model(name), reference.name)
+        chosen[name] = TrainedModel(model.to(device), run.fold_target(name))
     if isinstance(bag, Stream):
         by_fold = {name: predict_stream(each, bag, device)[0] for name, each in chosen.items()}
     else:

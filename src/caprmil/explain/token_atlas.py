@@ -32,7 +32,7 @@ from caprmil.explain.token_matching import (
     redundant_groups,
 )
 from caprmil.io.progress import Step
-from caprmil.models import MILModel
+from caprmil.models import MILModel, average_slide
 from caprmil.runs.run import Run
 from caprmil.targets import Target
 
@@ -164,7 +164,7 @@ def make_atlas(
             with opened_bag(locate_slide(run, slide)) as bag:
                 run.check_bag(slide, bag.info, force=force)
                 tokens = slide_tokens(
-                    models[name],
+                    run.for_slide(models[name], slide),
                     bag,
                     target=run.fold_target(name),
                     moments=moments[name],
@@ -243,7 +243,10 @@ def _assignments(
     with opened_bag(locate_slide(run, slide)) as bag:
         order = np.random.default_rng(seed).permutation(bag.info.n_patches)
         rows = np.sort(order[:COMMON_PATCHES])
-        return {name: sampled_assignments(model, bag, rows, device) for name, model in models}
+        return {
+            name: sampled_assignments(average_slide(model), bag, rows, device)
+            for name, model in models
+        }
 
 
 def _redundant(moments: Moments, shape: Shape) -> Groups:

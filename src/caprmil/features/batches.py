@@ -25,6 +25,7 @@ class Sample(NamedTuple):
     slide: str
     bag: BagFiles | Bag
     label: Any = -1  # a number, or a tuple of numbers
+    covariates: NDArray[np.float32] | None = None  # as a model reads them
 
 
 class Batch(NamedTuple):
@@ -39,16 +40,18 @@ class Batch(NamedTuple):
     grid: Tensor | None  # B N 2, if all bags have coordinates
     labels: Tensor  # B, or B L if a label is several numbers
     sizes: tuple[int, ...] | None = None  # of packed bags
+    covariates: Tensor | None = None  # B K, if the slides have some
 
     @property
     def inputs(self) -> dict[str, Any]:
         """The keyword arguments of a model."""
-        return {
+        inputs = {
             "features": self.features,
             "mask": self.mask,
             "grid": self.grid,
             "sizes": self.sizes,
         }
+        return inputs if self.covariates is None else {**inputs, "covariates": self.covariates}
 
     def drop_patches(self, most: float) -> "Batch":
         """Leave out random patches: a random share of each bag, between 0 and `most`."""
@@ -174,6 +177,7 @@ def collate(items: Sequence[tuple[Sample, Bag]], *, padded: bool = False) -> Bat
     samples, bag_list = zip(*items, strict=True)
     sizes = tuple(len(bag.features) for bag in bag_list)
     grids = [grid for grid in (bag.grid() for bag in bag_list) if grid is not None]
+    covariates = [s.covariates for s in samples if s.covariates is not None]
     single = len(items) == 1
 
     def join(parts: Sequence[NDArray[Any]]) -> Tensor:
@@ -187,4 +191,5 @@ def collate(items: Sequence[tuple[Sample, Bag]], *, padded: bool = False) -> Bat
         grid=join(grids) if len(grids) == len(items) else None,
         labels=torch.tensor([sample.label for sample in samples]),
         sizes=None if padded or single else sizes,
+        covariates=torch.from_numpy(np.stack(covariates)) if covariates else None,
     )

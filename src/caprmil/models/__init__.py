@@ -9,6 +9,7 @@ from caprmil.models.context import ContextStack
 from caprmil.models.dgrmil import DGRMIL
 from caprmil.models.dsmil import DSMIL
 from caprmil.models.dtfd import DTFDMIL
+from caprmil.models.fusion import FusedModel, SlideModel, average_slide
 from caprmil.models.mean import MeanMIL
 from caprmil.models.pooling import (
     POOLS,
@@ -35,14 +36,17 @@ __all__ = [
     "BayesMIL",
     "ContextStack",
     "Evidence",
+    "FusedModel",
     "GatedAttentionPool",
     "MILModel",
     "MeanMIL",
     "MeanPool",
     "Output",
     "Pool",
+    "SlideModel",
     "TransMIL",
     "Uncertainty",
+    "average_slide",
     "create",
     "list_models",
     "register_model",

@@ -100,6 +100,7 @@ class MILModel(nn.Module):
     order_matters: ClassVar[bool] = False  # true if patches are read as a sequence
     weighs_patches: ClassVar[bool] = False  # true if `forward_weighted` is available
     has_patch_logits: ClassVar[bool] = False  # true if training can have a loss on top patches
+    logits_in_aux: ClassVar[tuple[str, ...]] = ()  # parts of `aux` that are logits of bags
     evaluates_in_chunks: bool = False  # true if that is faster than the whole bag at once
     top_k: int = 0  # patches in the loss on top patches; set by training
     criterion: Criterion

@@ -118,6 +118,7 @@ class BayesMIL(MILModel):
     """
 
     needs_classes: ClassVar[bool] = True
+    logits_in_aux = ("mean_logits",)
     weighs_patches = True
 
     @property

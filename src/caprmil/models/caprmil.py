@@ -102,6 +102,10 @@ class CAPRMIL(MILModel):
         return isinstance(self.pool, MILModel) and self.pool.needs_classes
 
     @property
+    def logits_in_aux(self) -> tuple[str, ...]:  # type: ignore[override]
+        return self.pool.logits_in_aux if isinstance(self.pool, MILModel) else ()
+
+    @property
     def order_matters(self) -> bool:  # type: ignore[override]
         return isinstance(self.pool, MILModel) and self.pool.order_matters
 

@@ -47,6 +47,7 @@ class DSMIL(MILModel):
     """
 
     needs_classes: ClassVar[bool] = True
+    logits_in_aux = ("bag",)
     weighs_patches = True
 
     def __init__(

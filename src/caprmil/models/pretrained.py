@@ -15,7 +15,7 @@ from caprmil.errors import CaprmilError, RecipeError, RunError, one_line
 from caprmil.io.atomic import atomic_write, write_text
 from caprmil.io.json_files import parse_json
 from caprmil.models.base import MILModel
-from caprmil.models.registry import MODELS, create
+from caprmil.models.registry import MODELS, UNLISTED, create
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 SMALLEST = 2**16  # a setting may be this large for any file
@@ -36,7 +36,8 @@ def save(model: MILModel, folder: str | PathLike[str]) -> None:
 
 def describe(model: MILModel) -> dict[str, Any]:
     """Return the name and settings of a model, for JSON."""
-    names = [name for name, kind in MODELS.items() if kind is type(model)]
+    known = {**UNLISTED, **MODELS}
+    names = [name for name, kind in known.items() if kind is type(model)]
     if not names:
         raise RecipeError(
             f"{type(model).__name__} is not registered and could not be loaded again. Register it "

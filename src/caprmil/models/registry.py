@@ -15,6 +15,7 @@ from caprmil.models.clam import CLAM
 from caprmil.models.dgrmil import DGRMIL
 from caprmil.models.dsmil import DSMIL
 from caprmil.models.dtfd import DTFDMIL
+from caprmil.models.fusion import FusedModel, NoImage, SlideModel
 from caprmil.models.mean import MeanMIL
 from caprmil.models.pooling import POOLS
 from caprmil.models.sgpmil import SGPMIL
@@ -33,6 +34,9 @@ MODELS: dict[str, type[MILModel]] = {
     "sgpmil": SGPMIL,
 }
 
+UNLISTED: dict[str, type[MILModel]] = {"fused": FusedModel, "slide": SlideModel, "none": NoImage}
+"""Models that training makes from a recipe with covariates, by the names in their config.json."""
+
 Model = TypeVar("Model", bound=MILModel)
 Built = TypeVar("Built", bound=nn.Module)
 
@@ -47,7 +51,7 @@ def register_model(name: str) -> Callable[[type[Model]], type[Model]]:
     def register(model: type[Model]) -> type[Model]:
         if not name.replace("_", "").isalnum():
             raise ValueError(f"The name of a model has letters, digits and _, not '{name}'.")
-        known = {**POOLS, **MODELS}.get(name)
+        known = {**POOLS, **UNLISTED, **MODELS}.get(name)
         if known is not None and _path(known) != _path(model):  # a notebook may define it again
             raise ValueError(f"There is already a model or pool called '{name}'.")
         MODELS[name] = model
@@ -81,6 +85,8 @@ def create(name: str, in_dim: int, n_outputs: int, **settings: Any) -> MILModel:
     >>> create("caprmil+abmil", in_dim=1024, n_outputs=2)
     """
     name, plus, pool = name.partition("+")
+    if name in UNLISTED and not plus:
+        return build(UNLISTED[name], name, (in_dim, n_outputs), settings)
     if name not in MODELS:
         raise UnknownNameError("model", name, MODELS)
     if plus:

@@ -109,6 +109,7 @@ class SGPMIL(MILModel):
     """
 
     needs_classes: ClassVar[bool] = True
+    logits_in_aux = ("mean_logits",)
     weighs_patches = True
     export_problem = (
         "draws at random for each patch, and factors a covariance in a varying number of attempts"

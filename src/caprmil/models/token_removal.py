@@ -5,7 +5,7 @@ one row of the update of its block. Tokens, assignments and everything before st
 that a removal costs one pass from that row on: for the last block, its MLP and the pool.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from copy import copy
 from typing import TYPE_CHECKING
 
@@ -36,6 +36,7 @@ class TokenRemoval:
         self, model: "CAPRMIL", chunks: Chunks, *, grid: Cells | None = None, keep: bool = False
     ) -> None:
         self.model, self.grid = model, grid
+        self.finish: Callable[[Output], Output] = lambda output: output
         self.blocks = model.context.blocks
         self.after = list[ContextStream]()  # the bag after each block
         stream = ContextStream(model.context, chunks, keep=keep, blocks=())
@@ -93,8 +94,8 @@ class TokenRemoval:
     @torch.no_grad()
     def _aggregate(self, stream: ContextStream) -> Output:
         if self.model.streams:
-            return self.model.aggregate_stream(stream)
+            return self.finish(self.model.aggregate_stream(stream))
         patches = torch.cat(list(stream.patches()), dim=1)
         mask = torch.ones(patches.shape[:2], dtype=torch.bool, device=patches.device)
         grid = None if self.grid is None else self.grid[None]
-        return self.model.aggregate(patches, mask, grid, stream.assignments)
+        return self.finish(self.model.aggregate(patches, mask, grid, stream.assignments))

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from caprmil.errors import count
 from caprmil.explain import TOP, Explanation, Method, top_patches
 from caprmil.explain.browser import totals
+from caprmil.explain.covariate_terms import shares
 from caprmil.report.html_page import render
 from caprmil.report.patch_pictures import GalleryPatch
 from caprmil.report.report_inputs import SlideInputs
@@ -51,13 +52,17 @@ class EvidenceSum:
     terms: NDArray[np.float64]  # (N,)
     rest: float
     total: float  # from the outputs of the model
+    covariates: tuple[tuple[str, float], ...] = ()  # what each adds, by its title
 
     @classmethod
     def of(cls, explanation: Explanation, number: int) -> "EvidenceSum":
+        contrast, known = explanation.target.contrasts[number], explanation.covariates
+        rest = explanation.bias if known else explanation.rest
         return cls(
             terms=explanation.evidence_for(number).astype(np.float64),
-            rest=totals(explanation.target, explanation.rest)[number],
+            rest=totals(explanation.target, rest)[number],
             total=totals(explanation.target, explanation.logits)[number],
+            covariates=tuple((each.title, each.of(contrast)) for each in known),
         )
 
     @property
@@ -70,7 +75,31 @@ class EvidenceSum:
 
     @property
     def sum(self) -> float:
-        return self.rest + self.positive + self.negative
+        return self.before_patches + self.positive + self.negative
+
+    @property
+    def before_patches(self) -> float:
+        """The rest and the covariates."""
+        return self.rest + sum(value for _, value in self.covariates)
+
+    def modalities(self) -> str:
+        """Return the share of the patches and of each covariate, in a sentence, if there are any.
+
+        It is that of the sizes of the terms; the patches together are one of them.
+        """
+        if not self.covariates:
+            return ""
+        adds = [value for _, value in self.covariates]
+        patches, parts = shares(self.positive + self.negative, adds)
+        each = [
+            f"{title.partition(':')[0]} {share(part)}"
+            for (title, _), part in zip(self.covariates, parts, strict=True)
+        ]
+        return (
+            f"Of the sizes of these terms, the patches together have {share(patches)} and the "
+            f"covariates {share(sum(parts))} ({', '.join(each)}). A covariate adds nothing if it "
+            "is that of the average training slide."
+        )
 
     @property
     def gap(self) -> float:
@@ -153,6 +182,7 @@ def _contrast(inputs: SlideInputs, number: int, evidence: EvidenceSum) -> Markup
         half=evidence.half(),
         rows=_rows(inputs.explained.explanation, contrast, evidence),
         gap=evidence.gap,
+        modalities=evidence.modalities(),
         meaning=inputs.parts.total_meaning(inputs.explained.explanation, evidence.sum),
         sides=[_side(inputs, contrast, evidence, sign) for sign in (1, -1)],
     )
@@ -160,10 +190,14 @@ def _contrast(inputs: SlideInputs, number: int, evidence: EvidenceSum) -> Markup
 
 def _rows(explanation: Explanation, contrast: Contrast, evidence: EvidenceSum) -> list[SumRow]:
     """Return the sum row by row. Each bar starts where the one before it ended."""
-    high, total = evidence.rest + evidence.positive, evidence.sum
-    lines = [
-        ("rest", RESTS[explanation.method], evidence.rest, 0.0, evidence.rest),
-        ("positive", contrast.positive, evidence.positive, evidence.rest, high),
+    before, total = evidence.before_patches, evidence.sum
+    high, end = before + evidence.positive, evidence.rest
+    lines = [("rest", RESTS[explanation.method], evidence.rest, 0.0, evidence.rest)]
+    for title, value in evidence.covariates:
+        lines.append(("covariate", title, value, end, end + value))
+        end += value
+    lines += [
+        ("positive", contrast.positive, evidence.positive, before, high),
         ("negative", contrast.negative, evidence.negative, high, total),
         ("total", f"= {contrast.total}", total, 0.0, total),
     ]

@@ -26,6 +26,7 @@ from caprmil.report.score_section import (
     comparison_section,
     fold_section,
     headline_section,
+    modality_section,
     score_section,
 )
 from caprmil.runs.run import Run
@@ -89,6 +90,7 @@ SECTIONS: tuple[RunSection, ...] = (
     curve_section,
     comparison_section,
     guarantee_section,
+    modality_section,
     flip_section,
     mistake_section,
     slide_table_section,

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
-from caprmil.report.html_page import render
+from caprmil.report.html_page import EMPTY, render
 from caprmil.report.report_inputs import RunInputs
 from caprmil.report.text_format import number
 from caprmil.runs.run import Run
@@ -111,6 +111,24 @@ def comparison_section(inputs: RunInputs) -> Markup:
         rows=[_difference(d) for d in differences],
         beats_all=all(better),
         notes=found.get("notes", []),
+    )
+
+
+def modality_section(inputs: RunInputs) -> Markup:
+    """Return what patches and covariates add to each other, if the model reads covariates."""
+    found = inputs.run.scores.get("modalities")
+    if not found:
+        return EMPTY
+    title = inputs.run.target.headline_metric.title
+    return render(
+        "table_section.html",
+        title="What each modality adds",
+        head=[
+            *("model", "compared with", f"its {title}", f"the model's {title}"),
+            *("difference", "95 % interval", "the difference is"),
+        ],
+        rows=[[d.get("first", ""), *_difference(d)] for d in found["differences"]],
+        notes=found["notes"],
     )
 
 

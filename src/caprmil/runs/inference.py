@@ -38,10 +38,11 @@ def predict_batch(
     trained: TrainedModel, batch: batches.Batch, device: torch.device
 ) -> NDArray[np.float64]:
     """Return the answers for a batch of bags."""
-    mask, grid = (None if t is None else t.to(device) for t in (batch.mask, batch.grid))
-    model = trained.model.eval()
-    output = model(batch.features.to(device), mask=mask, grid=grid, sizes=batch.sizes)
-    answers = trained.answer(output.logits)
+    inputs = {
+        name: value.to(device) if isinstance(value, torch.Tensor) else value
+        for name, value in batch.inputs.items()
+    }
+    answers = trained.answer(trained.model.eval()(**inputs).logits)
     for slide, answer in zip(batch.slides, answers, strict=True):
         if not np.isfinite(answer).all():
             raise _no_answer(slide, float(batch.features.abs().max()))

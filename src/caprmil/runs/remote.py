@@ -25,6 +25,8 @@ from caprmil.io.paths import RemotePath, download_all, upload, upload_all
 
 FOLDS, FOLD = "folds", "fold.json"
 MEAN = "mean"  # a run of a Mean on the same folds, inside a run
+IMAGE_ONLY, COVARIATES_ONLY = "image", "covariates"  # runs of one modality, on the same folds
+BESIDE = (MEAN, IMAGE_ONLY, COVARIATES_ONLY)
 START = ("recipe.toml", "splits.json", "run.json")  # uploaded first, in this order
 LAST = "scores.json"
 LOCK = ".lock"

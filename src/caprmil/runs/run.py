@@ -3,6 +3,7 @@
 run.json          versions, seed, target, encoder and scale of the bags, digest of the recipe
 recipe.toml       every setting, resolved
 splits.json       the slides in each part of each fold
+covariates.csv    the covariates of each slide, if the models read any; vectors.npz, its vector
 folds/NAME/       model/ (config.json, model.safetensors), fold.json, history.csv, timing.json,
                   test.csv, ...
 predictions.csv   every test slide (or patient), predicted by models that have not seen it
@@ -23,7 +24,9 @@ from numpy.typing import NDArray
 
 from caprmil import config
 from caprmil.cohort.cohort import CohortConfig, load_cohort
+from caprmil.cohort.covariates import VECTOR, SlideCovariates
 from caprmil.cohort.folds import Fold
+from caprmil.cohort.slide_vectors import read_vectors
 from caprmil.encoders.card import same_encoder
 from caprmil.errors import (
     BagError,
@@ -45,13 +48,20 @@ from caprmil.features.bags import BagInfo
 from caprmil.features.batches import Cache, Sample
 from caprmil.io.paths import RemotePath, as_path, scratch_folder
 from caprmil.io.progress import Step
-from caprmil.io.tables import TableLike, read_table
+from caprmil.io.tables import TableLike, read_table, table_name
 from caprmil.models import MILModel
 from caprmil.models.device import pick_device
 from caprmil.runs.facts import ADVICE, FACTS, read_facts, read_fold_facts
 from caprmil.runs.inference import TrainedModel, predict_each, predict_file, report_failed
 from caprmil.runs.remote import FOLD, download_fold, finished_folds
 from caprmil.runs.scores import SCORES, read_calibration, read_scores
+from caprmil.runs.slide_covariates import (
+    check_known,
+    covariates_of_table,
+    encoded,
+    model_of_slide,
+    read_slide_covariates,
+)
 from caprmil.runs.splits import SPLITS, read_splits
 from caprmil.slides.scale import same_scale
 from caprmil.targets import Target, find_target
@@ -285,6 +295,43 @@ class Run:
         """Load the model of a fold with its target."""
         return TrainedModel(self.model(fold), self.fold_target(fold))
 
+    def for_slide(self, model: MILModel, slide: str) -> MILModel:
+        """Return a model with the covariates of a slide, if it reads any."""
+        return model_of_slide(model, slide, self.covariates)
+
+    @cached_property
+    def covariates(self) -> dict[str, SlideCovariates]:
+        """The covariates of each slide, as far as they are known; empty if the models read none."""
+        return read_slide_covariates(self.folder) if self.covariate_names else {}
+
+    @property
+    def covariate_names(self) -> tuple[str, ...]:
+        """The columns that the models read besides the patches."""
+        names = self._recipe_data().get("covariates", [])
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise self._damaged_recipe("covariates is not a list of columns")
+        return (*names, *([VECTOR] if self._recipe_data().get("vectors") else []))
+
+    def add_covariates(
+        self, table: TableLike | None = None, vectors: TableLike | None = None
+    ) -> None:
+        """Add the covariates of further slides: a table with a column for the slide, and vectors.
+
+        `vectors` is a table with a row per slide, or a folder.
+        """
+        names = tuple(name for name in self.covariate_names if name != VECTOR)
+        for source, read in ((table, names), (vectors, VECTOR in self.covariate_names)):
+            if source is not None and not read:
+                raise RunError(f"The models of {self.folder} do not read {table_name(source)}.")
+        own = {} if vectors is None else read_vectors(vectors, None)
+        if table is not None:
+            found = covariates_of_table(table, names, self.columns.get("slide"))
+            self.covariates.update(found)
+        elif not names:
+            self.covariates.update({name: SlideCovariates(name, {}) for name in own})
+        for name in own.keys() & self.covariates.keys():
+            self.covariates[name] = self.covariates[name]._replace(vector=own[name])
+
     def check_bag(self, slide: str, info: BagInfo, *, force: bool = False) -> None:
         """Refuse a bag that differs from those the models were trained on.
 
@@ -353,6 +400,8 @@ class Run:
 
         chosen = self.trained_folds(fold)
         self._check_bags(paths, force=force)
+        if names := list(self.covariate_names):
+            check_known(names, list(paths), self.covariates)
         torch_device = pick_device(device)
         trained = {each.name: self.trained(each.name) for each in chosen}
         for each in trained.values():
@@ -365,7 +414,9 @@ class Run:
             unseen = [each.name for each in chosen if not self._saw(each, slide, path)]
             names = unseen or list(trained)
             try:
-                answers = predict_file([trained[name] for name in names], path, torch_device)
+                models = [trained[name] for name in names]
+                own = [m._replace(model=self.for_slide(m.model, slide)) for m in models]
+                answers = predict_file(own, path, torch_device)
             except BagError as problem:
                 problems[slide] = problem
                 continue
@@ -405,6 +456,7 @@ class Run:
         features: str | Path | None = None,
         *,
         label: str | None = None,
+        vectors: str | Path | None = None,
         force: bool = False,
         device: str = "auto",
         progress: Step | None = None,
@@ -421,6 +473,10 @@ class Run:
         }
         if label is not None:
             columns["label"] = label
+        read = tuple(name for name in self.covariate_names if name != VECTOR)
+        columns |= {"covariates": read or None, "vectors": vectors and str(vectors)}
+        if VECTOR in self.covariate_names and vectors is None:
+            raise RunError(f"The models of {self.folder} read a vector of each slide: --vectors.")
         unit: dict[str, Any] = {"mixed_patients": True}
         if self.predicts == "patient":
             unit = {"unit": "patient", "combine": self.combine or "bag"}
@@ -431,11 +487,17 @@ class Run:
         for slide, info in cohort.bags.items():
             self.check_bag(slide, info, force=force)
         samples = [Sample(e.name, e.path) for e in cohort.entries]
+        covariates = cohort.covariates
         cache, chosen, problems = Cache(4.0), pick_device(device), dict[str, BagError]()
         by_fold = {}
         for number, fold in enumerate(self.trained_folds(), 1):
             trained = self.trained(fold.name)
             samples = [sample for sample in samples if sample.slide not in problems]
+            if covariates is not None:
+                samples = [
+                    s._replace(covariates=encoded(trained.model, covariates.of(s.slide)))
+                    for s in samples
+                ]
             by_fold[fold.name] = predict_each(
                 trained, samples, problems, cache=cache, device=chosen
             )
@@ -460,14 +522,22 @@ class Run:
     @property
     def columns(self) -> dict[str, str]:
         """The columns of slide, patient and label, as far as the recipe of the run names them."""
-        try:
-            data = config.read_toml(self.recipe_text).get("data", {})
-            found = {role: data[role] for role in ("slide", "patient", "label") if role in data}
-        except (ValueError, TypeError, AttributeError, RecursionError) as problem:
-            raise self._damaged_recipe(_reason(problem)) from problem
+        data = self._recipe_data()
+        roles = ("slide", "patient", "label")
+        found: dict[str, str] = {role: data[role] for role in roles if role in data}
         if not all(isinstance(name, str) for name in found.values()):
             raise self._damaged_recipe("the name of a column is not text")
         return found
+
+    def _recipe_data(self) -> dict[str, Any]:
+        """Return the table [data] of the recipe."""
+        try:
+            data = config.read_toml(self.recipe_text).get("data", {})
+        except (ValueError, RecursionError) as problem:
+            raise self._damaged_recipe(_reason(problem)) from problem
+        if not isinstance(data, dict):
+            raise self._damaged_recipe("data is not a table")
+        return data
 
     @property
     def recipe_text(self) -> str:

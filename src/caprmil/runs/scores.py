@@ -55,8 +55,9 @@ class CalibrationFile:
 
 @dataclass(frozen=True, kw_only=True)
 class DifferenceFile:
-    """A difference from a baseline."""
+    """A difference from a baseline, or from a model of one modality."""
 
+    first: str = ""
     second: str
     verdict: str
     first_mean: Number
@@ -71,7 +72,7 @@ class DifferenceFile:
 
 @dataclass(frozen=True, kw_only=True)
 class ComparisonFile:
-    """The comparison with baselines."""
+    """The comparison with baselines, or with the models of one modality."""
 
     differences: tuple[DifferenceFile, ...] = ()
     notes: tuple[str, ...] = ()
@@ -91,6 +92,7 @@ class ScoresFile:
     unit: str = "slide"
     calibration: CalibrationFile | None = None
     baselines: ComparisonFile | None = None
+    modalities: ComparisonFile | None = None
     others: dict[str, Any] = field(default_factory=dict, metadata=config.REST)
 
     def __post_init__(self) -> None:

@@ -24,6 +24,7 @@ from caprmil.io.progress import bar
 from caprmil.runs.facts import read_fold_facts
 from caprmil.runs.guarantees import score_guarantees
 from caprmil.runs.history import HISTORY, read_history
+from caprmil.runs.modalities import TITLE, compare_modalities, describe_modalities, read_beside
 from caprmil.runs.remote import MEAN
 from caprmil.runs.run import BASELINES, PREDICTIONS, RELIABILITY, Run
 from caprmil.runs.scores import CALIBRATION, SCORES
@@ -49,6 +50,10 @@ def score_run(run: Run, cohort: Cohort, *, progress: bool = True) -> None:
         "## Comparison with baselines\n\n": f"{remarks}\n\n{compared.as_markdown()}",
     }
     scores: dict[str, Any] = summary.as_dict() | {"baselines": compared.as_dict()}
+    modalities = compare_modalities(run, everything)
+    if modalities is not None:
+        sections[TITLE] = describe_modalities(modalities)
+        scores["modalities"] = modalities.as_dict()
     if run.target.calibrates:
         calibrated = calibration.calibrate(everything, run.validation)
         write_text(run.folder / CALIBRATION, as_json(calibrated.as_dict()), replace=True)
@@ -96,10 +101,5 @@ def _compare_with_baselines(
 
 def _mean_model(run: Run) -> dict[str, Predictions]:
     """Return the predictions of the Mean that was trained on the same folds, if it was."""
-    if not (run.folder / MEAN).is_dir():
-        return {}
-    mean = Run(run.folder / MEAN)
-    if len(mean.done) < len(mean.splits):
-        return {}
-    tables = [mean.read_predictions(mean.fold_folder(f.name) / "test.csv") for f in mean.splits]
-    return {"mean model": Predictions.concatenate(tables)}
+    table = read_beside(run, MEAN)
+    return {} if table is None else {"mean model": table}

@@ -8,6 +8,7 @@ from caprmil.synthetic.rare_signal import RareSignal
 from caprmil.synthetic.rendering import ARTEFACTS
 from caprmil.synthetic.sections import Rendered, Section, SlideCohort
 from caprmil.synthetic.survival_bags import SurvivalBags
+from caprmil.synthetic.two_modalities import TwoModalities
 
 __all__ = [
     "ARTEFACTS",
@@ -21,4 +22,5 @@ __all__ = [
     "Section",
     "SlideCohort",
     "SurvivalBags",
+    "TwoModalities",
 ]

@@ -9,18 +9,21 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, TypeAlias
 
+import numpy as np
 import pandas as pd
 import torch
 from filelock import FileLock
 
 from caprmil import config
 from caprmil.cohort.cohort import Cohort, load_cohort
+from caprmil.cohort.covariates import Column, encode
 from caprmil.cohort.folds import Fold
 from caprmil.errors import RunError, shorten
 from caprmil.evaluation.patient_answers import combine_slides
 from caprmil.evaluation.predictions import Predictions
 from caprmil.executors import Executor, LocalExecutor, Succeeded, Task, Worker
 from caprmil.executors.job_status import process_name, status_path
+from caprmil.features import bags
 from caprmil.features.batches import Cache, Sample
 from caprmil.io.atomic import check_writable, write_text
 from caprmil.io.json_files import as_json
@@ -31,15 +34,16 @@ from caprmil.models.compiling import find_compiler
 from caprmil.models.device import device_title, pick_device
 from caprmil.runs.history import Row
 from caprmil.runs.inference import TrainedModel, complete_target, predict_samples
-from caprmil.runs.remote import MEAN, remote_run
+from caprmil.runs.remote import remote_run
 from caprmil.runs.run import Run, target_table
 from caprmil.runs.scores import SCORES
 from caprmil.runs.scoring import score_run
 from caprmil.runs.timing import TestTiming, read_timing
+from caprmil.training.beside import recipes_beside
 from caprmil.training.distributed import ProcessGroup
 from caprmil.training.loggers import make_loggers
 from caprmil.training.module import check_distributed, fit, kept_epoch
-from caprmil.training.recipe import ModelConfig, Recipe
+from caprmil.training.recipe import Recipe
 from caprmil.training.run_folder import check_folder, lock_run, open_run
 
 OnEpoch: TypeAlias = Callable[[str, Row], None]
@@ -59,6 +63,7 @@ def cross_validate(
     progress: bool = True,
     score: bool = True,
     mean: bool = False,
+    modalities: bool = False,
     executor: Executor | None = None,
     on_epoch: OnEpoch | None = None,
     allow_loggers: Sequence[str] = (),
@@ -69,8 +74,10 @@ def cross_validate(
     the numbers it would have had. Nothing in it is overwritten. A remote run is trained in a local
     copy. `table` replaces `recipe.cohort` and is written to cohort.csv in `out`. Without
     `score` the folds are trained and predicted, and the run stays unfinished. With `mean`, a Mean
-    is trained on the same folds, in a folder of the run, and is one of the baselines. A logger of
-    the recipe that is not Lightning's own runs its code only if `allow_loggers` names it.
+    is trained on the same folds, in a folder of the run, and is one of the baselines. With
+    `modalities`, a model with covariates is compared with one of the patches alone and one of the
+    covariates alone. A logger of the recipe that is not Lightning's own runs its code only if
+    `allow_loggers` names it.
 
     On several devices, the bags of a step are divided. A recipe with fewer is changed to one each.
     """
@@ -82,6 +89,7 @@ def cross_validate(
         "progress": progress,
         "score": score,
         "mean": mean,
+        "modalities": modalities,
         "on_epoch": on_epoch,
         "allow_loggers": allow_loggers,
     }
@@ -126,6 +134,7 @@ def cross_validate_all(
     progress: bool = True,
     score: bool = True,
     mean: bool = False,
+    modalities: bool = False,
     executor: Executor | None = None,
     group: ProcessGroup | None = None,
     on_epoch: OnEpoch | None = None,
@@ -144,13 +153,13 @@ def cross_validate_all(
     trainings = {
         out: _open_training(out, recipe, progress, allow_loggers) for out, recipe in recipes.items()
     }
-    means = {
-        out / MEAN: _open_mean(out, training)
+    beside = {
+        out: _open_beside(out, training, mean=mean, modalities=modalities)
         for out, training in trainings.items()
-        if mean and training.recipe.model.name != "mean"
     }
+    together = trainings | {path: each for own in beside.values() for path, each in own.items()}
     with ExitStack() as held:
-        for out, training in (trainings | means).items():
+        for out, training in together.items():
             held.enter_context(lock_run(out, wait=wait))
             training.remove_statuses()
         on_change()
@@ -159,15 +168,15 @@ def cross_validate_all(
         parts = [trainings] if executor.remote else [{out: t} for out, t in trainings.items()]
         failures = []
         for part in parts:
-            own_means = {out / MEAN: means[out / MEAN] for out in part if out / MEAN in means}
-            together = {**part, **own_means}
-            failures += _train(together, executor, group, on_change=on_change, **options)
+            own_beside = {path: each for out in part for path, each in beside[out].items()}
+            everything = {**part, **own_beside}
+            failures += _train(everything, executor, group, on_change=on_change, **options)
             for out, training in part.items():
-                own = [training, *([means[out / MEAN]] if out / MEAN in means else [])]
+                own = [training, *beside[out].values()]
                 if score and all(each.trained for each in own):
                     score_run(training.run, training.cohort, progress=progress)
     if failures:
-        count = sum(len(training.folds) for training in (trainings | means).values())
+        count = sum(len(training.folds) for training in together.values())
         raise RunError(
             f"{len(failures)} of {count} folds could not be trained: "
             f"{shorten(failures, separator='; ')} The others are there, and the same command tries "
@@ -231,11 +240,24 @@ class Training:
         for fold in self.run.done:
             status_path(self.run.folder, fold.name).unlink(missing_ok=True)
 
-    def samples(self, slides: Sequence[str]) -> list[Sample]:
-        """Return the bags and labels of slides."""
-        target = self.cohort.target
+    def columns(self, fold: Fold) -> tuple[Column, ...]:
+        """Return the covariates, with their statistics over the training part of a fold."""
+        covariates = self.cohort.covariates
+        return () if covariates is None else covariates.fit(fold.train)
+
+    def samples(self, slides: Sequence[str], columns: Sequence[Column] = ()) -> list[Sample]:
+        """Return the bags, labels and covariates of slides."""
+        target, covariates = self.cohort.target, self.cohort.covariates
+        unread = None  # instead of the bag of each slide, for covariates alone
+        if self.recipe.model.name == "none":
+            unread = bags.from_arrays(np.zeros((1, self.cohort.in_dim), dtype=np.float32))
         return [
-            Sample(e.name, e.path, target.missing if e.label is None else e.label)
+            Sample(
+                e.name,
+                unread or e.path,
+                target.missing if e.label is None else e.label,
+                None if covariates is None else encode(columns, covariates.of(e.name)),
+            )
             for e in self.cohort.subset(slides)
         ]
 
@@ -326,23 +348,27 @@ def _open_training(
             target=recipe.target,
             progress=step,
         )
-    recipe.model.build(cohort.in_dim, cohort.target)
+    try_columns = () if cohort.covariates is None else cohort.covariates.fit(folds[0].train)
+    recipe.build_model(cohort.in_dim, cohort.target, try_columns)
     for note in cohort.notes:
         _log.warning("note: %s", note)
     run = open_run(out, recipe, cohort, folds)
     return Training(run, recipe, cohort, tuple(folds), tuple(allow_loggers))
 
 
-def _open_mean(out: Path, training: Training) -> Training:
-    """Open a run of a Mean on the folds of another model, in its folder."""
-    recipe = replace(
-        training.recipe,
-        model=ModelConfig(name="mean"),
-        train=replace(training.recipe.train, top_k=0, probes=0),
-        loggers={},
-    )
-    run = open_run(out / MEAN, recipe, training.cohort, training.folds)
-    return replace(training, run=run, recipe=recipe)
+def _open_beside(
+    out: Path, training: Training, *, mean: bool, modalities: bool
+) -> dict[Path, Training]:
+    """Open the runs of other models on the folds of a model, in its folder."""
+    found = {}
+    recipes = recipes_beside(training.recipe, mean=mean, modalities=modalities)
+    for name, recipe in recipes.items():
+        cohort = training.cohort
+        if not recipe.data.reads_covariates:
+            cohort = replace(cohort, covariates=None)
+        run = open_run(out / name, recipe, cohort, training.folds)
+        found[out / name] = replace(training, run=run, recipe=recipe, cohort=cohort)
+    return found
 
 
 def _train(
@@ -391,11 +417,12 @@ def train_fold(
     clear_leftovers(work, locked=True)  # of a process that was killed while it wrote them
     torch.manual_seed(fold.seed)
     target = cohort.target.fit([cohort.labels[slide] for slide in fold.train])
-    model = recipe.model.build(cohort.in_dim, target)
+    columns = training.columns(fold)
+    model = recipe.build_model(cohort.in_dim, target, columns)
     history = fit(
         model,
-        training.samples(fold.train),
-        training.samples(fold.validation),
+        training.samples(fold.train, columns),
+        training.samples(fold.validation, columns),
         target=target,
         settings=recipe.train,
         seed=fold.seed,
@@ -416,7 +443,8 @@ def train_fold(
         path.unlink(missing_ok=True)  # of a fold that was stopped at this point
         if slides:
             start = perf_counter()
-            answers = predict_samples(trained, training.samples(slides), cache=cache, device=chosen)
+            samples = training.samples(slides, columns)
+            answers = predict_samples(trained, samples, cache=cache, device=chosen)
             seconds = perf_counter() - start
             table = Predictions(
                 slides=tuple(slides),
@@ -446,7 +474,8 @@ def _train_at(recipe: Recipe, out: Path, **options: Any) -> Run:
     if not isinstance(out, RemotePath):
         return cross_validate_all({out: recipe}, **options)[out]
     check_folder(out, recipe)
-    options["mean"] = False  # only finished folds and files of the run itself are uploaded
+    # Only finished folds and files of the run itself are uploaded.
+    options |= {"mean": False, "modalities": False}
     with remote_run(out, config.digest(recipe)) as copy:
         try:
             if not (copy.folder / SCORES).exists():  # else it was only not uploaded

@@ -3,14 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from caprmil import config
 from caprmil.cohort.cohort import CohortConfig
+from caprmil.cohort.covariates import VECTOR, Column, NumberColumn, column_table
 from caprmil.cohort.folds import SplitConfig
 from caprmil.errors import CaprmilError, RecipeError
 from caprmil.io.paths import as_path
-from caprmil.models import MILModel, create, list_models
+from caprmil.models import FusedModel, MILModel, create, list_models
 from caprmil.models.registry import needs_classes
 from caprmil.targets import Classification, Target, find_target
 from caprmil.training.module import TrainConfig, check_classes
@@ -39,6 +40,19 @@ class ModelConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class FusionConfig:
+    """The [fusion] table of a recipe: how covariates are added to a model of the patches."""
+
+    how: Literal["concatenation", "late"] = "concatenation"
+    """concatenation: before the last linear layer; late: two models, each with its own loss, and
+    the mean of their outputs."""
+    dim: int = 128
+    """The width of the embedding of the covariates."""
+    dropout: float = 0.1
+    """Of that embedding, in training."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Recipe:
     """All settings of a run. Paths are relative to the working directory."""
 
@@ -52,14 +66,45 @@ class Recipe:
     data: CohortConfig = field(default_factory=CohortConfig)
     splits: SplitConfig = field(default_factory=SplitConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
+    fusion: FusionConfig | None = None
+    """How covariates are read, if [data] covariates names some."""
     loggers: dict[str, Any] = field(default_factory=lambda: {"TensorBoardLogger": {}})
     """Loggers by name, each with its settings: see `training.loggers`. history.csv is always
     written."""
 
+    def __post_init__(self) -> None:
+        if self.fusion is not None and not self.data.reads_covariates:
+            raise RecipeError(
+                "[fusion] is about covariates, and there are none. Name columns in [data] "
+                "covariates, or vectors in [data] vectors, or leave [fusion] out."
+            )
+
+    def build_model(self, in_dim: int, target: Target, columns: Sequence[Column] = ()) -> MILModel:
+        """Make the model. `columns` are the covariates, with their statistics in training."""
+        image = self.model.build(in_dim, target)
+        if not columns:
+            return image
+        fusion = self.fusion or FusionConfig()
+        try:
+            return FusedModel(
+                *(in_dim, target.n_outputs),
+                image=image,
+                columns=[column_table(column) for column in columns],
+                how=fusion.how,
+                dim=fusion.dim,
+                dropout=fusion.dropout,
+            )
+        except ValueError as problem:
+            raise RecipeError(f"[fusion]: {problem}") from problem
+
     def try_model(self) -> MILModel:
         """Make the model before a cohort is read, with sizes that are only plausible."""
         target = self.target.example()
-        model = self.model.build(1024, target)
+        names = [*(self.data.covariates or ()), *([VECTOR] if self.data.vectors else [])]
+        columns = [NumberColumn(name=name, mean=0.0, std=1.0) for name in names]
+        if columns and self.train.compile:
+            raise RecipeError("A model with covariates is not compiled. Set train.compile = false.")
+        model = self.build_model(1024, target, columns)
         check_classes(model, target, self.train)
         return model
 

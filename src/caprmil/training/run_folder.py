@@ -21,6 +21,7 @@ from caprmil.runs.facts import FACTS, FORMAT, Facts
 from caprmil.runs.remote import LOCK
 from caprmil.runs.run import RECIPE, Run, target_table
 from caprmil.runs.scores import SCORES
+from caprmil.runs.slide_covariates import COVARIATES, covariates_text, write_vectors
 from caprmil.runs.splits import SPLITS
 from caprmil.training.recipe import Recipe
 
@@ -95,6 +96,9 @@ def open_run(out: Path, recipe: Recipe, cohort: Cohort, folds: Sequence[Fold]) -
         SPLITS: as_json(splits),
         FACTS: as_json(asdict(facts)),
     }
+    if cohort.covariates is not None:
+        texts[COVARIATES] = covariates_text(cohort.covariates)
+        write_vectors(out, cohort.covariates)
     for name, text in texts.items():
         path = out / name
         if not path.exists():

@@ -197,7 +197,7 @@ class Library:
         if not explained.regions:
             return {"found": [], "reason": explained.no_regions}
         effects = measure_regions(
-            self._model(explained.fold),
+            self._model(explained.fold, key),
             self._bag(key),
             explained.regions,
             target=self.run.fold_target(explained.fold),
@@ -216,7 +216,7 @@ class Library:
         The messages of `tokens` (T, H, M) of the explained model are removed too.
         """
         explained, bag = self.explained(key), self._bag(key).select(~removed)
-        models = {fold: self._model(fold) for fold in explained.folds}
+        models = {fold: self._model(fold, key) for fold in explained.folds}
         if tokens is not None and tokens.any():
             outputs = outputs_without(
                 models, bag, tokens, reference=explained.fold, device=self.device
@@ -236,12 +236,13 @@ class Library:
             ("bag", key), lambda: bag_files.read(path), lambda bag: bag.features.nbytes
         )
 
-    def _model(self, fold: str) -> MILModel:
-        return self.cache.get(
+    def _model(self, fold: str, key: str) -> MILModel:
+        model = self.cache.get(
             ("model", fold),
             lambda: self.run.model(fold).eval().to(self.device),
             lambda model: sum(p.nbytes for p in model.parameters()),
         )
+        return self.run.for_slide(model, self.reference(key).name).to(self.device)
 
     # Pixels
 

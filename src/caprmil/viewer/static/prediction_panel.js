@@ -1,5 +1,5 @@
 // The prediction of the open slide, and what it would be without a region or a token.
-import { $, count, el } from "./dom.js";
+import { $, count, el, percent } from "./dom.js";
 import { parts } from "./parts.js";
 import { patientSlides } from "./patient_slides.js";
 
@@ -22,6 +22,7 @@ export function showPrediction(facts, whatIf, { undo, reset, show }) {
       whatIf ? change(facts, whatIf) : null,
     ),
     ...sources.map(([heading, before, now]) => parts.rows(facts, heading, before, now)),
+    modalityTable(facts),
     whatIf ? removalSummary(facts, whatIf, { undo, reset }) : el("p", { class: "quiet", text: methodText(facts) }),
     ...patientSlides(facts, show),
   );
@@ -35,6 +36,35 @@ function modelsText({ answer: { models, unseen }, slides }) {
 
 function methodText({ model, patches }) {
   return `${model.name}, ${model.fold}; ${count(patches, "patch")}.`;
+}
+
+/** Return what patches and covariates add to the total of the first contrast, or null without covariates. */
+function modalityTable({ modalities, contrasts, first_contrast: first }) {
+  if (!modalities) return null;
+  const row = (title, { adds, shares }) =>
+    el(
+      "tr",
+      {},
+      el("th", { scope: "row", text: title }),
+      el("td", { text: Paint.format(adds[first]) }),
+      el("td", { text: shares ? percent(shares[first]) : "" }),
+    );
+  return el(
+    "div",
+    { class: "modalities" },
+    el("h3", { text: `What adds to the ${contrasts[first].total}, and its share` }),
+    el(
+      "table",
+      {},
+      el(
+        "tbody",
+        {},
+        row("all patches", modalities.patches),
+        ...modalities.covariates.map((each) => row(each.title, each)),
+        row("bias", { adds: modalities.bias }),
+      ),
+    ),
+  );
 }
 
 function change(facts, { after, waiting, problem }) {
