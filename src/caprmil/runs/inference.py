@@ -2,7 +2,8 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -38,15 +39,19 @@ def predict_batch(
     trained: TrainedModel, batch: batches.Batch, device: torch.device
 ) -> NDArray[np.float64]:
     """Return the answers for a batch of bags."""
-    inputs = {
-        name: value.to(device) if isinstance(value, torch.Tensor) else value
-        for name, value in batch.inputs.items()
-    }
-    answers = trained.answer(trained.model.eval()(**inputs).logits)
+    answers = trained.answer(trained.model.eval()(**_inputs(batch, device)).logits)
     for slide, answer in zip(batch.slides, answers, strict=True):
         if not np.isfinite(answer).all():
             raise _no_answer(slide, float(batch.features.abs().max()))
     return answers
+
+
+def _inputs(batch: batches.Batch, device: torch.device) -> dict[str, Any]:
+    """Return the keyword arguments of a model on a device."""
+    return {
+        name: value.to(device) if isinstance(value, torch.Tensor) else value
+        for name, value in batch.inputs.items()
+    }
 
 
 @torch.no_grad()
@@ -60,11 +65,9 @@ def complete_target(
     """Return a model with its target, after it has got the outputs for the training slides."""
     if not trained.target.completes:
         return trained
-    device, outputs = torch.device(device), []
+    device, loader = torch.device(device), batches.load(samples, cache=cache)
     model = trained.model.to(device).eval()
-    for batch in batches.load(samples, cache=cache):
-        grid = None if batch.grid is None else batch.grid.to(device)
-        outputs.append(model(batch.features.to(device), grid=grid).logits.cpu().double())
+    outputs = [model(**_inputs(batch, device)).logits.cpu().double() for batch in loader]
     labels = trained.target.as_labels(sample.label for sample in samples)
     return trained._replace(target=trained.target.complete(torch.cat(outputs), labels))
 

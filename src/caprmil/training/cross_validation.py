@@ -436,7 +436,10 @@ def train_fold(
     model.save_pretrained(work / "model")
     chosen = pick_device(device)
     trained = complete_target(
-        TrainedModel(model, target), training.samples(fold.train), cache=cache, device=chosen
+        TrainedModel(model, target),
+        training.samples(fold.train, columns),
+        cache=cache,
+        device=chosen,
     )
     for part, slides in (("validation", fold.validation), ("test", fold.test)):
         path = work / f"{part}.csv"
