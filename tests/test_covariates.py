@@ -31,6 +31,7 @@ from caprmil.models import FusedModel
 from caprmil.report.evidence_section import EvidenceSum
 from caprmil.runs.run import Run
 from caprmil.synthetic import TwoModalities
+from caprmil.targets import find_target
 from caprmil.training.cross_validation import cross_validate
 from caprmil.training.module import TrainConfig
 from caprmil.training.recipe import FusionConfig, ModelConfig, Recipe
@@ -404,6 +405,33 @@ def test_noise_adds_nothing_and_permuted_labels_give_chance(recipe: Recipe, tmp_
     for row in run.scores["modalities"]["differences"]:
         assert 0.3 < row["first_mean"] < 0.7
         assert 0.3 < row["second_mean"] < 0.7
+
+
+@pytest.mark.slow
+def test_survival_reads_covariates(table: Path, recipe: Recipe, tmp_path: Path) -> None:
+    image, marker, _ = TwoModalities(slides=72, patches=(6, 12)).causes()
+    frame = pd.read_csv(table, dtype=str, keep_default_na=False).drop(columns="label")
+    frame["months"] = (20 * np.exp(-image - marker)).round(3)
+    frame["event"] = [int(number % 5 > 0) for number in range(len(frame))]
+    frame.to_csv(tmp_path / "survival.csv", index=False)
+    settings = replace(
+        recipe,
+        cohort=str(tmp_path / "survival.csv"),
+        target=find_target("survival")(),
+        data=CohortConfig(covariates=READ),
+        train=replace(recipe.train, epochs=6, batch_size=9),
+    )
+    run = cross_validate(settings, tmp_path / "run", device="cpu", progress=False)
+    assert run.scores["metrics"]["c_index"]["mean_over_folds"] > 0.6
+    slide = run.splits[0].test[0]
+    case = explain_slide(run, locate_slide(run, slide), device="cpu", regions=False)
+    found = case.explanation
+    total = found.evidence.astype(np.float64).sum(axis=0) + found.bias
+    total += sum(each.term for each in found.covariates)
+    np.testing.assert_allclose(total, found.logits, atol=1e-5)
+    again = run.predict({slide: Path(run.paths[slide])}, fold="fold-0", device="cpu")
+    row = run.predictions.slides.index(slide)
+    np.testing.assert_allclose(again.answers[0], run.predictions.answers[row], atol=1e-4)
 
 
 @pytest.mark.slow
