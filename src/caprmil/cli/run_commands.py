@@ -7,7 +7,6 @@ import typer
 
 from caprmil.cli.shared import (
     AllowLogger,
-    CovariateTable,
     Device,
     Force,
     Gpus,
@@ -126,7 +125,9 @@ def predict(
     slide_mpp: SlideScale = None,
     table: Annotated[
         Path | None,
-        typer.Option(help="The patient of each slide, where patients are predicted."),
+        typer.Option(
+            help="The patient of each slide, where patients are predicted; or its covariates."
+        ),
     ] = None,
     patient: Annotated[str, typer.Option(help="All slides are of this patient.")] = "",
     weights: Weights = None,
@@ -136,7 +137,6 @@ def predict(
         float | None,
         typer.Option(help="Add the set that holds the label with this probability, e.g. 0.9."),
     ] = None,
-    table: CovariateTable = None,
     vectors: SlideVectors = None,
     force: Force = False,
     device: Device = "auto",
@@ -164,8 +164,9 @@ def predict(
     trained = Run(run)
     if coverage is not None:
         guarantees.check(trained, coverage)
-    if table is not None or vectors is not None:
+    if trained.covariate_names and (table is not None or vectors is not None):
         trained.add_covariates(table, vectors)
+        table = None
     with temporary_folder() as temporary:
         options: dict[str, Any] = {"force": force, "device": device}
         with bar("Encoding") as step:
