@@ -209,6 +209,8 @@ def test_settings_of_covariates_without_covariates_are_refused(recipe: Recipe) -
         load_cohort(recipe.cohort, recipe.features, categorical, recipe.splits)
     with pytest.raises(RecipeError, match="categorical"):
         CohortConfig(label="label", categorical=("ward",))
+    with pytest.raises(RecipeError, match="single slides"):
+        CohortConfig(label="label", covariates=("age",), unit="patient")
     compiled = replace(recipe, train=replace(recipe.train, compile=True))
     with pytest.raises(RecipeError, match="not compiled"):
         compiled.try_model()

@@ -164,9 +164,10 @@ def predict(
     trained = Run(run)
     if coverage is not None:
         guarantees.check(trained, coverage)
-    if trained.covariate_names and (table is not None or vectors is not None):
-        trained.add_covariates(table, vectors)
-        table = None
+    reads_table = bool(trained.covariate_names) and table is not None
+    if reads_table or vectors is not None:
+        trained.add_covariates(table if reads_table else None, vectors)
+        table = None if reads_table else table
     with temporary_folder() as temporary:
         options: dict[str, Any] = {"force": force, "device": device}
         with bar("Encoding") as step:
