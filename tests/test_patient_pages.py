@@ -22,6 +22,8 @@ from patient_cohort import patient_recipe, with_epochs, write_patients
 from quick_scoring import quick_scoring
 from viewer_tab import Open, open_tabs, serving
 
+pytestmark = pytest.mark.slow
+
 PATIENT = "p05"
 
 
@@ -130,7 +132,6 @@ def open_tab(chromium: Any, run: Run, pixels: Path, tmp_path: Path) -> Iterator[
         yield make
 
 
-@pytest.mark.slow
 def test_the_viewer_shows_slides_side_by_side_with_their_shares(open_tab: Open, run: Run) -> None:
     tab = open_tab().go()
     assert "12 patients" in tab.text("count")
@@ -147,7 +148,6 @@ def test_the_viewer_shows_slides_side_by_side_with_their_shares(open_tab: Open, 
     tab.pixels("patient-slide")
 
 
-@pytest.mark.slow
 def test_the_viewer_of_patients_works_on_a_phone(open_tab: Open) -> None:
     tab = open_tab(390, 844, has_touch=True, is_mobile=True).go()
     tab.page.click('[data-tab="prediction"]')

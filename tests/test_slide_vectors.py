@@ -23,6 +23,8 @@ from caprmil.training.module import TrainConfig
 from caprmil.training.recipe import FusionConfig, ModelConfig, Recipe
 from quick_scoring import quick_scoring
 
+pytestmark = pytest.mark.slow
+
 STUDY = TwoModalities(slides=40, patches=(6, 12))
 WIDTH = 6
 

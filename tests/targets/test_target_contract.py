@@ -40,7 +40,13 @@ def quick() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="module", params=TARGETS)
+DEFAULT = ("classification", "regression", "survival")
+KINDS = [
+    kind if kind in DEFAULT else pytest.param(kind, marks=pytest.mark.slow) for kind in TARGETS
+]
+
+
+@pytest.fixture(scope="module", params=KINDS)
 def recipe(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Recipe:
     """A small cohort for a target, and a tiny model."""
     kind = request.param
