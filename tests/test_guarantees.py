@@ -27,7 +27,7 @@ from caprmil.evaluation.novelty import Reference, make_reference, nearest
 from caprmil.evaluation.predictions import Predictions
 from caprmil.features import bags
 from caprmil.report.run_page import run_report
-from caprmil.runs.guarantees import mean_feature, read_guarantees
+from caprmil.runs.conformal_sets import mean_feature, read_guarantees
 from caprmil.runs.run import Run
 from caprmil.synthetic import GradedBags
 from caprmil.targets import Classification, Ordinal, Regression, Target

@@ -154,7 +154,7 @@ def predict(
     from caprmil.io.atomic import check_new
     from caprmil.io.leftovers import temporary_folder
     from caprmil.io.progress import bar
-    from caprmil.runs import guarantees
+    from caprmil.runs import conformal_sets
     from caprmil.runs import predict as inference
     from caprmil.runs.patient_inputs import group_bags
     from caprmil.runs.run import Run
@@ -163,7 +163,7 @@ def predict(
         check_new(out)
     trained = Run(run)
     if coverage is not None:
-        guarantees.check(trained, coverage)
+        conformal_sets.check(trained, coverage)
     reads_table = bool(trained.covariate_names) and table is not None
     if reads_table or vectors is not None:
         trained.add_covariates(table if reads_table else None, vectors)
@@ -198,7 +198,7 @@ def predict(
     answers_table(answers)
     more = " The table has the first 20." if len(answers) > 20 else ""
     typer.echo(f"{count(len(answers), answers.unit)} predicted by {trained}.{more}")
-    for line in guarantees.summary(trained, answers, coverage):
+    for line in conformal_sets.summary(trained, answers, coverage):
         typer.echo(line)
     if out is not None:
         typer.echo(f"Written to {out}. After adding labels, score it with: caprmil evaluate {out}")

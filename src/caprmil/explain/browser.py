@@ -21,7 +21,7 @@ from caprmil.explain.patch_boxes import PatchBoxes, why_no_boxes
 from caprmil.explain.region_outlines import area_mm2, outline
 from caprmil.explain.slide_answer import Answer
 from caprmil.explain.slide_shares import slide_shares
-from caprmil.runs.guarantees import is_unlike, warning
+from caprmil.runs.conformal_sets import is_unlike, warning
 from caprmil.slides.slide import Slide
 from caprmil.targets import Contrast, Target
 

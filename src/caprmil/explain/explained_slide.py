@@ -18,7 +18,7 @@ from caprmil.features.bags import Bag, Stream
 from caprmil.io.progress import Step
 from caprmil.models import MILModel, average_slide
 from caprmil.models.device import pick_device
-from caprmil.runs.guarantees import unlike_training
+from caprmil.runs.conformal_sets import unlike_training
 from caprmil.runs.inference import is_large
 from caprmil.runs.run import Run
 from caprmil.slides.slide import Slide

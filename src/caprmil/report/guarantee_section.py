@@ -6,7 +6,7 @@ from caprmil import figures
 from caprmil.evaluation.guarantees import CoverageRow, Guarantees
 from caprmil.report.html_page import EMPTY, render
 from caprmil.report.report_inputs import RunInputs
-from caprmil.runs.guarantees import read_guarantees
+from caprmil.runs.conformal_sets import read_guarantees
 
 
 def guarantee_section(inputs: RunInputs) -> Markup:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from caprmil.evaluation.predictions import Predictions
 from caprmil.explain import ExplainedSlide, Explanation
 from caprmil.report.text_format import number, share
-from caprmil.runs.guarantees import is_unlike, warning
+from caprmil.runs.conformal_sets import is_unlike, warning
 from caprmil.runs.run import Run
 from caprmil.targets.target import Label
 

@@ -7,7 +7,7 @@ covariates.csv    the covariates of each slide, if the models read any; vectors.
 folds/NAME/       model/ (config.json, model.safetensors), fold.json, history.csv, timing.json,
                   test.csv, ...
 predictions.csv   every test slide (or patient), predicted by models that have not seen it
-guarantees.json, novelty.safetensors: see runs/guarantees.py
+guarantees.json, novelty.safetensors: see runs/conformal_sets.py
 baselines/        the same slides, predicted without a model: patch_count.csv, mean_feature.csv, ...
 calibration.json  the temperature of each fold, and errors before and after
 scores.json, scores.md, curves.png, roc.png, reliability.png
@@ -396,7 +396,7 @@ class Run:
         A bag that is damaged, or has no finite answer, does not cost the others: its slide is added
         to `failed`, or logged.
         """
-        from caprmil.runs import guarantees
+        from caprmil.runs import conformal_sets
 
         chosen = self.trained_folds(fold)
         self._check_bags(paths, force=force)
@@ -430,10 +430,10 @@ class Run:
         report_failed(problems, failed, len(paths))
         columns = {name: tuple(cells) for name, cells in extra.items()}
         if self.novelty is not None:
-            unlike = guarantees.novelty_column(self, {slide: paths[slide] for slide in rows})
-            columns[guarantees.UNLIKE_COLUMN] = unlike
+            unlike = conformal_sets.novelty_column(self, {slide: paths[slide] for slide in rows})
+            columns[conformal_sets.UNLIKE_COLUMN] = unlike
         if coverage is not None:
-            columns |= guarantees.set_columns(self, by_fold, coverage)
+            columns |= conformal_sets.set_columns(self, by_fold, coverage)
         found = Predictions(
             slides=tuple(rows),
             target=self.target,

@@ -21,8 +21,8 @@ from caprmil.features.description import describe_features
 from caprmil.io.atomic import write_text
 from caprmil.io.json_files import as_json
 from caprmil.io.progress import bar
+from caprmil.runs.conformal_sets import score_guarantees
 from caprmil.runs.facts import read_fold_facts
-from caprmil.runs.guarantees import score_guarantees
 from caprmil.runs.history import HISTORY, read_history
 from caprmil.runs.modalities import TITLE, compare_modalities, describe_modalities, read_beside
 from caprmil.runs.remote import MEAN

@@ -1,8 +1,6 @@
 """Synthetic bags whose grade is the share of planted patches, with the best possible answer."""
 
-import csv
 from dataclasses import dataclass
-from io import StringIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,10 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import beta
 
-from caprmil.features import bags
-from caprmil.features.description import GENERATED
-from caprmil.io.atomic import write_text
-from caprmil.synthetic.cohort_folder import claim_folder
+from caprmil.synthetic.cohort_folder import square_grid, write_cohort
 
 
 class GradedBag(NamedTuple):
@@ -66,34 +61,14 @@ class GradedBags:
         The columns are slide, patient, site, grade and share. Existing bags of the same cohort are
         kept.
         """
-        folder = Path(folder)
-        claim_folder(folder, self)
-        side = int(np.ceil(np.sqrt(self.patches)))
-        places = np.arange(self.patches)
-        coords = 224 * np.stack([places % side, places // side], axis=1)
-        text = StringIO()
-        table = csv.writer(text, lineterminator="\n")
-        table.writerow(["slide", "patient", "site", "grade", "share"])
+        table: list[list[object]] = [["slide", "patient", "site", "grade", "share"]]
         for number in range(self.slides):
-            bag, name = self.bag(number), f"slide_{number:03d}"
-            owner = number // self.per_patient
-            site = f"site_{owner % self.sites}"
-            table.writerow([name, f"patient_{owner:03d}", site, bag.grade, f"{bag.share:.4f}"])
-            path = folder / "features" / f"{name}.h5"
-            if not path.exists():
-                sizes: dict[str, Any] = {"patch_px": 224, "patch_level0": 224.0, "step": 224.0}
-                bags.write(
-                    path,
-                    bag.features,
-                    coords,
-                    encoder=GENERATED,
-                    mpp=1.0,
-                    scale_rule="exact",
-                    **sizes,
-                )
-            if progress:
-                progress(number + 1, self.slides)
-        path = folder / "labels.csv"
-        if path.exists() and path.read_text(encoding="utf-8") == text.getvalue():
-            return path
-        return write_text(path, text.getvalue())
+            owner, bag = number // self.per_patient, self.bag(number)
+            patient, site = f"patient_{owner:03d}", f"site_{owner % self.sites}"
+            table.append([f"slide_{number:03d}", patient, site, bag.grade, f"{bag.share:.4f}"])
+        coords = square_grid(self.patches)
+        return write_cohort(
+            *(folder, self, table),
+            lambda number: (self.bag(number).features, coords),
+            progress=progress,
+        )

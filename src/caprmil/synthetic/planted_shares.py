@@ -1,18 +1,13 @@
 """Synthetic slides with several labels: each is a share of patches that carry its signal."""
 
-import csv
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from io import StringIO
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from caprmil.features import bags
-from caprmil.features.description import GENERATED
-from caprmil.io.atomic import write_text
-from caprmil.synthetic.cohort_folder import claim_folder
+from caprmil.synthetic.cohort_folder import square_grid, write_cohort
 
 PARTS = ("train",) * 3 + ("val",) + ("test",) * 2  # in turn
 RAISED = 0.3  # share of the patches of a slide with a positive label
@@ -71,10 +66,7 @@ class PlantedShares:
         for direction, share, strength in zip(directions, shares, strengths, strict=False):
             shifted = rng.permutation(self.patches) < round(share * self.patches)
             features[shifted] += strength * direction
-        side = int(np.ceil(np.sqrt(self.patches)))
-        places = np.arange(self.patches)
-        coords = 224 * np.stack([places % side, places // side], axis=1)
-        return features.astype(np.float32), coords
+        return features.astype(np.float32), square_grid(self.patches)
 
     def table(self) -> list[dict[str, str]]:
         """Return the rows as they are written: with permuted and missing labels."""
@@ -94,28 +86,6 @@ class PlantedShares:
 
     def write(self, folder: str | Path) -> Path:
         """Write bags and table into a folder, and return the table's path."""
-        folder = Path(folder)
-        claim_folder(folder, self)
-        for row in self.rows():
-            path = folder / "features" / f"{row['slide']}.h5"
-            if not path.exists():
-                features, coords = self.bag(row)
-                bags.write(
-                    path,
-                    features,
-                    coords,
-                    encoder=GENERATED,
-                    mpp=1.0,
-                    patch_px=224,
-                    patch_level0=224.0,
-                    step=224.0,
-                    scale_rule="exact",
-                )
-        text, rows = StringIO(), self.table()
-        writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-        path = folder / "labels.csv"
-        if path.exists() and path.read_text(encoding="utf-8") == text.getvalue():
-            return path
-        return write_text(path, text.getvalue())
+        rows, table = self.rows(), self.table()
+        cells = [list(table[0]), *(list(row.values()) for row in table)]
+        return write_cohort(folder, self, cells, lambda number: self.bag(rows[number]))

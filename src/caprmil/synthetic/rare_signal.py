@@ -1,18 +1,13 @@
 """Synthetic bags with a rare signal, in slides that differ in stain."""
 
-import csv
 from dataclasses import dataclass
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from caprmil.features import bags
-from caprmil.features.description import GENERATED
-from caprmil.io.atomic import write_text
-from caprmil.synthetic.cohort_folder import claim_folder
+from caprmil.synthetic.cohort_folder import write_cohort
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,33 +56,13 @@ class RareSignal:
 
         Existing bags of the same cohort are kept.
         """
-        folder = Path(folder)
-        claim_folder(folder, self)
-        text = StringIO()
-        table = csv.writer(text, lineterminator="\n")
-        table.writerow(["slide", "patient", "label"])
+        table: list[list[object]] = [["slide", "patient", "label"]]
         for number in range(self.slides):
-            name = f"slide_{number:03d}"
-            table.writerow([name, f"patient_{number:03d}", "tumour" if number % 2 else "normal"])
-            path = folder / "features" / f"{name}.h5"
-            if not path.exists():
-                features, coords, _ = self.bag(number)
-                sizes: dict[str, Any] = {"patch_px": 224, "patch_level0": 224.0, "step": 224.0}
-                bags.write(
-                    path,
-                    features,
-                    coords,
-                    encoder=GENERATED,
-                    mpp=1.0,
-                    scale_rule="exact",
-                    **sizes,
-                )
-            if progress:
-                progress(number + 1, self.slides)
-        path = folder / "labels.csv"
-        if path.exists() and path.read_text(encoding="utf-8") == text.getvalue():
-            return path
-        return write_text(path, text.getvalue())
+            label = "tumour" if number % 2 else "normal"
+            table.append([f"slide_{number:03d}", f"patient_{number:03d}", label])
+        return write_cohort(
+            *(folder, self, table), lambda number: self.bag(number)[:2], progress=progress
+        )
 
 
 def _unit(vector: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -1,17 +1,12 @@
 """Synthetic slides whose label depends on the patches and on a covariate, by known amounts."""
 
-import csv
 from dataclasses import dataclass
-from io import StringIO
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from caprmil.features import bags
-from caprmil.features.description import GENERATED
-from caprmil.io.atomic import write_text
-from caprmil.synthetic.cohort_folder import claim_folder
+from caprmil.synthetic.cohort_folder import square_grid, write_cohort
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,9 +38,7 @@ class TwoModalities:
         n = int(rng.integers(*self.patches))
         features = rng.normal(size=(n, self.width))
         features[:, 0] += self.causes()[0][number]
-        side = int(np.ceil(np.sqrt(n)))
-        coords = 224 * np.stack([np.arange(n) % side, np.arange(n) // side], axis=1)
-        return features.astype(np.float32), coords
+        return features.astype(np.float32), square_grid(n)
 
     def rows(self) -> list[list[str]]:
         """Return the table, with its header."""
@@ -63,24 +56,4 @@ class TwoModalities:
 
     def write(self, folder: str | Path) -> Path:
         """Write bags and table into a folder, and return the table's path."""
-        folder = Path(folder)
-        claim_folder(folder, self)
-        for number in range(self.slides):
-            path = folder / "features" / f"slide_{number:03d}.h5"
-            if not path.exists():
-                bags.write(
-                    path,
-                    *self.bag(number),
-                    encoder=GENERATED,
-                    mpp=1.0,
-                    scale_rule="exact",
-                    patch_px=224,
-                    patch_level0=224.0,
-                    step=224.0,
-                )
-        text = StringIO()
-        csv.writer(text, lineterminator="\n").writerows(self.rows())
-        path = folder / "labels.csv"
-        if path.exists() and path.read_text(encoding="utf-8") == text.getvalue():
-            return path
-        return write_text(path, text.getvalue())
+        return write_cohort(folder, self, self.rows(), self.bag)
