@@ -91,7 +91,7 @@ def test_balanced_weights_multiply_the_loss_of_a_bag_by_the_rarity_of_its_grade(
 
 def test_a_model_has_an_output_for_each_step_and_models_of_classes_are_refused() -> None:
     assert ModelConfig(name="mean").build(8, GRADES).n_outputs == 3
-    with pytest.raises(RecipeError, match="clam needs classes, and a ordinal has none"):
+    with pytest.raises(RecipeError, match="clam needs classes, and the target ordinal has none"):
         ModelConfig(name="clam").build(8, GRADES)
 
 
