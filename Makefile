@@ -31,9 +31,8 @@ demo: $(VENV)/.core  ## Generate a cohort, cross-validate three models on it, pr
 test: $(VENV)/.dev  ## Run the tests, without the slow ones.
 	$(BIN)/pytest
 
-# Three processes: many of these tests wait for processes of their own.
 test-slow: $(VENV)/.dev  ## Run the slow tests.
-	$(BIN)/pytest -m slow -n 3
+	$(BIN)/pytest -m slow
 
 torture: $(VENV)/.dev  ## Kills, damaged files, bombs, pickles, hostile requests, full disks: some 25 minutes on two cores.
 	$(BIN)/python tests/torture $(TORTURE)

@@ -33,11 +33,11 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     jaxtyping.config.update("jaxtyping_disable", "models" not in item.path.parent.name)
 
 
-LONGEST = ("torture", "demo", "cluster", "slurm", "distributed", "training", "public")
+LONGEST = ("torture", "demo")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Start the longest modules first: at the end, one process would work on them alone."""
+    """Start the longest modules first, so that no process works on them alone at the end."""
     places = {f"test_{name}.py": place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path.name, len(places)))
 
