@@ -28,8 +28,8 @@ class ModelConfig:
         """Make the model; a value that it cannot take is an error of the recipe."""
         if not target.has_classes and needs_classes(self.name, self.settings):
             raise RecipeError(
-                f"{self.name} needs classes, and the target {target.kind} has none. Choose another model: "
-                f"{', '.join(name for name in list_models() if not needs_classes(name))}."
+                f"{self.name} needs classes, and the target {target.kind} has none. Choose another "
+                f"model: {', '.join(name for name in list_models() if not needs_classes(name))}."
             )
         try:
             return create(self.name, in_dim, target.n_outputs, **self.settings)
