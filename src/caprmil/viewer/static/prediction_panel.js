@@ -22,7 +22,7 @@ export function showPrediction(facts, whatIf, { undo, reset, show }) {
       whatIf ? change(facts, whatIf) : null,
     ),
     ...sources.map(([heading, before, now]) => parts.rows(facts, heading, before, now)),
-    modalityTable(facts),
+    ...modalityTable(facts),
     whatIf ? removalSummary(facts, whatIf, { undo, reset }) : el("p", { class: "quiet", text: methodText(facts) }),
     ...patientSlides(facts, show),
   );
@@ -38,9 +38,9 @@ function methodText({ model, patches }) {
   return `${model.name}, ${model.fold}; ${count(patches, "patch")}.`;
 }
 
-/** Return what patches and covariates add to the total of the first contrast, or null without covariates. */
+/** Return a table of what patches and covariates add to the total of the first contrast; none without covariates. */
 function modalityTable({ modalities, contrasts, first_contrast: first }) {
-  if (!modalities) return null;
+  if (!modalities) return [];
   const row = (title, { adds, shares }) =>
     el(
       "tr",
@@ -49,7 +49,7 @@ function modalityTable({ modalities, contrasts, first_contrast: first }) {
       el("td", { text: Paint.format(adds[first]) }),
       el("td", { text: shares ? percent(shares[first]) : "" }),
     );
-  return el(
+  const table = el(
     "div",
     { class: "modalities" },
     el("h3", { text: `What adds to the ${contrasts[first].total}, and its share` }),
@@ -65,6 +65,7 @@ function modalityTable({ modalities, contrasts, first_contrast: first }) {
       ),
     ),
   );
+  return [table];
 }
 
 function change(facts, { after, waiting, problem }) {
