@@ -18,7 +18,7 @@ BLOCK = re.compile(r"^```(python|console)\n(.*?)^```", re.DOTALL | re.MULTILINE)
     ("page", "written"),
     [
         ("ordinal.md", ["runs/grades/scores.md", "compared/comparison.md", "explained", "new.csv"]),
-        ("survival.md", ["runs/survival/scores.md", "new.csv", "explained", "report/report.html"]),
+        ("survival.md", ["runs/survival/scores.md", "new.csv", "explained", "report/index.html"]),
         ("guarantees.md", ["runs/grades/guarantees.json", "sets.csv", "intervals.csv"]),
     ],
 )
