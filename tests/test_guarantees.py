@@ -375,7 +375,7 @@ def test_a_new_slide_gets_the_set_of_the_majority_and_a_strange_one_a_warning(
     output = caprmil("predict", run.folder, tmp_path, *options)
     assert "which guarantees 0.600" in output
     assert "1 slide unlike the training slides" in output
-    found = Predictions.read(tmp_path / "new.csv", target=Ordinal)
+    found = Predictions.read(tmp_path / "new.csv", target=run.target)
     column = dict(zip(found.slides, found.extra["unlike_training"], strict=True))
     assert float(column["strange"]) == 1
     assert float(column["usual"]) <= 0.99
