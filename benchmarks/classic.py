@@ -21,7 +21,7 @@ from sklearn.model_selection import StratifiedKFold
 
 from caprmil.config import digest
 from caprmil.errors import BagError, CaprmilError, UnknownNameError
-from caprmil.estimator import MILClassifier
+from caprmil.estimators import MILClassifier
 from caprmil.models import list_models
 from caprmil.targets import classification_metrics as metrics
 from caprmil.targets.metric import mean_and_spread

@@ -34,8 +34,8 @@ from caprmil.slides.patches import PatchConfig
 from caprmil.slides.slide import find_slides
 from caprmil.synthetic import RareSignal
 from caprmil.training.cross_validation import cross_validate
-from caprmil.training.module import TrainConfig
 from caprmil.training.recipe import Recipe
+from caprmil.training.train_config import TrainConfig
 from record import Page
 
 Workload = Callable[[Executor, Path], bytes]

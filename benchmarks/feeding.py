@@ -28,7 +28,8 @@ from caprmil.features.batches import Batch, Cache, Loader, Sample, collate
 from caprmil.models import create
 from caprmil.runs.history import Row
 from caprmil.targets import Classification
-from caprmil.training.module import TrainConfig, fit
+from caprmil.training.module import fit
+from caprmil.training.train_config import TrainConfig
 from record import Page
 
 

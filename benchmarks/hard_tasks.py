@@ -25,7 +25,7 @@ from caprmil import figures
 from caprmil.errors import CaprmilError, UnknownNameError
 from caprmil.figures.style import COLOURS, GREY, new_figure, tidy
 from caprmil.synthetic.tasks import TASKS
-from caprmil.training.module import TrainConfig
+from caprmil.training.train_config import TrainConfig
 from record import Page, Record
 from task_models import ALL_FIVE, MODELS, StopRule, TaskBags, Way, test_auc, train
 

@@ -26,7 +26,7 @@ from caprmil.figures.style import COLOURS, GREY, new_figure, tidy
 from caprmil.models import CAPRMIL, MILModel
 from caprmil.synthetic.tasks import TASKS as STANDARD
 from caprmil.synthetic.tasks import TISSUE, Task
-from caprmil.training.module import TrainConfig
+from caprmil.training.train_config import TrainConfig
 from record import Page, Record
 from task_models import (
     ALL_FIVE,

@@ -27,7 +27,8 @@ from caprmil.models import create
 from caprmil.runs.inference import TrainedModel, predict_samples
 from caprmil.targets import Classification
 from caprmil.targets.delong import auc_influence
-from caprmil.training.module import TrainConfig, fit
+from caprmil.training.module import fit
+from caprmil.training.train_config import TrainConfig
 from classic import SETS, Bags, read, read_once, splits, standardise
 from learning import digest
 from record import Page, Record

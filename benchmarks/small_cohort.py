@@ -25,7 +25,8 @@ from caprmil.features.extract import Extraction
 from caprmil.features.settings import configure
 from caprmil.slides.slide import find_slides
 from caprmil.training.cross_validation import cross_validate
-from caprmil.training.recipe import Recipe, read_recipe
+from caprmil.training.recipe import Recipe
+from caprmil.training.recipe_files import read_recipe
 from learning import digest
 from record import Page, Record
 

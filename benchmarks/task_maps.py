@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from sklearn.metrics import roc_auc_score
 
 from caprmil.errors import CaprmilError, UnknownNameError
-from caprmil.estimator import MILClassifier
+from caprmil.estimators import MILClassifier
 from caprmil.explain import explain, faithfulness
 from caprmil.explain.map_kinds import COMPUTED, SAMPLED
 from caprmil.features import bags

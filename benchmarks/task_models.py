@@ -19,7 +19,8 @@ from caprmil.runs.history import Row
 from caprmil.runs.inference import TrainedModel, predict_samples
 from caprmil.synthetic.tasks import Features, Kinds, Task
 from caprmil.targets import Classification
-from caprmil.training.module import TrainConfig, fit
+from caprmil.training.module import fit
+from caprmil.training.train_config import TrainConfig
 
 WIDTH = 64
 NYSTROM = {"dim": WIDTH, "heads": 4, "landmarks": 64}

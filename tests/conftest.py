@@ -55,8 +55,8 @@ def tiny_cohort(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tiny_recipe(tiny_cohort: Path) -> "Recipe":
     """Three folds of a tiny model, trained in a second or two."""
     from caprmil.cohort.folds import SplitConfig
-    from caprmil.training.module import TrainConfig
     from caprmil.training.recipe import ModelConfig, Recipe
+    from caprmil.training.train_config import TrainConfig
 
     return Recipe(
         cohort=str(tiny_cohort),

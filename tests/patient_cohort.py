@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from caprmil.cohort.cohort import CohortConfig
+from caprmil.cohort.cohort_config import CohortConfig
 from caprmil.cohort.folds import SplitConfig
 from caprmil.features import bags
-from caprmil.training.module import TrainConfig
 from caprmil.training.recipe import ModelConfig, Recipe
+from caprmil.training.train_config import TrainConfig
 
 WIDTH, SIDE = 16, 224
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from caprmil import figures
-from caprmil.evaluation import comparison, predictions
+from caprmil.evaluation import comparison, external_scores, predictions, recalibration, shift
 from caprmil.evaluation.paired_tests import draw_patients
 from caprmil.explain import flips
 from caprmil.targets.metric import bootstrap
@@ -31,6 +31,8 @@ def quick_scoring() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(figures, "save", save)
         patch.setattr(predictions, "bootstrap", few_draws)
-        patch.setattr(comparison, "draw_patients", few_patients)
+        for module in (comparison, external_scores, recalibration):
+            patch.setattr(module, "draw_patients", few_patients)
+        patch.setattr(shift, "SPLITS", 130)  # enough for p in a table of six
         patch.setattr(flips, "SLIDES", 4)
         yield

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from caprmil.cohort.cohort import find_bags
+from caprmil.cohort.found_bags import find_bags
 from caprmil.encoders import Card, load
 from caprmil.errors import BagError, CaprmilError
 from caprmil.explain import locate_slide
@@ -505,6 +505,21 @@ def test_bags_load_without_torch() -> None:
 
 
 # Invalid files
+
+
+def test_texts_that_hdf5_would_read_for_ever_are_an_error(tmp_path: Path) -> None:
+    path = bags.write(tmp_path / "a.h5", np.ones((5, 4)), encoder="synthetic", mpp=1.0)
+    content = bytearray(path.read_bytes())
+    heap = content.index(b"GCOL")
+    at = heap + 16
+    while number := int.from_bytes(content[at : at + 2], "little"):  # 0 is what is free
+        length = int.from_bytes(content[at + 8 : at + 16], "little")
+        at += 16 + (length + 7) // 8 * 8
+        assert number < 100
+    content[at + 8 : at + 16] = bytes(8)
+    path.write_bytes(content)
+    with pytest.raises(BagError, match="texts of its attributes are damaged"):
+        bags.inspect(path)
 
 
 @pytest.mark.parametrize("function", [bags.inspect, bags.read])

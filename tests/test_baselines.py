@@ -9,7 +9,8 @@ import pytest
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss, roc_auc_score
 
-from caprmil.cohort.cohort import Cohort, CohortConfig, load_cohort
+from caprmil.cohort.cohort import Cohort, load_cohort
+from caprmil.cohort.cohort_config import CohortConfig
 from caprmil.cohort.folds import Fold, SplitConfig
 from caprmil.errors import CohortError
 from caprmil.evaluation import baselines
@@ -17,8 +18,8 @@ from caprmil.features import bags
 from caprmil.runs.run import Run
 from caprmil.targets import Regression
 from caprmil.training.cross_validation import cross_validate
-from caprmil.training.module import TrainConfig
 from caprmil.training.recipe import ModelConfig, Recipe
+from caprmil.training.train_config import TrainConfig
 
 pytestmark = pytest.mark.slow
 

@@ -24,8 +24,8 @@ from caprmil.runs.run import Run
 from caprmil.slides.slide import find_slides
 from caprmil.synthetic import Section
 from caprmil.training.cross_validation import cross_validate
-from caprmil.training.module import TrainConfig
 from caprmil.training.recipe import ModelConfig, Recipe
+from caprmil.training.train_config import TrainConfig
 from small_models import small_model
 
 pytestmark = pytest.mark.slow

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 import torch
+from filelock import FileLock
 
 from caprmil import config
 from caprmil.executors import Executor, JobStatus, RayExecutor
@@ -132,13 +133,20 @@ def kill_worker_and_node(log: Path, cluster: TwoNodes, killed: list[str]) -> Thr
         os.kill(pid, signal.SIGKILL)
         wait_for(lambda: bool(second()))
         cluster.kill_second()
-        last = [task for _, task, _, node in read_log(log) if node == second_id][-1:]
-        # Not finished there, or finished just before the kill.
+        last = [task for _, task, _, node in read_log(log) if node == second_id][-2:]
+        # Not finished there, or finished just before the kill, perhaps with another one begun.
         killed.extend([name, *(task for task, _ in second()), *last])
 
     thread = Thread(target=kill, daemon=True)
     thread.start()
     return thread
+
+
+def wait_for_workers(run: Path) -> None:
+    """Wait until no fold is locked: a worker may outlive its driver for some seconds."""
+    for lock in (run / "folds").glob(".fold-*.lock"):
+        with FileLock(lock, timeout=120):
+            pass
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 120) -> None:
@@ -219,10 +227,10 @@ def test_a_driver_that_is_killed_or_interrupted_resumes(
             assert process.returncode == 130
             assert "Repeat the command to resume." in output
             assert "running" not in read_status(out).count()
+        wait_for_workers(out)
         for path in (out / ".status").glob("*.json"):
-            status = JobStatus.read(path)
-            assert status is not None
-            replace(status, last_heartbeat=0.0).write(path)  # as if a minute had passed
+            if status := JobStatus.read(path):  # otherwise its worker has removed it just now
+                replace(status, last_heartbeat=0.0).write(path)  # as if a minute had passed
         assert not {"running", "failed"} & set(read_status(out).count())
         for part in out.glob("folds/.*.part"):
             (

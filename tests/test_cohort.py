@@ -1,6 +1,6 @@
 """Cohorts: every bag is found, and every problem is reported before training."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +8,10 @@ import h5py
 import numpy as np
 import pytest
 
-from caprmil.cohort.cohort import Cohort, CohortConfig, find_bags, load_cohort
+from caprmil.cohort.cohort import Cohort, load_cohort
+from caprmil.cohort.cohort_config import CohortConfig
 from caprmil.cohort.folds import Fold, SplitConfig
+from caprmil.cohort.found_bags import find_bags
 from caprmil.errors import CohortError, RecipeError
 from caprmil.features import bags
 from caprmil.targets import Classification
@@ -101,9 +103,19 @@ def test_unusual_columns_can_be_named(tmp_path: Path) -> None:
 
 
 def test_an_unknown_slide_column_names_the_columns(tmp_path: Path) -> None:
-    assert "Columns: who, what, why. Set [data] slide." in problems(
+    assert "Columns: who, what, why. Set [data] slide (--set data.slide=COLUMN)." in problems(
         write_study(tmp_path, "who,what,why")
     )
+
+
+def test_another_cohort_has_no_settings_to_advise(tmp_path: Path) -> None:
+    """`caprmil evaluate` has no --set."""
+    with pytest.raises(CohortError, match=r"Rename the column of the slide to slide\.$"):
+        read(write_study(tmp_path, "who,what,why"))
+    (tmp_path / "bags" / "s1.npy").unlink()
+    with pytest.raises(CohortError, match="or remove their rows") as caught:
+        read(write_study(tmp_path, size=8) and write_table(tmp_path, "slide,label", "s0,a", "x,b"))
+    assert "--set" not in str(caught.value)
 
 
 def test_tabs_semicolons_bom_blank_lines_and_quotes_are_read(tmp_path: Path) -> None:
@@ -147,7 +159,7 @@ def test_a_single_other_column_is_the_label(tmp_path: Path) -> None:
 def test_neither_of_two_other_columns_is_the_label(tmp_path: Path) -> None:
     write_study(tmp_path)
     text = problems(write_table(tmp_path, "slide,grade,age", "s0,1,50", "s1,2,60"))
-    assert "label. Columns: slide, grade, age. Set [data] label." in text
+    assert "label. Columns: slide, grade, age. Set [data] label (--label COLUMN)." in text
 
 
 def test_without_patients_each_slide_is_a_patient_and_there_is_a_note(tmp_path: Path) -> None:
@@ -247,7 +259,8 @@ def test_without_a_features_folder_the_paths_are_enough(tmp_path: Path) -> None:
 def test_slides_without_a_bag_are_named_or_skipped(tmp_path: Path) -> None:
     table = write_study(tmp_path)
     (tmp_path / "bags" / "s1.npy").unlink()
-    assert "(1): s1. Extract" in problems(table)
+    expected = "(1): s1. The folder holds 7 bags, all of other rows. Extract"
+    assert expected in problems(table)
     cohort, _ = read(table, SplitConfig(folds=3), missing="skip")
     assert "s1" not in cohort.patients
     assert any("(1): s1. They were skipped." in note for note in cohort.notes)
@@ -258,6 +271,49 @@ def test_long_lists_are_cut_after_ten(tmp_path: Path) -> None:
         write_study(tmp_path).parent, "slide,label", *(f"x{n},a" for n in range(14))
     )
     assert "(14): x0, x1, x2, x3, x4, x5, x6, x7, x8, x9 and 4 more." in problems(table)
+
+
+def test_bags_of_other_names_are_shown_with_the_nearest(tmp_path: Path) -> None:
+    for name in ("TCGA-01-0001-01Z.a1b2", "TCGA-01-0002-01Z.c3d4", "other"):
+        write_bag(tmp_path / "bags" / f"{name}.npy")
+    text = problems(write_table(tmp_path, "slide,label", "TCGA-01-0001-01Z,a", "TCGA-01-0002,b"))
+    assert "The folder holds bags of other names (3): TCGA-01-0001-01Z.a1b2, TCGA-" in text
+    nearest = "TCGA-01-0001-01Z.a1b2 for TCGA-01-0001-01Z, TCGA-01-0002-01Z.c3d4 for TCGA-01-0002"
+    assert f"Nearest: {nearest}: names must be equal." in text
+
+
+def test_a_folder_of_slides_is_not_one_of_features(tmp_path: Path) -> None:
+    write_study(tmp_path)
+    (tmp_path / "slides").mkdir()
+    (tmp_path / "slides" / "s0.svs").touch()
+    with pytest.raises(CohortError, match=r"a folder of slides.*caprmil encode .*slides --out"):
+        load_cohort(tmp_path / "cohort.csv", tmp_path / "slides", None, TWO_FOLDS)
+
+
+@pytest.mark.parametrize(
+    ("labels", "measured"),
+    [
+        ([0.1, 0.25, 0.7, 0.3, 0.31, 0.9, 0.8, 0.2], True),
+        (range(8), False),  # eight slides of eight grades are few, and named as such
+        ([1.0, 2.0, 1.0, 2.0, 1.0, 2.0, 1.0, 2.0], False),
+        (range(30, 60), True),
+        ([0, 1, 2, 3, 4, 5] * 4, False),
+    ],
+)
+def test_labels_that_are_measurements_name_regression(
+    tmp_path: Path, labels: Sequence[float], measured: bool
+) -> None:
+    rows = [f"s{number},{label}" for number, label in enumerate(labels)]
+    for number in range(len(labels)):
+        write_bag(tmp_path / "bags" / f"s{number}.npy")
+    table = write_table(tmp_path, "slide,label", *rows)
+    try:
+        read(table, TWO_FOLDS)
+        text = ""
+    except CohortError as problem:
+        text = str(problem)
+    assert ("--set target.kind=regression" in text) == measured
+    assert not measured or "too few patients" not in text
 
 
 def test_a_scan_finds_every_broken_bag_at_once(tmp_path: Path) -> None:

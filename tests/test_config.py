@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 import pytest
 
 from caprmil import config
-from caprmil.errors import RecipeError, UnknownNameError
+from caprmil.errors import RecipeError, UnknownNameError, suggest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -247,3 +247,8 @@ def test_a_key_with_thousands_of_parts_is_refused_at_once(tmp_path: Path) -> Non
     for text in (".".join(["a"] * 50_000) + " = 1", f"{key}.b = 1\n{key}.c = 1\n[{key}]"):
         with pytest.raises(RecipeError, match="too many dots"):
             read(text, tmp_path)  # tomllib takes minutes, or as long for many such lines
+
+
+def test_nothing_is_proposed_where_nothing_is_known() -> None:
+    assert suggest("age", []) == ""
+    assert suggest("age", ["ages"]) == " Did you mean 'ages'? Known: ages."

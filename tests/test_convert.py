@@ -155,7 +155,8 @@ def read_caprmil(path: Path) -> Read:
 
 def read_trident(path: Path) -> Read:
     with h5py.File(path) as file:
-        side = file["coords"].attrs["patch_size_level0"]
+        attributes = file["coords"].attrs  # TRIDENT's side is that of its own rule
+        side = attributes.get("caprmil_patch_level0", attributes["patch_size_level0"])
         return file["features"][()], file["coords"][()], float(side)
 
 
@@ -287,7 +288,8 @@ def test_the_metadata_of_each_tool_is_sufficient(to: str, full_bag: Path, tmp_pa
                     del holder.attrs[name]
     back = bags.read(converted(other, tmp_path / "back", "caprmil", slide_mpp=MPP))
     np.testing.assert_array_equal(back.coords, bags.read(full_bag).coords)
-    assert back.info.patch_level0 == pytest.approx(SIDE, abs=0.5)
+    side = 64 * 40 // 10 if to == "trident" else SIDE  # what TRIDENT cuts at these coordinates
+    assert back.info.patch_level0 == pytest.approx(side, abs=0.5)
     assert back.info.scale_rule == {"trident": "nominal", "clam": None, "stamp": "exact"}[to]
     assert back.info.mpp == {"trident": 1.0, "clam": None, "stamp": pytest.approx(1.0)}[to]
 
@@ -320,7 +322,7 @@ def test_a_trident_job_has_the_folders_and_attributes_of_trident(
     assert path == job / "features_uni_v1" / "slide.h5"
     expected = {
         "patch_size": 64,
-        "patch_size_level0": 253,  # measured; TRIDENT's rule 64 * 40 // 10 gives 256
+        "patch_size_level0": 256,  # TRIDENT's rule, 64 * 40 // 10; caprmil_patch_level0 is 253.26
         "level0_magnification": 40,
         "target_magnification": 10,
         "overlap": 0,
@@ -369,6 +371,59 @@ def test_a_slide_has_the_magnification_of_its_bucket(
     source = bags.write(tmp_path / "slide.h5", np.ones((2, 3)), [[0, 0], [1, 1]], **metadata)
     with h5py.File(converted(source, tmp_path / "job", "trident")) as h5:
         assert h5["coords"].attrs["level0_magnification"] == bucket
+
+
+def test_slides_of_one_bucket_have_one_side_in_trident(tmp_path: Path) -> None:
+    sides = set()
+    for name, mpp in (("a", 0.2498), ("b", 0.2527)):
+        lengths = {"patch_level0": 64 / mpp, "step": 64 / mpp, "slide_mpp": mpp}
+        corners = np.rint(CELLS * 64 / mpp).astype(int)
+        path = tmp_path / f"{name}.h5"
+        source = bags.write(path, np.ones((len(CELLS), 3)), corners, **{**METADATA, **lengths})
+        with h5py.File(converted(source, tmp_path / "job" / name, "trident")) as h5:
+            sides.add(int(h5["coords"].attrs["patch_size_level0"]))
+    assert sides == {256}
+
+
+def test_features_that_trident_encodes_at_our_coordinates_are_by_its_own_rule(
+    full_bag: Path, tmp_path: Path
+) -> None:
+    path = converted(full_bag, tmp_path / "job", "trident")
+    with h5py.File(path, "a") as h5:  # as TRIDENT does: the attributes of coords are copied
+        for name in list(h5["features"].attrs):
+            del h5["features"].attrs[name]
+        h5["features"].attrs.update(name="slide", savetodir="features", encoder="conch_v15")
+    for info in (
+        bags.inspect(path),
+        bags.inspect(converted(path, tmp_path / "back", "caprmil")),
+    ):
+        assert (info.encoder, info.scale_rule, info.mpp) == ("conch_v15", "nominal", 1.0)
+        assert (info.patch_level0, info.step) == (256, 256)
+        assert (info.fingerprint, info.settings) == (None, None)
+        assert info.slide_mpp == MPP
+
+
+@pytest.mark.parametrize(
+    ("px", "overlap", "magnifications", "step"),
+    [(200, 20, (40, 30.0), 240), (256, 64, (40, 20.0), 384), (256, 0, (40, 20), 512)],
+)
+def test_the_step_is_that_of_tridents_arithmetic_in_whole_pixels(
+    px: int, overlap: int, magnifications: tuple[int, float], step: int, tmp_path: Path
+) -> None:
+    of_slide, target = magnifications
+    with h5py.File(tmp_path / "slide.h5", "w") as file:
+        file["features"], file["coords"] = np.ones((2, 3)), [[0, 0], [step, 0]]
+        file["coords"].attrs.update(
+            patch_size=px,
+            patch_size_level0=px * of_slide // target,
+            level0_magnification=of_slide,
+            target_magnification=target,
+            overlap=overlap,
+            savetodir="patches",
+        )
+    bag = bags.read(tmp_path / "slide.h5")
+    assert bag.info.step == step
+    assert bag.grid() is not None
 
 
 def test_a_nominal_bag_keeps_its_magnifications(tiff: Path, tmp_path: Path) -> None:

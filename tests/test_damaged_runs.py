@@ -32,10 +32,11 @@ from caprmil.export import read_metadata
 from caprmil.io.json_files import parse_json
 from caprmil.runs.facts import read_fold_facts
 from caprmil.runs.history import HISTORY, read_history
-from caprmil.runs.run import Run, parse_target
+from caprmil.runs.run import Run
 from caprmil.runs.timing import read_timing
 from caprmil.slides.qc import Record
 from caprmil.slides.regions import read_regions
+from caprmil.targets.target_table import parse_target
 from caprmil.viewer import Library
 from caprmil.viewer.app import create
 from viewer_requests import FIRST, call

@@ -19,6 +19,8 @@ BLOCK = re.compile(r"^```(python|console)\n(.*?)^```", re.DOTALL | re.MULTILINE)
     [
         ("ordinal.md", ["runs/grades/scores.md", "compared/comparison.md", "explained", "new.csv"]),
         ("survival.md", ["runs/survival/scores.md", "new.csv", "explained", "report/index.html"]),
+        ("external.md", ["validation/index.html", "validation/shift.csv"]),
+        ("sources.md", ["runs/sources/scores.md", "explained/sources.csv", "new.csv"]),
         ("guarantees.md", ["runs/grades/guarantees.json", "sets.csv", "intervals.csv"]),
     ],
 )

@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from caprmil import encoders
-from caprmil.encoders import CARDS, Card, Encoder, find, load
+from caprmil.encoders import CARDS, Card, Encoder, find, load, loading
 from caprmil.encoders.encoder import (
     fingerprint,
     pick_precision,
@@ -30,7 +30,7 @@ from caprmil.encoders.encoder import (
 )
 from caprmil.encoders.hub import read_weights
 from caprmil.encoders.lite0 import weights_file
-from caprmil.errors import EncoderError, RunError, UnknownNameError
+from caprmil.errors import CaprmilError, EncoderError, RunError, UnknownNameError
 
 PAGE = Path(__file__).parents[1] / "docs" / "encoders.md"
 
@@ -545,3 +545,37 @@ def test_the_pinned_commit_and_safetensors_are_requested_first(
 def test_the_error_of_a_failing_callable_is_one_line() -> None:
     with pytest.raises(EncoderError, match=r"fails on patches of shape .*float tensor"):
         load("os:getcwd")
+
+
+# Another size of the input
+
+
+def test_the_size_of_the_input_is_part_of_the_name_and_of_the_fingerprint() -> None:
+    card = find("mahmood-uni@448")
+    assert (card.name, card.input_px, card.resize_px) == ("uni@448", 448, None)
+    assert card.native_px == 448
+    assert card.settings["dynamic_img_size"]
+    assert card.fingerprint_fields() != find("uni").fingerprint_fields()
+    assert find(card.name) == card
+    small, usual = load("lite0@64"), load("lite0")
+    assert small.name == "lite0@64"
+    assert small.fingerprint != usual.fingerprint
+    assert small(probe_patches(250)).shape == (2, usual.width)
+
+
+@pytest.mark.parametrize("name", ["uni@8", "uni@99999", "nothing@224"])
+def test_an_impossible_input_or_encoder_is_an_error(name: str) -> None:
+    with pytest.raises(CaprmilError, match=r"16 to 4096 px|nothing"):
+        find(name)
+
+
+def test_a_network_that_does_not_read_the_size_of_the_input_is_an_error_that_says_so() -> None:
+    def strict(images: Tensor) -> Tensor:
+        assert images.shape[-1] == 224, "Input height (448) doesn't match model (224)."
+        return images.mean(dim=(2, 3))
+
+    card = Card(name="strict@448", width=3, input_px=448)
+    with pytest.raises(EncoderError, match=r"strict does not read an input of 448 px \(Input h"):
+        loading._check_input(Encoder(strict, card, fingerprint=""))
+    with pytest.raises(EncoderError, match="sets its input itself: leave out --input-px"):
+        load("own.package:encoder@448")

@@ -135,7 +135,11 @@ def wait_for(condition: Callable[[], bool], seconds: float = 20) -> None:
     ],
 )
 def test_ray_is_an_option_with_or_without_an_address(
-    words: list[str], address: str, monkeypatch: pytest.MonkeyPatch
+    words: list[str],
+    address: str,
+    tiny_cohort: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from caprmil.cli import run_commands
 
@@ -146,7 +150,8 @@ def test_ray_is_an_option_with_or_without_an_address(
         raise CaprmilError("enough")
 
     monkeypatch.setattr(run_commands, "find_executor", find_executor)
-    CliRunner().invoke(app, ["train", *words, "--out", "run", "slides.csv"])
+    options = ["--features", str(tiny_cohort.parent / "features"), "--out", str(tmp_path / "run")]
+    CliRunner().invoke(app, ["train", *words, *options, str(tiny_cohort)])
     assert addresses == [address]
 
 

@@ -5,6 +5,8 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import h5py
 import numpy as np
@@ -14,6 +16,7 @@ from caprmil.errors import BagError, CaprmilError
 from caprmil.explain import (
     Explanation,
     explain,
+    explanation_figures,
     patch_boxes,
     top_patches,
     write_csv,
@@ -212,3 +215,20 @@ def test_all_rows_of_a_long_bag_are_written(tmp_path: Path) -> None:
     lines = write_csv(make("mean", 5000), tmp_path / "patches.csv").read_text().splitlines()
     assert len(lines) == 5001
     assert lines[-1].startswith("4999,")
+
+
+def test_a_gallery_of_one_sign_has_no_patch_of_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(explanation_figures, "read_patch", lambda *_: np.zeros((1, 1, 3)))
+    drawing = object.__new__(explanation_figures.ExplanationFigures)
+    drawing.slide, drawing.boxes, drawing.top = (
+        cast(Any, object()),
+        cast(Any, SimpleNamespace(side=1.0)),
+        4,
+    )
+    values = np.array([0.5, -0.2, 3.0, 0.1, -0.7])
+    for sign, rows in ((1, [2, 0, 3]), (-1, [4, 1])):
+        found = drawing.gallery(sign * values, values, signed=True)
+        assert list(found.rows) == rows
+        assert all(caption.startswith("+" if sign > 0 else "-") for caption in found.captions)
+    weakest = drawing.gallery(-np.abs(values), np.abs(values), signed=True)
+    assert list(weakest.rows) == [3, 1, 0, 4]  # none is against: the title says so

@@ -15,10 +15,11 @@ from typer.testing import CliRunner
 
 from caprmil import export
 from caprmil.cli import app
+from caprmil.cohort.covariates import NumberColumn, column_table
 from caprmil.errors import CaprmilError, ExportError, RecipeError, UnknownNameError
 from caprmil.export import ExportedModel, model_export, model_files
 from caprmil.features import bags
-from caprmil.models import MODELS, MILModel, Output, create
+from caprmil.models import MODELS, FusedModel, MILModel, Output, create
 from caprmil.runs.run import Run
 from caprmil.targets import Regression
 
@@ -74,6 +75,31 @@ def test_torch_export_predicts_as_the_model_does(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", SMALL)
 def test_every_model_predicts_the_same_in_every_format(name: str, to: str, tmp_path: Path) -> None:
     assert export.export_model(small(name), tmp_path / f"m.{to}", to=to).deviation < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("to", "how"),
+    [*((to, "film") for to in SUFFIXES), ("torchscript", "concatenation"), ("torchscript", "late")],
+)
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("few_sizes")
+def test_a_model_with_covariates_reads_them_as_a_second_input(
+    to: str, how: str, tmp_path: Path
+) -> None:
+    columns = [column_table(NumberColumn(name="age", mean=60.0, std=8.0, missing=0.1))]
+    model = FusedModel(24, 3, image=small("caprmil"), columns=columns, how=how, dim=8).eval()
+    torch.nn.init.normal_(model.classify.weight)
+    written = export.export_model(model, tmp_path / f"m{SUFFIXES[to]}", to=to)
+    assert written.deviation < 1e-5
+    assert export.read_metadata(written.path)["covariates"] == columns
+    assert "covariates" in written.usage
+    bag = np.random.default_rng(0).normal(size=(9, 24)).astype(np.float32)
+    for values in ([0.5, -0.1], [2.0, 0.9]):
+        covariates = np.array(values, dtype=np.float32)
+        answer, *_ = export.FORMATS[to].open(written.path)(bag, covariates)
+        with torch.no_grad():
+            expected = model(torch.from_numpy(bag)[None], covariates=torch.tensor([values]))
+        np.testing.assert_allclose(answer, expected.logits[0].softmax(dim=-1), atol=1e-5)
 
 
 @pytest.mark.parametrize("to", SUFFIXES)

@@ -1,6 +1,7 @@
 """Extraction makes one bag per slide, resumes by content, and survives failures and kills."""
 
 import csv
+import json
 import os
 import re
 import shutil
@@ -322,6 +323,33 @@ def test_regions_can_replace_the_tissue(job: Extraction, tmp_path: Path) -> None
     assert (record.state, record.flags) == ("done", "")
 
 
+def outline_of(tool: str, ring: list[list[int]]) -> dict[str, Any]:
+    """Return an outline as a tool writes it: LazySlide by geopandas, with the name of the file."""
+    polygon = {"type": "Polygon", "coordinates": [ring]}
+    several = {"type": "MultiPolygon", "coordinates": [[ring]]}
+    geometry = polygon if tool == "trident" else several
+    feature = {"type": "Feature", "properties": {"tissue_id": 0}, "geometry": geometry}
+    found: dict[str, Any] = {"type": "FeatureCollection", "features": [feature]}
+    return found if tool == "trident" else {**found, "name": "s0"}
+
+
+@pytest.mark.parametrize("tool", ["trident", "lazyslide"])
+def test_outlines_of_trident_and_lazyslide_are_regions(
+    tool: str, job: Extraction, slides: dict[str, Path], tmp_path: Path
+) -> None:
+    ring = [[256, 128], [512, 128], [512, 320], [256, 320], [256, 128]]
+    job.regions = tmp_path / "job" / "contours_geojson"
+    job.regions.mkdir(parents=True)
+    (job.regions / "s0.geojson").write_text(json.dumps(outline_of(tool, ring)))
+    job.config = ExtractionConfig(patches=job.config.patches, regions="alone")
+    (record,) = job.run({"s0": slides["s0"]})
+    coords = bags.read(job.out / "s0.h5").coords
+    assert coords is not None
+    assert set(coords[:, 0].tolist()) == {256, 320, 384, 448}
+    assert set(coords[:, 1].tolist()) == {128, 192, 256}
+    assert record.patches == 12
+
+
 def test_a_bag_is_removed_if_other_settings_leave_no_patch(
     job: Extraction, slides: dict[str, Path]
 ) -> None:
@@ -479,11 +507,17 @@ def test_a_missing_scale_can_be_given_in_the_table(job: Extraction, tmp_path: Pa
     assert bags.inspect(job.out / "s.h5").slide_mpp == 2.0
 
 
-def test_a_table_with_unknown_slides_is_an_error(tmp_path: Path) -> None:
+def test_a_table_may_list_slides_of_other_folders(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     table = tmp_path / "labels.csv"
+    table.write_text("slide,mpp\na,0.5\nb,0.25\n")
+    found, mpps = select_listed({"a": Path("a.svs"), "c": Path("c.svs")}, table)
+    assert (found, mpps["a"]) == ({"a": Path("a.svs")}, 0.5)
+    assert "not found (1): b." in caplog.text
+    with pytest.raises(CohortError, match=r"None of the slides in .*: a, b\..* called c\."):
+        select_listed({"c": Path("c.svs")}, table)
     table.write_text("slide,mpp\na,0.5\nb,x\n")
-    with pytest.raises(CohortError, match=r"Slides in .* that were not found \(1\): b"):
-        select_listed({"a": Path("a.svs")}, table)
     with pytest.raises(CohortError, match="mpp is 'x', not a number"):
         select_listed({"a": Path("a.svs"), "b": Path("b.svs")}, table)
 

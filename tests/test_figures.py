@@ -121,6 +121,14 @@ def test_each_of_several_classes_has_a_line_of_pooled_folds(tmp_path: Path) -> N
     assert picture(figure, tmp_path)
 
 
+def test_the_legend_of_grades_says_grade() -> None:
+    figure = figures.roc_curves({"0": draw(60, 3, seed=0)}, ("1", "2", "3"), name="grade")
+    assert titles(figure) == ["Each grade against the rest, folds pooled"]
+    found = figure.axes[0].get_legend()
+    assert found is not None
+    assert found.get_title().get_text() == "grade (AUC)"
+
+
 def test_a_fold_of_one_class_is_left_out_of_the_mean() -> None:
     alone = (np.zeros(4, int), np.full((4, 2), 0.5))
     figure = figures.roc_curves({"0": draw(60, 2, seed=0), "1": alone}, ("n", "y"))
@@ -555,3 +563,21 @@ def test_points_of_context_are_an_image_in_a_pdf(tmp_path: Path) -> None:
     figure = figures.context_planes(plane, plane, rng.integers(0, 3, n))
     assert "40% of variance" in figure.axes[0].get_xlabel()
     assert figures.save(figure, tmp_path / "figure.pdf").stat().st_size < 500_000
+
+
+def test_titles_and_captions_are_as_wide_as_their_figure_at_most() -> None:
+    rng = np.random.default_rng(0)
+    canvas = figures.Canvas.on_grid(np.stack([np.arange(20) % 5, np.arange(20) // 5], axis=1))
+    sentence = "Removing the 10 % of patches that it marks most lowers the predicted value. "
+    figure = figures.relevance_maps(
+        rng.normal(size=20),
+        np.full(20, 0.05),
+        canvas,
+        contrast="grade: high",
+        title="slide_003   " + "grade high 0.6558; size 29.47; " * 4,
+        remarks=[sentence * 3],
+    )
+    figure.canvas.draw()
+    for text in figure.texts:
+        box = text.get_window_extent()
+        assert figure.bbox.x0 <= box.x0 < box.x1 <= figure.bbox.x1, text.get_text()

@@ -186,11 +186,11 @@ def test_the_sentence_is_about_half_of_the_slides() -> None:
 
 
 def test_the_chart_has_a_dot_for_each_slide_and_order() -> None:
-    chart = flip_chart(flips_with((1, 50), (3, None), (40, 61)))
+    chart = flip_chart(flips_with((1, 50), (3, None), (40, 61)), "slide")
     assert chart.count('class="test-slide"') == 6
     assert "never" in chart
     assert "here-mark" not in chart
-    assert flip_chart(flips_with((None, None))).count('class="test-slide"') == 2
+    assert flip_chart(flips_with((None, None)), "slide").count('class="test-slide"') == 2
 
 
 def test_the_report_of_a_run_shows_the_flips(run: Run, tmp_path: Path) -> None:

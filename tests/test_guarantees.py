@@ -33,8 +33,8 @@ from caprmil.synthetic import GradedBags
 from caprmil.targets import Classification, Ordinal, Regression, Target
 from caprmil.targets.conformal import IntervalSets
 from caprmil.training.cross_validation import cross_validate
-from caprmil.training.module import TrainConfig
 from caprmil.training.recipe import CohortConfig, ModelConfig, Recipe
+from caprmil.training.train_config import TrainConfig
 from quick_scoring import quick_scoring
 
 CLASSES = Classification(classes=("a", "b", "c"))
@@ -335,6 +335,8 @@ def test_one_in_a_hundred_slides_of_the_same_kind_is_called_unlike() -> None:
     alarms = np.mean([reference.share_below(slide) > 0.99 for slide in new])
     assert alarms < 0.04
     assert np.mean([reference.share_below(slide + 4) > 0.99 for slide in new]) > 0.95
+    one_by_one = [reference.distance(slide) for slide in new[:5]]
+    assert one_by_one == pytest.approx(nearest(new[:5], known, scale).tolist(), rel=1e-12)
 
 
 # A run

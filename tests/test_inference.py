@@ -16,13 +16,14 @@ from caprmil.features import bags
 from caprmil.features.extract import Extraction
 from caprmil.features.settings import configure
 from caprmil.io.json_files import as_json, read_json
-from caprmil.runs.predict import bags_of, for_run
+from caprmil.runs.bag_checks import check_bag
+from caprmil.runs.input_bags import bags_of, for_run
 from caprmil.runs.run import FACTS, Run
 from caprmil.slides.slide import find_slides
 from caprmil.synthetic import Section
 from caprmil.training.cross_validation import cross_validate
-from caprmil.training.module import TrainConfig
 from caprmil.training.recipe import ModelConfig, Recipe
+from caprmil.training.train_config import TrainConfig
 
 
 @pytest.fixture(scope="module")
@@ -111,9 +112,9 @@ def test_other_weights_of_the_encoder_are_refused_before_any_work(run: Run, tmp_
 
 def test_a_bag_of_other_weights_is_refused(run: Run, study: Path) -> None:
     info = bags.inspect(study / "features" / "s00.h5")
-    run.check_bag("s00", info)
+    check_bag(run, "s00", info)
     with pytest.raises(BagError, match="other weights or another transform"):
-        run.check_bag("s00", replace(info, fingerprint="0" * 64))
+        check_bag(run, "s00", replace(info, fingerprint="0" * 64))
 
 
 def test_bags_without_encoder_and_scale_are_an_error(run: Run, tmp_path: Path) -> None:

@@ -74,6 +74,7 @@ def test_a_crash_while_pixels_are_read_is_an_error_of_this_slide(sound: Path) ->
             slide.block(0, 0, 0, 64, 64)
             (pid,) = processes() - before
             os.kill(pid, signal.SIGSEGV)
+            time.sleep(0.5)  # a signal takes a moment
             for _ in range(2):
                 with pytest.raises(SlideError, match=r"sound\.tif cannot be read .* crashed"):
                     slide.block(0, 0, 0, 64, 64)

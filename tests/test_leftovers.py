@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from caprmil.errors import RunError
 from caprmil.io import leftovers
@@ -17,8 +18,10 @@ from caprmil.io.atomic import atomic_write, check_new
 from caprmil.io.leftovers import clear_leftovers, final_name, temporary_folder, temporary_name
 from caprmil.report import write_run_report
 from caprmil.runs.run import Run
+from caprmil.training.distributed import ProcessGroup
+from caprmil.training.early_checks import check_folder
 from caprmil.training.recipe import Recipe
-from caprmil.training.run_folder import check_folder
+from caprmil.training.trainer import make_trainer
 
 WRITER = """
 import sys, time
@@ -149,9 +152,25 @@ def test_a_report_removes_what_a_killed_report_left(tiny_run: Run, tmp_path: Pat
     slides = copy / "report" / "slides"
     slides.mkdir(parents=True)
     left = slides / temporary_name("slide_004.html").replace(f"-{os.getpid()}-", "-999999999-")
+    beside = copy / temporary_name("flips.json").replace(f"-{os.getpid()}-", "-999999999-")
     mine = slides / ".mine.html"
-    for file in (left, mine):
+    for file in (left, beside, mine):
         file.touch()
     write_run_report(Run(copy), slides=0, device="cpu")
     assert not left.exists()
+    assert not beside.exists()
     assert mine.exists()
+
+
+def test_a_checkpoint_is_written_to_its_file_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("a temporary file elsewhere, which a killed process would leave")
+
+    monkeypatch.setattr(tempfile, "mkstemp", refuse)
+    options = {"epochs": 1, "precision": "fp32", "clip": 0.0, "callbacks": (), "loggers": ()}
+    trainer = make_trainer(ProcessGroup("cpu"), **options)  # type: ignore[arg-type]
+    trainer.strategy.checkpoint_io.save_checkpoint({"a": torch.ones(2)}, tmp_path / "x.ckpt")
+    assert torch.load(tmp_path / "x.ckpt", weights_only=True)["a"].tolist() == [1.0, 1.0]
+    assert [path.name for path in tmp_path.iterdir()] == ["x.ckpt"]

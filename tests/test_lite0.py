@@ -1,5 +1,6 @@
 """EfficientNet-Lite0: our implementation with the published weights."""
 
+import threading
 from copy import deepcopy
 
 import numpy as np
@@ -10,6 +11,7 @@ from PIL import Image
 from sklearn.datasets import load_sample_image
 from torch import Tensor
 
+from caprmil import encoders
 from caprmil.encoders import lite0
 from caprmil.encoders.hub import read_weights
 
@@ -132,3 +134,32 @@ def test_a_block_equals_an_implementation_in_loops(
     output = block(torch.from_numpy(x[None]).float())[0].numpy()
 
     np.testing.assert_allclose(output, expected, atol=1e-4 * np.abs(expected).max())
+
+
+def test_chunks_in_several_threads_give_the_features_of_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    encoder = encoders.load("lite0", device="cpu")
+    patches = np.random.default_rng(0).integers(0, 255, (9, 224, 224, 3), dtype=np.uint8)
+    before, used = torch.get_num_threads(), set()
+    forward = encoder._encode
+
+    def recorded(images: torch.Tensor) -> torch.Tensor:
+        used.add(threading.get_ident())
+        return forward(images)
+
+    monkeypatch.setattr(encoder, "_encode", recorded)
+    try:
+        torch.set_num_threads(1)
+        one = encoder(patches)
+        assert used == {threading.get_ident()}
+        used.clear()
+        torch.set_num_threads(3)
+        several = encoder(patches)
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+    assert len(used - {threading.get_ident()}) > 1
+    cosine = (one * several).sum(1) / np.linalg.norm(one, axis=1) / np.linalg.norm(several, axis=1)
+    assert cosine.min() > 0.99999
+    assert np.allclose(one, several, atol=1e-4)

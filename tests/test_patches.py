@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from caprmil.errors import RecipeError, SlideError
 from caprmil.slides import patches
-from caprmil.slides.patches import PatchConfig, _grid_means, lay_grid, read, side_level0
+from caprmil.slides.patches import PatchConfig, _grid_means, cover, lay_grid, read, side_level0
 from caprmil.slides.slide import Slide
 
 
@@ -69,6 +69,27 @@ def test_the_area_outside_the_slide_counts_as_no_tissue(slide: Slide) -> None:
     grid = lay_grid(slide, everywhere(slide), 10, PatchConfig(px=400, mpp=0.5, min_tissue=0))
     corner = grid.tissue[(grid.coords == [1200, 800]).all(axis=1)]
     assert corner == pytest.approx((300 / 400) * (200 / 400))
+
+
+@pytest.mark.parametrize(("side", "columns", "rows"), [(200, 8, 5), (449, 4, 3), (740, 2, 2)])
+def test_patches_of_a_whole_picture_cover_it_to_its_edges_and_stay_inside(
+    slide: Slide, side: int, columns: int, rows: int
+) -> None:
+    grid = cover(slide, everywhere(slide), 10, PatchConfig(px=side, mpp=0.5, min_tissue=1))
+    covered = np.zeros((1000, 1500), bool)
+    for x, y in grid.coords.tolist():
+        assert 0 <= x <= 1500 - side
+        assert 0 <= y <= 1000 - side
+        covered[y : y + side, x : x + side] = True
+    missed = np.argwhere(~covered)
+    assert len(missed) == 0 or side == 740  # 20 px of 1500 remain: less than a tenth of a patch
+    assert len(grid) == columns * rows
+    assert len(set(map(tuple, np.rint(grid.coords / grid.step).tolist()))) == len(grid)
+
+
+def test_a_picture_that_is_smaller_than_a_patch_is_one_patch(slide: Slide) -> None:
+    grid = cover(slide, everywhere(slide), 10, PatchConfig(px=2000, mpp=0.5))
+    assert (grid.coords.tolist(), grid.side) == ([[0, 0]], 2000)
 
 
 def test_no_tissue_gives_no_patches(slide: Slide) -> None:

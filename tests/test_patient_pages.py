@@ -106,6 +106,8 @@ def test_the_report_of_a_run_is_of_patients(run: Run) -> None:
     text = run_report(run)
     assert "12 patients, 3 folds" in text
     assert "All patients" in text
+    assert "test patients that are kept" in text
+    assert not re.findall(r"(?:the|other|all) test slides|Share of slides|Test slides", text)
 
 
 def test_the_viewer_describes_the_slides_of_a_patient(run: Run, pixels: Path) -> None:

@@ -12,10 +12,11 @@ import pytest
 from sklearn.metrics import roc_auc_score
 
 from caprmil import config
-from caprmil.cohort.cohort import Cohort, CohortConfig, load_cohort
+from caprmil.cohort.cohort import Cohort, load_cohort
+from caprmil.cohort.cohort_config import CohortConfig
 from caprmil.cohort.folds import Fold, SplitConfig
 from caprmil.errors import CohortError, RecipeError, RunError
-from caprmil.evaluation import predictions
+from caprmil.evaluation import score_summary
 from caprmil.evaluation.comparison import compare
 from caprmil.evaluation.patient_answers import combine_slides
 from caprmil.evaluation.predictions import Predictions
@@ -26,13 +27,14 @@ from caprmil.features import bags
 from caprmil.features.bag_files import SlideBags
 from caprmil.features.batches import Sample
 from caprmil.io.json_files import read_json
+from caprmil.runs.conformal_sets import summary, unlike_training
 from caprmil.runs.inference import predict_samples
 from caprmil.runs.patient_inputs import group_bags
 from caprmil.runs.run import Run
 from caprmil.targets import Classification
 from caprmil.training.cross_validation import cross_validate
 from caprmil.training.recipe import Recipe
-from patient_cohort import patient_recipe, with_epochs, write_patients
+from patient_cohort import patient_recipe, with_epochs, write_bag, write_patients
 from quick_scoring import quick_scoring
 
 SPLITS = SplitConfig(folds=3, validation=0.25)
@@ -124,7 +126,7 @@ def test_a_table_without_a_column_of_patients_is_refused(table: Path, tmp_path: 
 def test_settings_of_patients_are_checked() -> None:
     with pytest.raises(RecipeError, match='set unit = "patient"'):
         CohortConfig(combine="mean")
-    with pytest.raises(RecipeError, match="bag, mean or max"):
+    with pytest.raises(RecipeError, match="bag, mean, max or learned"):
         CohortConfig(unit="patient", combine="median")  # type: ignore[arg-type]
     with pytest.raises(RecipeError, match="slide or patient"):
         CohortConfig(unit="block")  # type: ignore[arg-type]
@@ -232,7 +234,7 @@ def test_the_table_of_predictions_has_a_row_and_no_slide_for_each_patient(run: R
     assert len(frame) == 24
     again = Predictions.read(run.folder / "predictions.csv")
     assert again.unit == "patient"
-    text = predictions.summary(again, draws=20).as_markdown()
+    text = score_summary.summary(again, draws=20).as_markdown()
     assert text.startswith("24 patients, 3 folds.")
     assert "all patients pooled" in text
     splits = read_json(run.folder / "splits.json")
@@ -248,7 +250,7 @@ def test_baselines_are_of_patients(run: Run, table: Path) -> None:
     text = (run.folder / "scores.md").read_text()
     assert "24 patients, mean over 3 folds." in text
     assert "24 slides" not in text
-    assert str(table) in run.recipe_text
+    assert str(table) in run.recipe.text
 
 
 def test_a_resumed_run_of_patients_is_the_same(table: Path, tmp_path: Path) -> None:
@@ -298,6 +300,27 @@ def test_a_combined_run_answers_patients_with_the_highest_of_their_slides(combin
         assert baseline.slides == combined.predictions.slides, name
 
 
+def test_a_strange_slide_of_a_patient_is_warned_of_where_answers_are_combined(
+    combined: Run, tmp_path: Path
+) -> None:
+    new = write_patients(tmp_path, patients=3, seed=1, prefix="q")
+    files = {path.stem: path for path in sorted((new.parent / "features").glob("*.h5"))}
+    owners = {name: name.partition("_")[0] for name in files}
+    alone = {name: unlike_training(combined, name, path) for name, path in files.items()}
+    strange = next(name for name in files if owners[name] == "q02")
+    bag = bags.read(files[strange])
+    write_bag(tmp_path / "x.h5", bag.features + 50, bag.coords)
+    found = combined.predict(files | {strange: tmp_path / "x.h5"}, patients=owners, device="cpu")
+    shares = dict(zip(found.slides, map(float, found.extra["unlike_training"]), strict=True))
+    for patient in ("q00", "q01"):
+        own = [alone[name] or 0.0 for name in files if owners[name] == patient]
+        assert shares[patient] == pytest.approx(max(own), abs=1e-4)
+    assert shares["q02"] == 1
+    (text,) = summary(combined, found, None)
+    assert "with a slide unlike the training slides" in text
+    assert "q02" in text
+
+
 def test_runs_of_both_kinds_are_compared_patient_by_patient(run: Run, combined: Run) -> None:
     tables = {"bag": run.predictions, "max": combined.predictions}
     found = compare(tables, draws=20)
@@ -324,8 +347,12 @@ def test_bags_are_grouped_by_the_run_a_table_or_a_name(run: Run, table: Path) ->
     listed = pd.DataFrame({"slide": [*new], "patient": ["x", *["y"] * (len(new) - 1)]})
     two, _ = group_bags(run, new, table=listed)
     assert [len(files.slides) for files in two.values()] == [1, len(new) - 1]  # type: ignore[union-attr]
-    with pytest.raises(CohortError, match="not among the inputs: new_0"):
+    with pytest.raises(CohortError, match="further slides of these patients: new_2"):
         group_bags(run, {"new_1": new["new_1"]}, table=listed)
+    alone, _ = group_bags(run, {"new_0": new["new_0"]}, table=listed)
+    assert alone == {"x": SlideBags.of({"new_0": new["new_0"]})}
+    with pytest.raises(CohortError, match="lists none of these slides: other"):
+        group_bags(run, {"other": new["new_0"]}, table=listed)
 
 
 def test_patients_are_predicted_as_in_cross_validation(run: Run) -> None:
@@ -345,7 +372,7 @@ def test_another_cohort_is_scored_by_patient(run: Run, tmp_path: Path) -> None:
     other = write_patients(tmp_path / "other", 8, seed=3, prefix="q")
     found = run.evaluate(other, other.parent / "features")
     assert (found.unit, len(found)) == ("patient", 24)  # eight patients by three models
-    assert predictions.summary(found, draws=20).as_dict()["patients"] == 8
+    assert score_summary.summary(found, draws=20).as_dict()["patients"] == 8
 
 
 def test_patients_of_the_training_are_not_another_cohort(

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from caprmil.errors import CaprmilError, CohortError
-from caprmil.evaluation.predictions import Predictions, summary
+from caprmil.evaluation.predictions import Predictions
+from caprmil.evaluation.score_summary import summary
 from caprmil.targets import Classification
 from caprmil.targets.classification_metrics import ace_floor
 from caprmil.targets.metric import bootstrap

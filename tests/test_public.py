@@ -13,7 +13,6 @@ from typer.testing import CliRunner
 
 import caprmil
 from caprmil import cli
-from caprmil.cli.shared import GROUPS
 from caprmil.synthetic import SlideCohort
 
 ROOT = Path(__file__).parents[1]
@@ -104,7 +103,7 @@ def test_every_command_and_option_in_the_docs_exists() -> None:
             for parameter in command.params
             for option in (*parameter.opts, *parameter.secondary_opts)
         }
-        | {"--help"}
+        | {"--help", "-h"}
         for name, command in group.commands.items()
     }
     unknown = [
@@ -121,16 +120,6 @@ def test_every_command_and_option_in_the_docs_exists() -> None:
         <= options.get(command, set())
     ]
     assert unknown == []
-
-
-def test_the_help_lists_every_command_with_a_complete_line_and_an_example() -> None:
-    group = typer.main.get_command(cli.app)
-    assert isinstance(group, typer.core.TyperGroup)
-    assert sorted(name for names in GROUPS.values() for name in names) == sorted(group.commands)
-    overview = CliRunner().invoke(cli.app, ["--help"], env={"COLUMNS": "80"}).output
-    assert "..." not in overview.replace("[ARGS]...", "")
-    for name, command in group.commands.items():
-        assert f"caprmil {name}" in str(command.help)
 
 
 def commands_on(page: Path) -> list[str]:

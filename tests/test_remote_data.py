@@ -19,7 +19,7 @@ from caprmil.io.atomic import write_text
 from caprmil.io.paths import RemotePath, as_path, upload
 from caprmil.slides.patches import PatchConfig
 from caprmil.slides.slide import Slide, find_slides
-from caprmil.training.recipe import read_recipe
+from caprmil.training.recipe_files import read_recipe
 from remote_faults import fail_uploads_after, reset_connections
 from test_extraction import Colour, save, section
 

@@ -14,10 +14,11 @@ import pytest
 from caprmil import config, figures
 from caprmil.cli import app
 from caprmil.errors import RunError, StorageError
-from caprmil.evaluation import predictions
+from caprmil.evaluation import score_summary
 from caprmil.evaluation.predictions import Predictions
 from caprmil.experiments.status import read_status
 from caprmil.io.atomic import write_text
+from caprmil.io.cache_folder import cache_folder
 from caprmil.io.paths import RemotePath, as_path, upload, upload_all
 from caprmil.runs import remote
 from caprmil.runs.remote import (
@@ -25,7 +26,6 @@ from caprmil.runs.remote import (
     RemoteRun,
     _lock,
     _write_heartbeat,
-    cache_folder,
     finished_folds,
     remote_run,
 )
@@ -44,7 +44,7 @@ def fast_runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         patch.setattr(figures, "save", lambda _, path, **__: path.touch())
-        patch.setattr(predictions, "summary", partial(predictions.summary, draws=5))
+        patch.setattr(score_summary, "summary", partial(score_summary.summary, draws=5))
         yield
 
 
@@ -96,7 +96,7 @@ def interrupt(*_: Any, **__: Any) -> None:
 def partial_run(memory: RemotePath, recipe: Recipe) -> RemotePath:
     """A remote run that was just started, with a partially uploaded fold."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("caprmil.training.cross_validation.train_fold", interrupt)
+        patch.setattr("caprmil.training.fold_worker.train_fold", interrupt)
         with pytest.raises(KeyboardInterrupt):
             train(recipe, memory / "run")
     (memory / "run/folds/fold-0/model/model.safetensors").write_bytes(b"half")
@@ -161,7 +161,7 @@ def test_another_machine_resumes_a_killed_run_after_its_finished_folds(
     before = (out / "folds/fold-0/fold.json").read_bytes()
     shutil.rmtree(folders[0])  # another machine does not have it
     fitted = []
-    monkeypatch.setattr("caprmil.training.cross_validation.fit", counting(fitted))
+    monkeypatch.setattr("caprmil.training.fold_worker.fit", counting(fitted))
     run = train(recipe, out)
     assert len(fitted) == 1
     assert run.scores == local.scores
@@ -197,7 +197,7 @@ def test_repeating_the_command_uploads_missing_scores(
             train(recipe, memory / "run")
     assert not Run(memory / "run").finished
     fitted: list[int] = []
-    monkeypatch.setattr("caprmil.training.cross_validation.fit", counting(fitted))
+    monkeypatch.setattr("caprmil.training.fold_worker.fit", counting(fitted))
     assert train(recipe, memory / "run").finished
     assert fitted == []
 
@@ -213,7 +213,7 @@ def test_folds_that_could_not_be_uploaded_are_not_trained_again(
         with pytest.raises(StorageError):
             train(recipe, memory / "run")
     fitted: list[int] = []
-    monkeypatch.setattr("caprmil.training.cross_validation.fit", counting(fitted))
+    monkeypatch.setattr("caprmil.training.fold_worker.fit", counting(fitted))
     assert train(recipe, memory / "run").finished
     assert fitted == []
 

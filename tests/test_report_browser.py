@@ -14,6 +14,7 @@ from caprmil.features import bags
 from caprmil.report.paper_page import write_paper
 from caprmil.runs.run import Run
 from caprmil.synthetic import RareSignal, Section
+from long_lists import repeat_rows
 
 pytestmark = pytest.mark.slow
 
@@ -227,6 +228,29 @@ def test_slides_are_sorted_and_filtered(visit: Any, tiny_run: Run) -> None:
     page.fill("#search", "slide_003")
     assert rows.count() == 1
     assert "1 of 24" in page.locator("#shown").inner_text()
+    patient = tiny_run.patients["slide_003"]
+    page.fill("#search", patient)
+    assert rows.count() == list(tiny_run.patients.values()).count(patient)
+
+
+def test_a_long_table_shows_its_first_rows_until_all_are_wanted(
+    chromium: Any, files: dict[str, Path], tmp_path: Path
+) -> None:
+    path = tmp_path / "long.html"
+    path.write_text(repeat_rows(files["run"].read_text(), 1200))
+    page = chromium.new_page()
+    page.goto(path.as_uri())
+    rows = page.locator("#slides tbody tr")
+    assert rows.count() == 500
+    page.click("#slides th:first-child button")
+    page.click("#slides th:first-child button")
+    assert rows.first.locator("th").inner_text() == "slide_01199"
+    page.fill("#search", "slide_0000")
+    assert rows.count() == 10
+    page.fill("#search", "")
+    page.click("text=Show all 1,200")
+    assert rows.count() == 1200
+    page.close()
 
 
 def test_without_scripts_only_the_layers_are_missing(chromium: Any, files: dict[str, Path]) -> None:

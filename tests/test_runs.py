@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -13,10 +15,13 @@ import torch
 from caprmil.errors import BagError, RunError, UnknownNameError
 from caprmil.features import bags
 from caprmil.features.bags import BagInfo
+from caprmil.features.batches import Sample
 from caprmil.io.json_files import as_json, read_json
 from caprmil.models.device import pick_device
+from caprmil.runs.bag_checks import check_bag
+from caprmil.runs.external_cohort import check_unseen
 from caprmil.runs.inference import predict_samples
-from caprmil.runs.run import FACTS, SCORES, SPLITS, Run, Sample
+from caprmil.runs.run import FACTS, SCORES, SPLITS, Run
 from caprmil.synthetic import RareSignal
 
 SAME_KIND = BagInfo(path=None, kind="caprmil", n_patches=9, width=64, dtype="float16")
@@ -58,6 +63,23 @@ def test_a_folder_that_is_not_a_run_is_refused(tmp_path: Path, name: str) -> Non
     (tmp_path / "a_file").touch()
     with pytest.raises(RunError, match=r"is not a run: there is no run\.json"):
         Run(tmp_path / name)
+
+
+def test_a_prediction_of_a_new_bag_loads_only_what_it_needs(tiny_run: Run, new_bag: Path) -> None:
+    code = """
+import sys
+from caprmil.cli import run
+try:
+    run(sys.argv[1:])
+except SystemExit as end:
+    assert not end.code
+heavy = "lightning sklearn matplotlib scipy pandas torch._dynamo sympy PIL openslide"
+print("loaded:", *(name for name in heavy.split() if name in sys.modules))
+"""
+    process = [sys.executable, "-c", code, "predict", str(tiny_run.folder), str(new_bag)]
+    done = subprocess.run(process, capture_output=True, text=True, check=True)
+    assert "1 slide predicted" in done.stdout
+    assert done.stdout.splitlines()[-1].split() == ["loaded:"]
 
 
 @pytest.mark.parametrize("name", [FACTS, SPLITS])
@@ -146,20 +168,20 @@ def test_bags_of_another_encoder_width_or_scale_are_refused(
     tiny_run: Run, changes: dict, expected: str
 ) -> None:
     with pytest.raises(BagError, match=expected):
-        tiny_run.check_bag("s", replace(SAME_KIND, **changes))
+        check_bag(tiny_run, "s", replace(SAME_KIND, **changes))
 
 
 @pytest.mark.parametrize(
     "changes", [{}, {"encoder": "Synthetic"}, {"mpp": 1.05}, {"mpp": None}, {"encoder": None}]
 )
 def test_bags_of_the_same_encoder_are_accepted(tiny_run: Run, changes: dict) -> None:
-    tiny_run.check_bag("s", replace(SAME_KIND, **changes))
+    check_bag(tiny_run, "s", replace(SAME_KIND, **changes))
 
 
 def test_force_accepts_everything_but_another_width(tiny_run: Run) -> None:
-    tiny_run.check_bag("s", replace(SAME_KIND, encoder="uni", mpp=0.5), force=True)
+    check_bag(tiny_run, "s", replace(SAME_KIND, encoder="uni", mpp=0.5), force=True)
     with pytest.raises(BagError, match="32 features"):
-        tiny_run.check_bag("s", replace(SAME_KIND, width=32), force=True)
+        check_bag(tiny_run, "s", replace(SAME_KIND, width=32), force=True)
 
 
 def test_all_bags_are_checked_before_the_first_prediction(
@@ -247,11 +269,11 @@ def test_a_slide_without_a_finite_answer_is_left_out_of_the_scores(
 
 
 def test_slides_and_patients_that_were_trained_on_are_not_scored(tiny_run: Run) -> None:
-    tiny_run.check_unseen({"other": "patient a"})
+    check_unseen(tiny_run, {"other": "patient a"})
     with pytest.raises(RunError, match=r"trained on 1 of these slides.*slide_003"):
-        tiny_run.check_unseen({"other": "patient a", "slide_003": "patient b"})
+        check_unseen(tiny_run, {"other": "patient a", "slide_003": "patient b"})
     with pytest.raises(RunError, match=r"trained on 1 of these slides.*other"):
-        tiny_run.check_unseen({"other": "patient_003"})
+        check_unseen(tiny_run, {"other": "patient_003"})
 
 
 def test_a_slide_that_was_only_tested_counts_as_unseen(copy: Path) -> None:
@@ -260,7 +282,7 @@ def test_a_slide_that_was_only_tested_counts_as_unseen(copy: Path) -> None:
         for part in ("train", "validation"):
             fold[part] = [slide for slide in fold[part] if slide != "slide_003"]
     (copy / SPLITS).write_text(json.dumps(splits))
-    Run(copy).check_unseen({"slide_003": "patient_003"})
+    check_unseen(Run(copy), {"slide_003": "patient_003"})
 
 
 def test_every_model_predicts_another_cohort(tiny_run: Run, tmp_path: Path) -> None:

@@ -10,17 +10,19 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from caprmil.cohort.cohort import CohortConfig, load_cohort
-from caprmil.cohort.covariates import encode
+from caprmil.cohort.cohort import load_cohort
+from caprmil.cohort.cohort_config import CohortConfig
+from caprmil.cohort.covariates import Covariates, encode
 from caprmil.cohort.folds import SplitConfig
 from caprmil.cohort.slide_vectors import read_vectors
 from caprmil.errors import BagError, CohortError, RunError
 from caprmil.explain import explain_slide, locate_slide
 from caprmil.runs.run import Run
+from caprmil.runs.slide_covariates import write_vectors
 from caprmil.synthetic import TwoModalities
 from caprmil.training.cross_validation import cross_validate
-from caprmil.training.module import TrainConfig
 from caprmil.training.recipe import FusionConfig, ModelConfig, Recipe
+from caprmil.training.train_config import TrainConfig
 from quick_scoring import quick_scoring
 
 pytestmark = pytest.mark.slow
@@ -154,6 +156,18 @@ def test_a_run_keeps_its_vectors_and_explains_with_them(run: Run, home: Path) ->
         again.predict({"new": bag}, device="cpu")
 
 
+def test_a_run_is_not_resumed_with_other_vectors(tmp_path: Path) -> None:
+    cells = {name: {"slide": name} for name in ("a", "b")}
+    vectors = {name: np.ones(3, dtype=np.float32) for name in cells}
+    one = Covariates(names=(), cells=cells, vectors=vectors)
+    write_vectors(tmp_path, one)
+    write_vectors(tmp_path, one)
+    other = vectors | {"b": np.full(3, 2, dtype=np.float32)}
+    for changed in (other, {"a": vectors["a"]}):
+        with pytest.raises(RunError, match="other vectors"):
+            write_vectors(tmp_path, replace(one, vectors=changed))
+
+
 def test_damaged_vectors_of_a_run_are_an_error(run: Run, tmp_path: Path) -> None:
     copy = tmp_path / "run"
     shutil.copytree(run.folder, copy)
@@ -181,4 +195,4 @@ def test_a_recipe_with_vectors_differs_from_one_without(run: Run) -> None:
     data = CohortConfig(label="label", vectors="titan")
     assert data.reads_covariates
     assert not replace(data, vectors=None).reads_covariates
-    assert 'vectors = "' in run.recipe_text
+    assert 'vectors = "' in run.recipe.text

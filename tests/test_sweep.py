@@ -96,6 +96,14 @@ def test_a_point_changes_its_settings_and_nothing_else() -> None:
     assert one.recipe_at(last).train.epochs == 7
 
 
+def test_a_sweep_of_another_model_starts_from_its_recipe() -> None:
+    found = read_plan("t.csv", ["model.hidden=256,384", "train.epochs=3"], model="clam")
+    assert (found.recipe.model.name, found.recipe.train.min_lr) == ("clam", 1e-5)
+    short = read_plan("t.csv", ["train.epochs=3,9"])  # the warm-up fits into each point
+    warmups = [short.recipe_at(point).train.warmup_epochs for point in points(short)]
+    assert warmups == [1, 6]
+
+
 def test_two_keys_with_the_same_last_part_are_written_in_full() -> None:
     (first, *_) = points(plan("splits.seed=1,2", "train.seed=3,4", "model.tokens=2,4"))
     assert first.name == "splits.seed=1,train.seed=3,tokens=2"

@@ -260,7 +260,7 @@ def test_the_benchmark_prints_its_table_and_command(
     script.main(["--cases", *small, "--seeds", "1", *options])
     page = (tmp_path / "page.md").read_text()
     assert page in capsys.readouterr().out
-    assert "| case | ours | CLAM |" in page
+    assert page.startswith("| case | ours |")
     assert "Made by `python benchmarks/tissue_rules.py --first 100 --seeds 1`" in page
     with Image.open(tmp_path / "sheet.png") as sheet:
         assert sheet.width > SHAPE[1]

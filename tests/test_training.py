@@ -26,14 +26,16 @@ from caprmil.features import bags
 from caprmil.features.batches import Sample
 from caprmil.io.json_files import read_json
 from caprmil.models import create
+from caprmil.runs.facts import RECIPE
 from caprmil.runs.history import read_history
 from caprmil.runs.inference import predict_samples
-from caprmil.runs.run import RECIPE, Run
+from caprmil.runs.run import Run
 from caprmil.runs.timing import read_timing
 from caprmil.training import cross_validation as training
 from caprmil.training.cross_validation import cross_validate
 from caprmil.training.module import load_weights
-from caprmil.training.recipe import ModelConfig, Recipe, read_recipe
+from caprmil.training.recipe import ModelConfig, Recipe
+from caprmil.training.recipe_files import read_recipe
 from executor_workers import run_contents
 from quick_scoring import quick_scoring
 
@@ -265,7 +267,7 @@ def test_a_logger_of_another_package_is_imported_only_if_it_is_allowed(
     assert not stranger.exists()
     assert not out.exists()
     options: dict[str, Any] = {"device": "cpu", "progress": False}
-    at_call(2, monkeypatch, "training.cross_validation.train_fold")
+    at_call(2, monkeypatch, "training.fold_worker.train_fold")
     with pytest.raises(KeyboardInterrupt):
         cross_validate(recipe, out, **options, allow_loggers=["stranger.Mine"])
     monkeypatch.undo()
@@ -364,14 +366,12 @@ slow = partial(pytest.param, marks=pytest.mark.slow)
         slow("training.run_folder.as_json", 2),  # recipe and splits are written, run.json is not
         ("training.checkpoints.write_history", 4),  # in the middle of the second fold
         slow("models.MILModel.save_pretrained", 2),  # trained, and nothing saved
-        slow(
-            "training.cross_validation.predict_samples", 4
-        ),  # validation is predicted, test is not
-        ("training.cross_validation.Path.rename", 2),  # the fold is complete, but not renamed yet
-        ("training.cross_validation.train_fold", 2),  # between folds
+        slow("training.fold_worker.predict_samples", 4),  # validation is predicted, test is not
+        ("training.fold_worker.Path.rename", 2),  # the fold is complete, but not renamed yet
+        ("training.fold_worker.train_fold", 2),  # between folds
         slow("evaluation.predictions.Predictions.concatenate", 1),
         slow("figures.roc_curves", 1),
-        ("evaluation.predictions.summary", 1),
+        ("evaluation.score_summary.summary", 1),
     ],
 )
 def test_an_interrupted_run_resumes_and_ends_with_the_same_numbers(
@@ -392,7 +392,7 @@ def test_an_interrupted_run_resumes_and_ends_with_the_same_numbers(
 @pytest.fixture
 def broken(tiny_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A run that was interrupted between its folds."""
-    at_call(2, monkeypatch, "training.cross_validation.train_fold")
+    at_call(2, monkeypatch, "training.fold_worker.train_fold")
     with pytest.raises(KeyboardInterrupt):
         run_recipe(quick(tiny_recipe), tmp_path / "broken")
     monkeypatch.undo()
@@ -474,7 +474,7 @@ def test_a_cohort_that_has_changed_is_refused(
     write()
     fixed = SplitConfig(kind="fixed")
     recipe = quick(tiny_recipe, cohort=str(table), splits=fixed)
-    at_call(1, monkeypatch, "training.cross_validation.train_fold")
+    at_call(1, monkeypatch, "training.fold_worker.train_fold")
     with pytest.raises(KeyboardInterrupt):
         run_recipe(recipe, tmp_path / "run")
     if change == "bag":

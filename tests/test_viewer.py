@@ -404,7 +404,7 @@ def test_a_run_without_models_or_bags_is_refused(tiny_run: Run, tmp_path: Path) 
     splits = json.loads((folder / "splits.json").read_text())
     splits["paths"] = {name: f"/nowhere/{name}.h5" for name in splits["paths"]}
     (folder / "splits.json").write_text(json.dumps(splits))
-    with pytest.raises(RunError, match="no longer exist"):
+    with pytest.raises(RunError, match="no longer where they were"):
         Library(Run(folder), device="cpu")
     shutil.rmtree(folder / "folds")
     with pytest.raises(RunError, match="no trained model yet"):

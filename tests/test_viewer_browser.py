@@ -14,6 +14,7 @@ from caprmil.features import bags
 from caprmil.runs.run import Run
 from caprmil.viewer import Library
 from caprmil.viewer.library import identify
+from long_lists import repeat_slides
 from viewer_requests import BARE, FIRST, SECOND
 from viewer_tab import Open, open_tabs, serving
 
@@ -385,3 +386,35 @@ def test_a_stopped_viewer_is_reported(open_tab: Open) -> None:
     tab.page.wait_for_selector("body[data-state=failed]")
     assert "still running" in tab.text("notice")
     tab.errors.clear()
+
+
+def test_a_long_list_has_only_the_rows_near_those_in_view(open_tab: Open) -> None:
+    tab = open_tab()
+    repeat_slides(tab.page, 1000)
+    tab.go()
+    rows = tab.page.locator("#list li")
+    assert tab.text("count") == "1,000 slides"
+    assert rows.count() < 100
+    height = tab.page.evaluate("document.querySelector('#list').scrollHeight")
+    assert height == pytest.approx(1000 * rows.first.bounding_box()["height"], rel=0.01)
+    tab.page.evaluate("document.querySelector('#list').scrollTop = 1e9")
+    last = tab.page.locator("#list li:last-child b")
+    last.get_by_text("slide_00999").wait_for()
+    assert rows.count() < 100
+    assert rows.last.get_attribute("aria-posinset") == rows.last.get_attribute("aria-setsize")
+    tab.press("j")  # the open slide is the first one, far above
+    tab.wait_for_slide(SECOND)
+    tab.page.locator("#list [aria-current]").wait_for()
+    assert tab.page.locator("#list [aria-current]").get_attribute("title") == "slide_00001"
+    tab.page.fill("#search", "slide_0099")
+    assert tab.page.locator("#list b").all_inner_texts() == [
+        f"slide_{n:05d}" for n in range(990, 1000)
+    ]
+
+
+def test_slides_are_found_by_their_patient(open_tab: Open, tiny_run: Run) -> None:
+    tab = open_tab().go()
+    patient = tiny_run.patients["slide_003"]
+    tab.page.fill("#search", patient)
+    expected = [slide for slide, own in tiny_run.patients.items() if own == patient]
+    assert sorted(tab.page.locator("#list b").all_inner_texts()) == sorted(expected)

@@ -116,10 +116,10 @@ class Tab:
 
 
 @contextmanager
-def serving(library: Library) -> Iterator[str]:
-    """Serve a library, and yield the address of the viewer."""
+def serving(library: Library, second: Library | None = None) -> Iterator[str]:
+    """Serve a library, and yield the address of the viewer. `second` is shown beside it."""
     with listen("127.0.0.1", None) as sock:
-        running = make_server(create(library))
+        running = make_server(create(library, second=second))
         thread = threading.Thread(target=running.run, kwargs={"sockets": [sock]}, daemon=True)
         thread.start()
         yield f"http://127.0.0.1:{sock.getsockname()[1]}/"

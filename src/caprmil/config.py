@@ -9,6 +9,7 @@ import os
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -46,16 +47,20 @@ def load(
     path: str | os.PathLike[str], *, into: type[Settings], changes: Iterable[str] = ()
 ) -> Settings:
     """Return a TOML file as a dataclass, after changes such as `train.epochs=5`."""
+    return parse(load_table(path), into=into, name=as_path(path).name, changes=changes)
+
+
+def load_table(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return a TOML file as nested tables."""
     path = as_path(path)
     try:
-        table = read_toml(path.read_text(encoding="utf-8"))
+        return read_toml(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise RecipeError(f"There is no recipe {path}.") from None
     except (ValueError, RecursionError) as problem:
         raise RecipeError(f"{path} is not a TOML file: {problem}.") from None
     except OSError as problem:
         raise RecipeError(f"{path} cannot be read: {problem.strerror}.") from None
-    return parse(table, into=into, name=path.name, changes=changes)
 
 
 def load_json(path: Path, *, into: type[Settings], advice: str) -> Settings:
@@ -74,10 +79,15 @@ def parse(
     changes: Iterable[str] = (),
 ) -> Settings:
     """Return a table as a dataclass, after changes such as `train.epochs=5`."""
+    return _build(into, change(table, changes), name)
+
+
+def change(table: Mapping[str, Any], changes: Iterable[str]) -> dict[str, Any]:
+    """Return a table after changes such as `train.epochs=5`."""
     table = dict(table)
-    for change in changes:
-        table = _changed(table, change)
-    return _build(into, table, name)
+    for each in changes:
+        table = _changed(table, each)
+    return table
 
 
 def dump(settings: Any) -> str:
@@ -132,7 +142,8 @@ def _build(into: type[Settings], table: Mapping[str, Any], where: str) -> Settin
         elif rest:
             values.setdefault(rest, {})[key] = value
         else:
-            raise RecipeError(f"{where} has no setting called '{key}'.{suggest(key, known)}")
+            near = _suggest_inner(key, into) or suggest(key, known)
+            raise RecipeError(f"{where} has no setting called '{key}'.{near}")
     for name, field in known.items():
         if name not in values and field.default is MISSING and field.default_factory is MISSING:
             raise RecipeError(f"{where} has no '{name}', which is required.")
@@ -140,6 +151,27 @@ def _build(into: type[Settings], table: Mapping[str, Any], where: str) -> Settin
         return into(**values)
     except RecipeError as problem:
         raise RecipeError(f"{where}: {problem}") from None
+
+
+def _suggest_inner(key: str, into: type) -> str:
+    """Return ' Did you mean ...?' with the settings of that name, or nearly so, in inner tables."""
+    owners: dict[str, list[str]] = {}
+    types = get_type_hints(into)
+    for field in fields(into):
+        for inner in _inner_names(field, types[field.name]):
+            owners.setdefault(inner, []).append(f"'{field.name}.{inner}'")
+    near = get_close_matches(key, {*owners, *types}, n=1, cutoff=0.8)
+    return f" Did you mean {' or '.join(owners[near[0]])}?" if near and near[0] in owners else ""
+
+
+def _inner_names(field: Field[Any], kind: Any) -> list[str]:
+    """Return the settings in the table of a field; none if it has no table of fixed settings."""
+    of_kind = "registry" in field.metadata
+    if of_kind and field.default_factory is not MISSING:
+        kind = type(field.default_factory())
+    tables = [each for each in (kind, *get_args(kind)) if is_dataclass(each)]
+    names = [own.name for each in tables for own in fields(each) if not own.metadata.get("rest")]
+    return [KIND, *names] if of_kind else names
 
 
 def _build_by_kind(field: Field[Any], value: Any, where: str) -> Any:
@@ -181,9 +213,9 @@ def _convert(into: Any, value: Any, where: str) -> Any:
     if origin in (Union, UnionType):
         if value is None and NoneType in arguments:  # in JSON; TOML has no None
             return None
-        for choice in arguments:
-            if choice is not NoneType:
-                return _convert(choice, value, where)
+        choices = [choice for choice in arguments if choice is not NoneType]
+        lists = [choice for choice in choices if get_origin(choice) is tuple]
+        return _convert((lists if isinstance(value, list) and lists else choices)[0], value, where)
     if origin is Literal and value in arguments:
         return value
     if origin is tuple and isinstance(value, list):

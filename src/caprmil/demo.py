@@ -17,7 +17,7 @@ from caprmil.io.leftovers import clear_leftovers
 from caprmil.io.paths import require_local
 from caprmil.io.progress import bar
 from caprmil.models.device import pick_device
-from caprmil.runs.predict import bags_of
+from caprmil.runs.input_bags import bags_of
 from caprmil.runs.run import Run
 from caprmil.slides.slide import find_slides
 from caprmil.synthetic import SlideCohort
@@ -76,7 +76,7 @@ def demo(
         table = plan.cohort.write(out / "cohort", progress=step)
     features = out / "features"
     encoder = encoders.load(encoders.DEFAULT, device=pick_device(device))
-    with bar("Encoding", shown=progress) as step:
+    with bar("Encoding", shown=progress, eta=False) as step:
         job = Extraction(out=features, encoder=encoder, config=configure(encoder.card))
         job.run(find_slides([table.parent / "slides"]), progress=step)
     results = []

@@ -65,6 +65,8 @@ class UnknownNameError(CaprmilError):
 def suggest(name: str, known: Iterable[str]) -> str:
     """Return ' Did you mean ...? Known: ...', to append to a sentence about an unknown name."""
     known = sorted(known)
+    if not known:
+        return ""
     near = get_close_matches(name, known, n=1)
     return (f" Did you mean '{near[0]}'?" if near else "") + f" Known: {', '.join(known)}."
 

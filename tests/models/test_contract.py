@@ -27,6 +27,13 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "bayesmil, no draws": ("bayesmil", {"draws": 0, "prior": "subtyping"}),
     "sgpmil, shared noise": ("sgpmil", {"noise": "shared"}),
     "sgpmil, normalised": ("sgpmil", {"normalise": True}),
+    **{  # the patches of two sources, before models that stream, or do not, or have a loss
+        f"sources, {name}": (
+            "sources",
+            {"image": {"name": name, **SETTINGS[name]}, "widths": [22, 9], "dim": 12},
+        )
+        for name in ("caprmil", "transmil", "clam")
+    },
 }
 AFTER_CONTEXT = {  # models and pools after the context stack
     f"caprmil+{name}": ("caprmil", {"pool": {"name": name, **SETTINGS.get(name, {})}})
@@ -322,6 +329,7 @@ def test_a_bag_may_have_a_hundred_thousand_patches(name: str) -> None:
 
 def is_not_a_sum(model: MILModel) -> bool:
     """Return whether the logits are not sums over patches."""
+    model = getattr(model, "image", model)
     last = getattr(model, "pool", model)
     return type(last).__name__ in ("TransMIL", "DGRMIL") or getattr(last, "both_streams", False)
 

@@ -9,11 +9,15 @@ from torch import Tensor
 
 from caprmil.errors import BagError, RecipeError
 from caprmil.models import MODELS, FusedModel, MILModel, average_slide
-from caprmil.models.fusion import WAYS, NoImage, SlideModel
+from caprmil.models.fusion import WAYS, last_layer
+from caprmil.models.no_image import NoImage
 from small_models import small_model
 
 COLUMNS: list[dict[str, Any]] = [{"name": "age", "width": 2}, {"name": "sex", "width": 2}]
-CASES = (*sorted(MODELS), "none", "caprmil+gated", "caprmil+dsmil")
+CASES = (*sorted(MODELS), "none", "caprmil+gated", "caprmil+dsmil", "caprmil+abmil")
+NO_LAST_LAYER = ("bayesmil", "clam", "dsmil", "dtfd", "sgpmil", "none", "caprmil+dsmil")
+FILM = tuple(name for name in CASES if name not in NO_LAST_LAYER)
+ADDED = ("concatenation", "late")
 VALUES = torch.tensor([[0.5, -1.0, 2.0, 0.0], [0.0, 1.0, -1.0, 3.0], [1.0, 1.0, 1.0, 1.0]])
 
 
@@ -34,6 +38,14 @@ def model(request: pytest.FixtureRequest) -> FusedModel:
 def added(model: FusedModel, covariates: Tensor) -> Tensor:
     """What the covariates add to the logits, by the products of the weights."""
     return covariates.double() @ model.project.weight.mT @ model.classify.weight.mT
+
+
+def by_hand(model: FusedModel, bags: Tensor, covariates: Tensor) -> Tensor:
+    """The logits of FiLM, as in its paper: a scale and a shift of the embedding of each bag."""
+    scale, shift = added(model, covariates).chunk(2, dim=1)
+    classify = last_layer(model.image)
+    embedding = (1 + scale) * model.image(bags).embedding + shift
+    return embedding @ classify.weight.mT + classify.bias
 
 
 def test_logits_are_those_of_the_image_plus_a_linear_function(model: FusedModel) -> None:
@@ -60,7 +72,7 @@ def test_each_slide_of_packed_bags_gets_its_own_covariates(model: FusedModel) ->
         torch.testing.assert_close(together.logits[number], alone.logits[0])
 
 
-@pytest.mark.parametrize("how", WAYS)
+@pytest.mark.parametrize("how", ADDED)
 @pytest.mark.parametrize("name", CASES)
 def test_patches_covariates_and_bias_add_up_to_the_logits(name: str, how: str) -> None:
     model, bag = fused(name, how=how), torch.randn(1, 9, 24).double()
@@ -68,11 +80,12 @@ def test_patches_covariates_and_bias_add_up_to_the_logits(name: str, how: str) -
     output, evidence = slide(bag), slide.evidence(bag)
     logits = output.aux.get("mean_logits", output.logits)[0]
     plain = model.of_average_slide()(bag)
-    terms = torch.tensor([term for _, term in slide.covariate_terms.values()])
-    torch.testing.assert_close(output.logits[0] - plain.logits[0], terms.sum(dim=0).double())
+    fixed = slide.check_fixed()
+    terms = fixed.terms.sum(dim=0)
+    torch.testing.assert_close(output.logits[0] - plain.logits[0], terms)
     share = 1.0 if how == "concatenation" else 0.5
-    torch.testing.assert_close(terms.sum(dim=0).double(), share * added(model, VALUES[:1])[0])
-    assert [shown for shown, _ in slide.covariate_terms.values()] == ["63", "female"]
+    torch.testing.assert_close(terms, share * added(model, VALUES[:1])[0])
+    assert fixed.shown == ("63", "female")
     if evidence is not None:
         torch.testing.assert_close(evidence.logits, logits)
         without = model.image.evidence(bag)
@@ -103,8 +116,64 @@ def test_every_other_form_of_a_slide_has_the_covariates_too(model: FusedModel) -
         torch.testing.assert_close(removal.without_token(0, 0, 1).logits, plain.logits + shift)
 
 
-@pytest.mark.parametrize("how", WAYS)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", FILM)
+def test_film_scales_and_shifts_the_embedding_before_the_last_layer(name: str) -> None:
+    model, bags = fused(name, how="film"), torch.randn(3, 9, 24).double()
+    expected = by_hand(model, bags, VALUES)
+    torch.testing.assert_close(model(bags, covariates=VALUES).logits, expected)
+    packed = model(bags.reshape(1, 27, 24), sizes=(9, 9, 9), covariates=VALUES)
+    torch.testing.assert_close(packed.logits, expected)
+
+
+@pytest.mark.parametrize("name", FILM)
+def test_film_of_one_slide_is_the_image_model_with_another_last_layer(name: str) -> None:
+    model, bag = fused(name, how="film"), torch.randn(1, 9, 24).double()
+    slide, expected = model.of_slide(VALUES[0]), by_hand(model, bag, VALUES[:1])
+    torch.testing.assert_close(slide(bag).logits, expected)
+    evidence = slide.evidence(bag)
+    if evidence is not None:
+        torch.testing.assert_close(evidence.logits, expected[0])
+    if slide.streams:
+        torch.testing.assert_close(slide.stream(lambda: bag.split(4, dim=1)).logits, expected)
+    if slide.weighs_patches:
+        torch.testing.assert_close(slide.forward_weighted(bag, torch.ones(9)).logits, expected)
+    if slide.token_shape is not None:
+        torch.testing.assert_close(slide.token_removal(lambda: [bag]).output().logits, expected)
+    # What it was made of is as before.
+    torch.testing.assert_close(model(bag, covariates=VALUES[:1]).logits, expected)
+
+
+@pytest.mark.parametrize("name", FILM)
+def test_shifts_and_scales_add_up_to_the_difference_to_the_average_slide(name: str) -> None:
+    model, bag = fused(name, how="film"), torch.randn(1, 9, 24).double()
+    slide, average = model.of_slide(VALUES[0]), model.of_average_slide()
+    torch.testing.assert_close(average(bag).logits, model.image(bag).logits)
+    output, fixed = slide(bag), slide.check_fixed()
+    assert fixed.scales is not None
+    parts = fixed.terms + fixed.scales @ output.embedding[0]
+    torch.testing.assert_close(parts.sum(dim=0), (output.logits - average(bag).logits)[0])
+    # One column is the change that it makes alone: the columns do not act on each other.
+    alone = model.of_slide(torch.tensor([*VALUES[0, :2], 0, 0]))(bag)
+    torch.testing.assert_close(parts[0], (alone.logits - average(bag).logits)[0])
+
+
+def test_a_last_layer_makes_the_logits_of_the_embedding_in_training_too() -> None:
+    for name in FILM:
+        image = small_model(name, in_dim=24, n_outputs=3).double().train()
+        output = image(torch.randn(3, 9, 24).double())
+        torch.testing.assert_close(last_layer(image)(output.embedding), output.logits)
+
+
+@pytest.mark.parametrize("name", NO_LAST_LAYER)
+def test_film_is_refused_without_one_last_layer(name: str) -> None:
+    with pytest.raises(RecipeError, match="Choose how = concatenation or late, or a model that"):
+        fused(name, how="film")
+
+
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [(name, how) for name in CASES for how in (WAYS if name in FILM else ADDED)],
+)
 def test_training_reaches_the_weights_of_the_covariates(name: str, how: str) -> None:
     model = fused(name, how=how).train()
     output = model(torch.randn(3, 9, 24).double(), covariates=VALUES)
@@ -118,7 +187,7 @@ def test_late_fusion_trains_each_modality_by_its_own_loss() -> None:
     model, labels = fused("caprmil", how="late"), torch.tensor([0, 2, 1])
     bags = torch.randn(3, 9, 24).double()
     output = model(bags, covariates=VALUES)
-    logits = model.covariate_logits(VALUES)
+    logits = model.read(VALUES)
     plain = model.image(bags)
     torch.testing.assert_close(output.logits, (plain.logits + logits) / 2)
     cross_entropy = torch.nn.functional.cross_entropy
@@ -127,9 +196,10 @@ def test_late_fusion_trains_each_modality_by_its_own_loss() -> None:
     torch.testing.assert_close(found["covariates"], cross_entropy(logits, labels))
 
 
-def test_before_training_the_covariates_add_nothing() -> None:
+@pytest.mark.parametrize("how", ["concatenation", "film"])
+def test_before_training_the_covariates_add_nothing(how: str) -> None:
     image = small_model("caprmil", in_dim=24, n_outputs=3)
-    model = FusedModel(24, 3, image=image, columns=COLUMNS).eval()
+    model = FusedModel(24, 3, image=image, columns=COLUMNS, how=how).eval()
     bags = torch.randn(3, 9, 24)
     assert torch.equal(model(bags, covariates=VALUES).logits, image(bags).logits)
 
@@ -143,17 +213,17 @@ def test_a_saved_model_is_loaded_with_its_covariates(how: str, tmp_path: Path) -
     assert loaded.settings["columns"] == COLUMNS
     values = VALUES[:1]
     assert torch.equal(loaded(bag, covariates=values).logits, model(bag, covariates=values).logits)
-    slide = model.of_slide(VALUES[0])
-    slide.save_pretrained(tmp_path / "slide")
-    again = MILModel.from_pretrained(tmp_path / "slide")
-    assert isinstance(again, SlideModel)
-    torch.testing.assert_close(again(bag).logits, slide(bag).logits)
+    with pytest.raises(ValueError, match="of one slide"):
+        model.of_slide(VALUES[0]).save_pretrained(tmp_path / "slide")
 
 
 def test_a_model_without_its_covariates_says_which_it_reads() -> None:
     model = fused("mean")
     with pytest.raises(BagError, match="age, sex"):
         model(torch.randn(1, 9, 24))
+    assert not model.streams
+    with pytest.raises(BagError, match="age, sex"):
+        model.evidence(torch.randn(1, 9, 24))
     assert average_slide(model)(torch.randn(1, 9, 24).double()).logits.shape == (1, 3)
     assert average_slide(model.image) is model.image
 
@@ -167,7 +237,7 @@ def test_covariates_alone_do_not_depend_on_the_patches() -> None:
 
 def test_other_ways_and_sizes_are_refused() -> None:
     image = small_model("mean", in_dim=24, n_outputs=3)
-    with pytest.raises(RecipeError, match="concatenation or late"):
+    with pytest.raises(RecipeError, match="concatenation, late or film"):
         FusedModel(24, 3, image=image, columns=COLUMNS, how="early")
     with pytest.raises(RecipeError, match="dim must be 1"):
         FusedModel(24, 3, image=image, columns=COLUMNS, dim=0)

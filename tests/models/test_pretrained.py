@@ -24,7 +24,7 @@ def test_a_name_is_downloaded_from_the_hub(tmp_path: Path, monkeypatch: pytest.M
     model.save_pretrained(tmp_path)
     requests = []
 
-    def download(name: str, allow_patterns: list[str]) -> str:
+    def download(name: str, *, allow_patterns: list[str], **_: object) -> str:
         requests.append((name, allow_patterns))
         return str(tmp_path)
 

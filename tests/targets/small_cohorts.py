@@ -58,6 +58,7 @@ def write_cohort(
     patches: int = 20,
     width: int = 8,
     seed: int = 0,
+    prefix: str = "",
 ) -> Path:
     """Write bags and a table of labels, and return the path of the table."""
     rng = np.random.default_rng(seed)
@@ -69,7 +70,7 @@ def write_cohort(
         features = rng.normal(size=(patches, width)).astype(np.float32)
         features[: round(share * patches), 0] += 4
         bags.write(
-            folder / "features" / f"slide_{number:03d}.h5",
+            folder / "features" / f"{prefix}slide_{number:03d}.h5",
             features,
             coords,
             encoder="synthetic",
@@ -80,7 +81,8 @@ def write_cohort(
         )
         label = cell(share)
         cells = {"label": label} if isinstance(label, str) else label
-        rows.append({"slide": f"slide_{number:03d}", "patient": f"patient_{number:03d}", **cells})
+        names = {"slide": f"{prefix}slide_{number:03d}", "patient": f"{prefix}patient_{number:03d}"}
+        rows.append({**names, **cells})
     table = folder / "labels.csv"
     with table.open("w", newline="") as file:
         writer = csv.DictWriter(file, rows[0], lineterminator="\n")

@@ -16,14 +16,14 @@ from small_cohorts import CELLS, write_cohort
 from caprmil import config, explain, report
 from caprmil.cohort.folds import SplitConfig
 from caprmil.errors import CohortError, RecipeError
-from caprmil.estimator import MILRegressor
+from caprmil.estimators import MILRegressor
 from caprmil.evaluation.comparison import compare
 from caprmil.evaluation.predictions import Predictions
 from caprmil.explain.explanation_folder import write_explanation
 from caprmil.targets import Regression
 from caprmil.training.cross_validation import cross_validate
-from caprmil.training.module import TrainConfig
 from caprmil.training.recipe import ModelConfig, Recipe
+from caprmil.training.train_config import TrainConfig
 from quick_scoring import quick_scoring
 
 LABELS = np.random.default_rng(0).normal(50, 10, size=40)

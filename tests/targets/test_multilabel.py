@@ -27,8 +27,8 @@ from caprmil.targets.delong import auc_influence
 from caprmil.targets.metric import bootstrap
 from caprmil.targets.named_cells import join_cells, split_cells
 from caprmil.training.cross_validation import cross_validate
-from caprmil.training.module import TrainConfig
 from caprmil.training.recipe import ModelConfig, Recipe
+from caprmil.training.train_config import TrainConfig
 from quick_scoring import quick_scoring
 
 TARGET = Multilabel(labels=("EGFR", "KRAS", "ALK"))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import accuracy_score, cohen_kappa_score, mean_absolute_error
 
 from caprmil.errors import CohortError, RecipeError
-from caprmil.estimator import MILClassifier
+from caprmil.estimators import MILClassifier
 from caprmil.evaluation.comparison import compare
 from caprmil.evaluation.predictions import Predictions
 from caprmil.io.findings import Findings
@@ -147,7 +147,7 @@ def test_words_need_their_order() -> None:
 # Metrics
 
 REFERENCES = {
-    "kappa": lambda y, p: cohen_kappa_score(y, p, weights="quadratic"),
+    "kappa": lambda y, p: cohen_kappa_score(y, p, weights="quadratic", labels=range(4)),
     "grade_mae": mean_absolute_error,
     "adjacent_accuracy": lambda y, p: np.mean([abs(a - b) < 2 for a, b in zip(y, p, strict=True)]),
     "accuracy": accuracy_score,

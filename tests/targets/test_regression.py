@@ -15,7 +15,8 @@ from scipy.stats import pearsonr, spearmanr
 from sklearn.metrics import mean_absolute_error, r2_score
 
 from caprmil.errors import CohortError, RecipeError
-from caprmil.evaluation.predictions import Predictions, summary
+from caprmil.evaluation.predictions import Predictions
+from caprmil.evaluation.score_summary import summary
 from caprmil.explain.faithfulness import DeletionCurves, panels
 from caprmil.io.findings import Findings
 from caprmil.report.prediction_parts import how_many

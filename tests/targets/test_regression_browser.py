@@ -15,8 +15,8 @@ from caprmil.cohort.folds import SplitConfig
 from caprmil.runs.run import Run
 from caprmil.targets import Regression
 from caprmil.training.cross_validation import cross_validate
-from caprmil.training.module import TrainConfig
 from caprmil.training.recipe import ModelConfig, Recipe
+from caprmil.training.train_config import TrainConfig
 from caprmil.viewer import Library
 from caprmil.viewer.library import identify
 from quick_scoring import quick_scoring

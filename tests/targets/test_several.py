@@ -1,5 +1,8 @@
 """Several targets: the sum of losses, learned weights, scores and baselines of each, comparison."""
 
+import json
+import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +12,7 @@ import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
+from scipy.special import softmax
 from small_cohorts import CELLS, SETTINGS, write_cohort
 from typer.testing import CliRunner
 
@@ -18,13 +22,26 @@ from caprmil.cohort.cohort import load_cohort
 from caprmil.cohort.folds import SplitConfig
 from caprmil.errors import CohortError, RecipeError, UnknownNameError
 from caprmil.evaluation.baselines import predict_baselines
-from caprmil.evaluation.predictions import Predictions, summary
+from caprmil.evaluation.calibration import calibrate
+from caprmil.evaluation.predictions import Predictions
+from caprmil.evaluation.score_summary import summary
 from caprmil.experiments.sweep.plan import Plan
+from caprmil.explain import explain_slide, locate_slide
+from caprmil.io.json_files import as_json
 from caprmil.models import create
+from caprmil.report.slide_page import slide_report
 from caprmil.runs.history import read_history
 from caprmil.runs.run import Run
 from caprmil.synthetic import PlantedShares
-from caprmil.targets import TARGETS, Classification, Regression, Several, Task, find_target
+from caprmil.targets import (
+    TARGETS,
+    Classification,
+    Regression,
+    Several,
+    Survival,
+    Task,
+    find_target,
+)
 from caprmil.targets.part_losses import PartLosses
 from caprmil.training import checkpoints
 from caprmil.training.cross_validation import cross_validate
@@ -78,6 +95,28 @@ def test_a_batch_is_the_mean_of_its_bags_so_that_devices_and_batch_sizes_agree()
     assert losses.validation_loss(outputs, labels).item() == pytest.approx(
         torch.stack(single).mean().item()
     )
+
+
+def test_survival_is_scored_once_per_patient_and_the_others_slide_by_slide() -> None:
+    rng = np.random.default_rng(2)
+    times = np.stack([rng.exponential(10, size=30), rng.random(30) < 0.7], axis=1)
+    risks, sizes = rng.normal(size=(60, 1)), rng.normal(size=(60, 2))
+    target = Several(tasks={"death": Task(kind="survival"), "size": Task(kind="regression")})
+    table = Predictions(
+        slides=tuple(f"s{n}" for n in range(60)),
+        target=target,
+        answers=np.c_[risks, sizes[:, :1]],
+        labels=np.c_[np.repeat(times, 2, axis=0), sizes[:, 1]],
+        patients=tuple(f"p{n // 2}" for n in range(60)),
+        folds=("a",) * 60,
+    )
+    found = summary(table, draws=20)
+    alone = Survival().headline_metric.function(times, risks.reshape(-1, 2).mean(axis=1)[:, None])
+    assert found.metrics["death.c_index"].all_slides_pooled == pytest.approx(alone)
+    assert found.metrics["death.c_index"].mean_over_folds == pytest.approx(alone)
+    each = summary(table.part("size"), draws=20).metrics["mae"]
+    assert found.metrics["size.mae"].all_slides_pooled == pytest.approx(each.all_slides_pooled)
+    assert "death: each patient is scored once" in " ".join(found.notes)
 
 
 def test_learned_weights_reach_the_best_variance_of_constant_losses() -> None:
@@ -201,6 +240,36 @@ def test_the_table_of_predictions_has_prefixed_columns_and_is_recognised(
     }
     np.testing.assert_array_equal(found.labels, run.predictions.labels)
     assert found.scores() == pytest.approx(run.predictions.scores(), nan_ok=True)
+
+
+def test_classes_among_several_targets_are_calibrated_as_they_are_alone(run: Run) -> None:
+    kept = json.loads((run.folder / "calibration.json").read_text())
+    assert list(kept["targets"]) == ["grade"]  # a number and labels have no temperature
+    validation = {fold: table.part("grade").labelled() for fold, table in run.validation.items()}
+    alone = calibrate(run.predictions.part("grade"), validation)
+    assert kept["targets"]["grade"] == json.loads(as_json(alone.as_dict()))
+    assert (run.folder / "grade-reliability.png").exists()
+    assert alone.as_markdown() in (run.folder / "scores.md").read_text()
+
+
+def test_a_slide_report_shows_the_calibrated_probability_of_each_target(
+    run: Run, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(run.folder, tmp_path / "run")
+    temperatures = {fold.name: 2.0 + number for number, fold in enumerate(run.splits)}
+    kept = {"targets": {"grade": {"temperatures": temperatures}}}
+    (folder / "calibration.json").write_text(json.dumps(kept))
+    changed = Run(folder)
+    explained = explain_slide(changed, locate_slide(changed, "slide_001"), device="cpu")
+    grade = run.target.parts["grade"]
+    logs = {f: np.log(own[grade.answers]) for f, own in explained.answer.by_fold.items()}
+    expected = np.mean([softmax(own / temperatures[f]) for f, own in logs.items()], axis=0)
+    text = slide_report(changed, explained)
+    assert "calibrated probability" in text
+    best = int(explained.answer.mean[grade.answers].argmax())
+    (shown,) = re.findall(r'<b data-value="([\d.e-]+)">', text)
+    assert float(shown) == pytest.approx(expected[best])
+    assert changed.calibrate(explained.answer.by_fold) is None  # not all targets have temperatures
 
 
 def test_baselines_of_a_target_are_those_of_the_slides_that_have_its_label(run: Run) -> None:

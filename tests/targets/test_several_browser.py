@@ -15,8 +15,8 @@ from caprmil.cohort.folds import SplitConfig
 from caprmil.runs.run import Run
 from caprmil.targets import find_target
 from caprmil.training.cross_validation import cross_validate
-from caprmil.training.module import TrainConfig
 from caprmil.training.recipe import ModelConfig, Recipe
+from caprmil.training.train_config import TrainConfig
 from caprmil.viewer import Library
 from caprmil.viewer.library import identify
 from quick_scoring import quick_scoring
@@ -101,6 +101,21 @@ def test_a_removed_region_changes_the_prediction_of_each(open_tab: Open, run: Ru
     assert not HTML.search(tab.text("prediction"))
     tab.page.click("#prediction button:has-text('Reset')")
     assert tab.text("prediction") == before
+
+
+def test_the_viewer_calibrates_each_target_as_its_report_does(open_tab: Open, run: Run) -> None:
+    if run.target.kind == "multilabel":
+        pytest.skip("Several labels of one target are not calibrated.")
+    key, place = identify("slide_003"), run.target.parts["grade"].answers
+    answer = Library(run, device="cpu").explained(key).facts["answer"]
+    folds = {fold.name: np.array(answer["mean"][place]) for fold in run.unseen_folds("slide_003")}
+    expected = run.part("grade").calibrate(folds)
+    assert expected is not None
+    np.testing.assert_allclose(answer["calibrated"][place], expected)
+    others = [value for n, value in enumerate(answer["calibrated"]) if n not in range(10)[place]]
+    assert set(others) == {None}
+    text = open_tab().go(f"#s={key}").text("prediction")
+    assert [line for line in text.splitlines() if "calibrated" in line] == ["grade, calibrated"]
 
 
 def test_the_viewer_fits_a_phone(open_tab: Open, run: Run) -> None:

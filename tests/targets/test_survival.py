@@ -16,7 +16,8 @@ from caprmil import MILSurvival
 from caprmil.cohort.cohort import load_cohort
 from caprmil.cohort.folds import SplitConfig
 from caprmil.errors import CohortError, RecipeError, RunError
-from caprmil.evaluation.predictions import Predictions, summary
+from caprmil.evaluation.predictions import Predictions
+from caprmil.evaluation.score_summary import summary
 from caprmil.explain import explain_slide, locate_slide
 from caprmil.io.findings import Findings
 from caprmil.models import create

@@ -14,8 +14,8 @@ from caprmil.runs.run import Run
 from caprmil.synthetic import SurvivalBags
 from caprmil.targets import Survival
 from caprmil.training.cross_validation import cross_validate
-from caprmil.training.module import TrainConfig
 from caprmil.training.recipe import ModelConfig, Recipe
+from caprmil.training.train_config import TrainConfig
 from caprmil.viewer import Library
 from caprmil.viewer.library import identify
 from quick_scoring import quick_scoring

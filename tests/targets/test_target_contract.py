@@ -1,8 +1,10 @@
 """The contract of targets: every registered one is trained, predicted, explained and shown."""
 
+import json
 import re
 from collections.abc import Iterator
 from importlib.resources import files
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +21,15 @@ from caprmil.errors import RunError, plural
 from caprmil.evaluation.comparison import compare
 from caprmil.export import model_export
 from caprmil.features import bags
+from caprmil.report.external_page import FILES, write_external
 from caprmil.report.parts_registry import PARTS
+from caprmil.runs.external import validate_external
 from caprmil.runs.run import Run
 from caprmil.targets import TARGETS, find_target
 from caprmil.training import checkpoints
 from caprmil.training.cross_validation import cross_validate
-from caprmil.training.module import TrainConfig
 from caprmil.training.recipe import ModelConfig, Recipe
+from caprmil.training.train_config import TrainConfig
 from caprmil.viewer import Library, create
 from caprmil.viewer.library import DISPLAYS, identify
 from quick_scoring import quick_scoring
@@ -41,22 +45,35 @@ def quick() -> Iterator[None]:
 
 
 DEFAULT = ("classification", "regression", "survival")
-KINDS = [
-    kind if kind in DEFAULT else pytest.param(kind, marks=pytest.mark.slow) for kind in TARGETS
-]
+SMALL = {"dim": 8, "heads": 2, "tokens": 2}
+MODELS = {
+    "caprmil": ModelConfig(settings=SMALL),
+    "caprmil+gated": ModelConfig(settings={**SMALL, "pool": "gated"}),
+    "abmil": ModelConfig(name="abmil", settings={"dim": 8, "hidden": 4}),
+    "mean": ModelConfig(name="mean", settings={"dim": 8}),
+}
 
 
-@pytest.fixture(scope="module", params=KINDS)
+def pairs() -> Iterator[Any]:
+    """Yield every kind of target with every model; in the default suite, three with CAPRMIL."""
+    for kind, model in product(TARGETS, MODELS):
+        default = kind in DEFAULT and model == "caprmil"
+        yield pytest.param(
+            (kind, model), id=f"{kind}-{model}", marks=() if default else pytest.mark.slow
+        )
+
+
+@pytest.fixture(scope="module", params=pairs())
 def recipe(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Recipe:
     """A small cohort for a target, and a tiny model."""
-    kind = request.param
+    kind, model = request.param
     assert kind in CELLS, f"Add the labels of {kind} to CELLS in small_cohorts.py."
     table = write_cohort(tmp_path_factory.mktemp(kind), CELLS[kind])
     return Recipe(
         cohort=str(table),
         features=str(table.parent / "features"),
         target=find_target(kind)(**SETTINGS.get(kind, {})),
-        model=ModelConfig(settings={"dim": 8, "heads": 2, "tokens": 2}),
+        model=MODELS[model],
         splits=SplitConfig(folds=2, validation=0.25),
         train=TrainConfig(epochs=2, warmup_epochs=0, lr=1e-2),
         loggers={},
@@ -90,6 +107,35 @@ def test_training_predicts_every_slide_once(run: Run) -> None:
     assert run.predictions.target.kind == run.target.kind
     assert list(run.scores["metrics"]) == list(run.target.metrics)
     assert set(run.baselines) == {"patch count", "mean feature"}
+
+
+def test_another_cohort_is_scored_and_recalibrated(run: Run, tmp_path: Path) -> None:
+    table = write_cohort(tmp_path, CELLS[run.target.kind], slides=24, seed=1, prefix="new_")
+    found = validate_external(
+        run, table, table.parent / "features", recalibrate_on=8, draws=20, device="cpu"
+    )
+    for each in found.scores:
+        inside = run.scores["metrics"][each.metric]["mean_over_folds"]
+        assert each.internal.value == pytest.approx(inside, nan_ok=inside is None)
+        metric, parts = run.target.metric(each.metric), found.predictions.by_fold().values()
+        outside = np.array([metric.function(*part.scored().truth) for part in parts])
+        known = outside[~np.isnan(outside)]
+        assert each.external.value == pytest.approx(
+            known.mean() if len(known) else np.nan, nan_ok=True
+        )
+    assert {shift.name for shift in found.shifts} >= {
+        "Features (synthetic): mean",
+        "Patches per slide",
+    }
+    assert any(shift.name.startswith("Labels") for shift in found.shifts)
+    assert found.recalibrated is not None
+    assert found.recalibrated.scored == 16
+    written = write_external(found, tmp_path / "out")
+    assert {path.name for path in written} == set(FILES)
+    text = (tmp_path / "out" / "index.html").read_text()
+    assert all(title in text for title in ("What was found", "Scores", "How the cohorts differ"))
+    facts = json.loads((tmp_path / "out" / "external.json").read_text())
+    assert [each["metric"] for each in facts["scores"]] == list(run.target.metrics)
 
 
 def test_an_interrupted_run_ends_with_the_same_numbers(
@@ -129,7 +175,8 @@ def test_a_run_is_evaluated_on_another_cohort(run: Run, tmp_path: Path) -> None:
     options = ("--features", tmp_path / "features", "--out", tmp_path / "found.csv")
     output = caprmil("evaluate", run.folder, "--cohort", table, *options)
     found = run.read_predictions(tmp_path / "found.csv")
-    assert f"{found.scores()[run.target.headline]:.3f}" in output
+    each = [scores[run.target.headline] for scores in found.fold_scores().values()]
+    assert f"{np.nanmean(each):.3f}" in output
     own = found.by_fold()["fold-0"]
     bag_paths = {name: tmp_path / "features" / f"{name}.h5" for name in own.slides}
     alone = run.predict(bag_paths, fold="fold-0", device="cpu")

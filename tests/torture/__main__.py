@@ -56,6 +56,8 @@ def main(words: Sequence[str] | None = None) -> int:
     options = _parse(words)
     begin = time.monotonic()
     warm_up()
+    if options.folder:
+        Path(options.folder).mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="torture-", dir=options.folder))
     try:
         corpus = make_corpus(folder / "corpus")

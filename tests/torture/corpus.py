@@ -83,7 +83,7 @@ def warm_up() -> None:
     os.environ |= {"OMP_NUM_THREADS": "1", "MPLBACKEND": "agg", "VIPS_CONCURRENCY": "1"}
     os.environ |= {"HF_HUB_OFFLINE": "1", "OPENBLAS_NUM_THREADS": "1", "ARROW_NUM_THREADS": "1"}
     names = ["demo", "report", "viewer", "viewer.app", "export", "experiments.sweep.runner", "cli"]
-    names += ["explain.map_ranking", "experiments.cost", "experiments.status", "runs.predict"]
+    names += ["explain.map_ranking", "experiments.cost", "experiments.status", "runs.input_bags"]
     names += ["training.cross_validation", "features.convert", "runs.check", "report.paper_page"]
     names += ["experiments.gathered_runs", "figures", "explain.map_checks", "runs.scoring"]
     for name in names:
@@ -244,6 +244,7 @@ def _write_slides(corpus: Corpus) -> None:
     image.tiffsave(str(folder / "strips.tif"), compression="none", **scale)
     image.pngsave(str(folder / "image.png"), compression=6)
     Image.fromarray(section()).save(folder / "photo.jpg", quality=80, dpi=(12700, 12700))
+    Image.fromarray(section()).save(folder / "crop.bmp", dpi=(12700, 12700))
     text = "Aperio Image Library v11\r\n448x384 [0,0 448x384] (128x128) JPEG|AppMag = 20|MPP = 2.0"
     with tifffile.TiffWriter(folder / "aperio.svs") as file:
         options: dict[str, Any] = {"photometric": "rgb", "metadata": None, "compression": "deflate"}

@@ -163,13 +163,13 @@ class Readers:
             command("evaluate", file.path)
 
     def recipe(self, file: Damaged) -> None:
-        from caprmil.training.recipe import read_recipe
+        from caprmil.training.recipe_files import read_recipe
 
         reads(lambda p: self._plan(read_recipe(p)), file.path)
 
     def setting(self, file: Damaged) -> None:
         """Change a setting to something impossible. The damaged file is not used."""
-        from caprmil.training.recipe import read_recipe
+        from caprmil.training.recipe_files import read_recipe
 
         names = _names(tomllib.loads(file.seed.read_text()))
         values = ("inf", "-inf", "nan", "-1", "0", "1.5", "1e308", "1e-320", "x", '""', "[]", "{}")
@@ -184,7 +184,7 @@ class Readers:
         import torch
 
         from caprmil.errors import CaprmilError
-        from caprmil.training import cross_validation
+        from caprmil.training import cross_validation, fold_worker
 
         def no_training(training: Any, *_: object, **__: object) -> None:
             cohort = training.cohort
@@ -195,7 +195,7 @@ class Readers:
 
         if recipe.features is None:
             recipe = replace(recipe, features=str(self.corpus.features))
-        with mock.patch.object(cross_validation, "train_fold", no_training):
+        with mock.patch.object(fold_worker, "train_fold", no_training):
             cross_validation.cross_validate(recipe, "out", device="cpu", progress=False)
 
     def run(self, file: Damaged) -> None:

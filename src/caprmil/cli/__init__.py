@@ -11,11 +11,14 @@ from caprmil import __version__
 from caprmil.cli import (
     atlas_command,
     compare_commands,
+    evaluate_command,
     experiment_commands,
     explain_command,
     export_command,
     faithfulness_command,
+    init_command,
     paper_command,
+    push_command,
     report_command,
     reproduce_command,
     run_commands,
@@ -33,11 +36,14 @@ __all__ = [
     "app",
     "atlas_command",
     "compare_commands",
+    "evaluate_command",
     "experiment_commands",
     "explain_command",
     "export_command",
     "faithfulness_command",
+    "init_command",
     "paper_command",
+    "push_command",
     "report_command",
     "reproduce_command",
     "run",
@@ -68,8 +74,9 @@ def doctor() -> None:
     """Check this machine: versions, devices, memory and disk.
 
     \b
-    Example:
+    Examples:
       caprmil doctor
+      caprmil doctor > machine.txt
     """
     from caprmil.doctor import examine
 
@@ -90,8 +97,9 @@ def demo(
     The slides are encoded, two new slides are predicted, and reports are written.
 
     \b
-    Example:
-      caprmil demo --full
+    Examples:
+      caprmil demo
+      caprmil demo --out demo-full --full
     """
     from caprmil import demo as show
     from caprmil.experiments.folder_lock import hold_folder

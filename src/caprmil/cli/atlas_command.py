@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from caprmil.cli.shared import Device, Force, RunFolder, app, show_table
+from caprmil.cli.shared import Device, Force, MovedFeatures, RunFolder, app, open_run, show_table
 from caprmil.errors import count
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ SHOWN, MOST_GROUPS = 8, 3  # tokens and groups in the printed table
 def atlas(
     run: RunFolder,
     out: Annotated[Path | None, typer.Option(help="A new folder; default: RUN/atlas.")] = None,
+    features: MovedFeatures = None,
     slides: Annotated[
         Path | None,
         typer.Option(help="Folder of the slide files, if they were moved since they were encoded."),
@@ -37,7 +38,7 @@ def atlas(
     of the tokens of CAPRMIL, over all slides of a run: one HTML page, a figure and tables.
 
     \b
-    Example:
+    Examples:
       caprmil atlas runs/first
       caprmil atlas runs/first --most 50 --slides slides
     """
@@ -48,9 +49,8 @@ def atlas(
     from caprmil.models.device import pick_device
     from caprmil.report import write_atlas
     from caprmil.report.atlas_page import verdict
-    from caprmil.runs.run import Run
 
-    trained, folder, used = Run(run), out or run / "atlas", pick_device(device)
+    trained, folder, used = open_run(run, features), out or run / "atlas", pick_device(device)
     if slides is not None and not slides.is_dir():
         raise RunError(f"{slides} is not a folder. Name the folder of the run's slides.")
     with new_folder(folder) as temporary:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from caprmil.cli.markdown_text import show_markdown
 from caprmil.cli.shared import RunFolder, app, name_runs, show_table
 
 if TYPE_CHECKING:
@@ -34,8 +35,9 @@ def compare(
     a single target by the target they share.
 
     \b
-    Example:
+    Examples:
       caprmil compare runs/caprmil runs/abmil
+      caprmil compare runs/first --against runs/abmil --out comparison
     """
     from caprmil.errors import CohortError
     from caprmil.evaluation import comparison
@@ -121,24 +123,31 @@ def calibrate(
     Errors are shown before and after temperature scaling.
 
     \b
-    Example:
+    Examples:
       caprmil calibrate runs/first
+      caprmil calibrate runs/abmil
     """
     from caprmil import figures
     from caprmil.evaluation import calibration
-    from caprmil.io.atomic import write_text
+    from caprmil.io.atomic import remove_leftovers, write_text
     from caprmil.io.json_files import as_json
-    from caprmil.runs.run import RELIABILITY, Run
+    from caprmil.runs.run import Run, reliability_file
     from caprmil.runs.scores import CALIBRATION
 
     trained = Run(run)
-    found = calibration.calibrate(trained.predictions, trained.validation)
-    typer.echo(found.as_markdown())
-    written = [name for name in (CALIBRATION, RELIABILITY) if not (run / name).exists()]
+    found = calibration.calibrate_each(trained.predictions, trained.validation)
+    drawn = {reliability_file(name): own for name, own in found.items()}
+    written = [name for name in (CALIBRATION, *drawn) if not (run / name).exists()]
+    for name in written:
+        remove_leftovers(run / name)
+    for name, own in found.items():
+        show_markdown("\n\n".join(filter(None, (name, own.as_markdown()))))
     if CALIBRATION in written:
-        write_text(run / CALIBRATION, as_json(found.as_dict()))
-    if RELIABILITY in written:
-        figures.save(found.draw(), run / RELIABILITY)
+        write_text(run / CALIBRATION, as_json(calibration.as_file(found)))
+    for name, own in drawn.items():
+        if name in written:
+            figures.save(own.draw(), run / name)
     if written:
         typer.echo(f"Written to {run}: {', '.join(written)}.")
-    typer.echo(f"The reliability diagram is {run / RELIABILITY}.")
+    for name in drawn:
+        typer.echo(f"The reliability diagram is {run / name}.")

@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from caprmil.cli.run_commands import Features
+from caprmil.cli.markdown_text import show_markdown
+from caprmil.cli.recipe_options import Epochs, Folds, Label, Model, RecipeOrTable, recipe_changes
 from caprmil.cli.shared import (
     AllowLogger,
     Device,
+    Features,
     Gpus,
     Ray,
     RayCommand,
@@ -53,8 +55,9 @@ def cost(
     All models are measured on one generated bag.
 
     \b
-    Example:
+    Examples:
       caprmil cost --models caprmil,abmil --patches 10000
+      caprmil cost --run runs/first --out cost
     """
     from caprmil.experiments.command_log import record_command
     from caprmil.experiments.cost import compare, cost_tables
@@ -143,17 +146,22 @@ def _write_costs(
 
 @app.command(cls=RayCommand)
 def sweep(
-    recipe: Annotated[Path, typer.Argument(help="A recipe (.toml), or a table of slides (.csv).")],
+    recipe: RecipeOrTable,
     out: Annotated[Path, typer.Option(help="Folder for the sweep: a new one, or one to resume.")],
     change: Annotated[
         list[str],
         typer.Option(
             "--set",
+            metavar="KEY=VALUE",
             help="model.tokens=2,4,8 varies a setting, train.epochs=50 changes it for all points. "
             "A search also takes ranges: train.lr=1e-5..1e-3. May be repeated.",
         ),
     ],
     features: Features = None,
+    model: Model = None,
+    epochs: Epochs = None,
+    folds: Folds = None,
+    label: Label = None,
     search: Annotated[
         Literal["grid", "random", "bayes"],
         typer.Option(help="All points, random points, or points that Optuna proposes."),
@@ -179,8 +187,9 @@ def sweep(
     Each point is a run. The best one is chosen on the validation parts.
 
     \b
-    Example:
-      caprmil sweep recipes/caprmil.toml --out sweeps/tokens --set model.tokens=2,4,8
+    Examples:
+      caprmil sweep labels.csv --features features --out sweeps/lr --set train.lr=1e-4,3e-4
+      caprmil sweep caprmil --out sweeps/tokens --set model.tokens=2,4,8
     """
     from caprmil.experiments.command_log import record_command
     from caprmil.experiments.sweep.plan import read_plan
@@ -188,8 +197,16 @@ def sweep(
     from caprmil.experiments.sweep.results import PARTS, PointResult, show
     from caprmil.experiments.sweep.runner import run_sweep
 
+    changes = recipe_changes(change, epochs=epochs, folds=folds, label=label)
     plan = read_plan(
-        recipe, change, features=features, search=search, metric=metric, seed=seed, prune=prune
+        recipe,
+        changes,
+        model=model,
+        features=features or None,
+        search=search,
+        metric=metric,
+        seed=seed,
+        prune=prune,
     )
 
     words = command_words()
@@ -220,7 +237,7 @@ def sweep(
             executor=executor,
             allow_loggers=allow_logger or (),
         )
-    typer.echo(results.as_markdown())
+    show_markdown(results.as_markdown())
     if results.points:
         files = ", ".join(results.files.values())
         typer.echo(f"Written to {out}: {files}, and the runs in points/.")

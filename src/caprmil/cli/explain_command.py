@@ -10,6 +10,7 @@ from caprmil.cli.shared import (
     CovariateTable,
     Device,
     Force,
+    MovedFeatures,
     Pixels,
     RunFolder,
     SlideScale,
@@ -17,6 +18,7 @@ from caprmil.cli.shared import (
     Trust,
     Weights,
     app,
+    open_run,
     show_table,
 )
 from caprmil.errors import count
@@ -48,6 +50,7 @@ def explain(
     out: Annotated[
         Path | None, typer.Option(help="A new folder; default: RUN/explain/SLIDE.")
     ] = None,
+    features: MovedFeatures = None,
     slide: Pixels = None,
     fold: Annotated[str, typer.Option(help="Explain the model of one fold.")] = "",
     head: Annotated[
@@ -99,15 +102,15 @@ def explain(
     as figures, tables and GeoJSON for QuPath.
 
     \b
-    Example:
+    Examples:
       caprmil explain runs/first slide_001
       caprmil explain runs/first slide_001 --implant top:5% --into slide_002
     """
     from caprmil.errors import CaprmilError, UnknownNameError
     from caprmil.explain import KINDS, explain_slide
     from caprmil.explain.explanation_folder import new_folder, write_explanation
+    from caprmil.features.bag_files import move, paths_of
     from caprmil.io.progress import bar
-    from caprmil.runs.run import Run
 
     if method and method not in METHODS:
         raise UnknownNameError("method", method, METHODS)
@@ -116,7 +119,7 @@ def explain(
         if each not in kinds:
             raise UnknownNameError("map", each, kinds)
     chosen = [kinds[each] for each in maps or ()]
-    trained = Run(run)
+    trained = open_run(run, features)
     if table is not None or vectors is not None:
         trained.add_covariates(table, vectors)
     loading = {"weights": weights, "trust_remote_code": trust_remote_code, "mpp": slide_mpp}
@@ -147,9 +150,9 @@ def explain(
                 **options,
                 progress=step,
             )
-        bag = reference.bag
-        if isinstance(bag, Path) and temporary in bag.parents:  # the folder gets its name below
-            kept = folder / bag.relative_to(temporary)
+        encoded = temporary in paths_of(reference.bag)[0].parents
+        if encoded:  # the folder gets its name below
+            kept = move(reference.bag, temporary, folder)
             case = replace(case, reference=replace(reference, bag=kept))
         with bar("Drawing") as step:
             left_out = write_explanation(
@@ -159,8 +162,8 @@ def explain(
     for reason in left_out:
         typer.echo(f"Without {reason}.")
     # If the slide was encoded, its bag is in the folder now, and the report can use it.
-    bag = case.reference.bag
-    again = bag if isinstance(bag, Path) and folder in bag.parents else what
+    several = folder / "features" if trained.sources else case.reference.bag
+    again = several if encoded else what
     names = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
     typer.echo(f"Written to {folder}: {', '.join(names)}.")
     if "patches.geojson" in names:
@@ -169,8 +172,9 @@ def explain(
             f"Drag {regions}patches.geojson onto the slide in QuPath: Measure > Show measurement "
             "maps."
         )
-    if "slides" in names:
-        typer.echo("For QuPath, each slide has its own: slides/NAME/patches.geojson.")
+    for part in ("slide", "source"):
+        if f"{part}s" in names:
+            typer.echo(f"For QuPath, each {part} has its own: {part}s/NAME/patches.geojson.")
     typer.echo(f"As one HTML file: caprmil report {run} {again}. In a viewer: caprmil view {run}")
 
 
@@ -224,7 +228,7 @@ def _find_or_encode(
     """Return a slide of the run or a bag. A slide file is encoded, unless its bag is known."""
     from caprmil.explain import locate_slide
     from caprmil.io.progress import bar
-    from caprmil.runs import predict as inference
+    from caprmil.runs import input_bags as inference
     from caprmil.slides.names import SLIDE_SUFFIXES
 
     file = as_path(what)
@@ -236,7 +240,7 @@ def _find_or_encode(
         known = locate_slide(run, name)
         if known.pixels is not None and known.pixels.resolve() == file.resolve():
             return known
-    with bar("Encoding") as step:
+    with bar("Encoding", eta=False) as step:
         found, _ = inference.bags_of(run, [file], features, **options, progress=step)
     return locate_slide(run, found[name], pixels=pixels or file)
 
@@ -277,6 +281,13 @@ def _report(case: "ExplainedSlide") -> None:
     if explained.method == "perturbation":
         more = f"These terms do not sum to the {output}; the rest is the difference."
     typer.echo(f"Evidence is {describe_method(explained)}. {more}")
+    if scaling := [each for each in explained.covariates if each.scaling is not None]:
+        contrast = target.contrasts[explained.predicted]
+        each_of = [f"{each.name} {each.scaling_of(contrast):+.4f}" for each in scaling]
+        typer.echo(
+            f"The covariates also scale the evidence of the patches: {', '.join(each_of)} for "
+            f"{contrast.name}, against those of the average training slide."
+        )
     _report_slides(explained)
     if explained.assignments is not None:
         _report_tokens(explained)
@@ -293,7 +304,10 @@ def _report_slides(explained: "Explanation") -> None:
             [each.name, f"{each.patches:,}", f"{each.evidence[of]:+.4f}", f"{each.attention:.1%}"]
             for each in shares
         ]
-        show_table(["slide", "patches", f"evidence {contrast.positive}", "attention"], rows)
+        show_table(
+            [explained.info.part_name, "patches", f"evidence {contrast.positive}", "attention"],
+            rows,
+        )
 
 
 def _report_regions(case: "ExplainedSlide", effects: "RegionEffects") -> None:

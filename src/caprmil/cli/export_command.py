@@ -21,7 +21,9 @@ def export(
     ] = False,
     change: Annotated[
         list[str] | None,
-        typer.Option("--set", help="A setting of the model to change, e.g. draws=0."),
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="A setting of the model to change, e.g. draws=0."
+        ),
     ] = None,
 ) -> None:
     """Export models to files that run without caprmil.
@@ -29,8 +31,9 @@ def export(
     Each file is compared with its model before it is kept.
 
     \b
-    Example:
+    Examples:
       caprmil export runs/first --to onnx
+      caprmil export runs/first --to pt2 --ensemble --out model.pt2
     """
     from caprmil import export as exports
     from caprmil.io.progress import bar
@@ -54,5 +57,10 @@ def export(
     show_table(["written", "MB", f"largest deviation of a {trained.target.number_name}"], rows)
     sizes = ", ".join(f"{size:,}" for size in exports.SIZES)
     typer.echo(f"Compared with torch on bags of {sizes} patches.")
-    typer.echo(f"To run it, with features of (patches, {trained.facts.in_dim}) in float32:")
+    width, columns = trained.facts.in_dim, written[0].metadata.get("covariates", [])
+    more = ""
+    if columns:
+        numbers = sum(column["width"] for column in columns)
+        more = f", and covariates of ({numbers},), encoded as docs/export.md says,"
+    typer.echo(f"To run it, with features of (patches, {width}){more} in float32:")
     typer.echo("\n".join(f"    {line}" for line in written[0].usage.splitlines()))

@@ -9,10 +9,12 @@ import typer
 from caprmil.cli.shared import (
     Device,
     Force,
+    MovedFeatures,
     RunFolder,
     app,
     end_with_failed,
     failed_records,
+    open_run,
     show_table,
 )
 from caprmil.errors import BagError, count, plural
@@ -34,6 +36,7 @@ def faithfulness(
             help="Slides of the run, or bags; default: slides that a model has not seen."
         ),
     ] = None,
+    features: MovedFeatures = None,
     out: Annotated[Path | None, typer.Option(help="Folder; default: RUN/faithfulness.")] = None,
     most: Annotated[
         int, typer.Option(min=1, help="Maximum number of slides, drawn at random.")
@@ -49,8 +52,9 @@ def faithfulness(
     Patches are removed in the order of each map, and the slide is predicted again.
 
     \b
-    Example:
+    Examples:
       caprmil faithfulness runs/first --most 10
+      caprmil faithfulness runs/first slide_001 slide_002 --out removed
     """
     from caprmil import explain, figures
     from caprmil.errors import RunError, UnknownNameError
@@ -60,9 +64,8 @@ def faithfulness(
     from caprmil.io.paths import is_remote
     from caprmil.io.progress import bar
     from caprmil.models.device import pick_device
-    from caprmil.runs.run import Run
 
-    trained, folder = Run(run), out or run / "faithfulness"
+    trained, folder = open_run(run, features), out or run / "faithfulness"
     check_new(folder)
     if only is not None and not trained.target.has_classes:
         raise RunError(f"{run} predicts a {trained.target.kind}, without classes. Omit --class.")

@@ -24,7 +24,8 @@ def paper(
     Nothing is trained. What was not run is blank. The page is one file that works offline.
 
     \b
-    Example:
+    Examples:
+      caprmil paper runs --out tables
       caprmil paper runs sweeps cost --out tables
     """
     from caprmil.errors import CaprmilError

@@ -10,6 +10,7 @@ from caprmil.cli.shared import (
     CovariateTable,
     Device,
     Force,
+    MovedFeatures,
     Pixels,
     RunFolder,
     SlideScale,
@@ -19,6 +20,7 @@ from caprmil.cli.shared import (
     app,
     end_with_failed,
     failed_records,
+    open_run,
 )
 from caprmil.errors import count
 
@@ -41,6 +43,7 @@ def report(
         Path | None,
         typer.Option(help="A new file (.html) or folder; default: RUN/report, which is replaced."),
     ] = None,
+    features: MovedFeatures = None,
     slide: Pixels = None,
     fold: Annotated[str, typer.Option(help="Explain the model of one fold; default: all.")] = "",
     slides: Annotated[
@@ -63,14 +66,13 @@ def report(
     A report is one file that works offline.
 
     \b
-    Example:
+    Examples:
       caprmil report runs/first
       caprmil report runs/first slide_001
     """
     from caprmil.errors import RunError
-    from caprmil.runs.run import Run
 
-    trained = Run(run)
+    trained = open_run(run, features)
     if table is not None or vectors is not None:
         trained.add_covariates(table, vectors)
     options: dict[str, Any] = {"force": force, "device": device}
@@ -120,7 +122,7 @@ def _of_slides(
 
     if out is not None and out.suffix:
         check_new_files(out.parent, [out.name])  # now, and not after the encoding
-    with bar("Encoding") as step:
+    with bar("Encoding", eta=False) as step:
         references, failed = reports.find_or_encode(
             run, inputs, pixels=pixels, **loading, **options, progress=step
         )

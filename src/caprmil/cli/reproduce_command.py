@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from caprmil.cli.run_commands import Changes
+from caprmil.cli.recipe_options import Changes
 from caprmil.cli.shared import (
     Device,
     Gpus,
@@ -40,7 +40,8 @@ def reproduce(
     The figures are compared with those of the paper.
 
     \b
-    Example:
+    Examples:
+      caprmil reproduce panda --rehearse
       caprmil reproduce camelyon16 --features features --labels labels.csv --models all
     """
     from caprmil.errors import CohortError

@@ -5,14 +5,28 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from caprmil.cli.markdown_text import show_markdown
+from caprmil.cli.recipe_options import (
+    Changes,
+    Epochs,
+    Folds,
+    Label,
+    LearningRate,
+    Model,
+    RecipeOrTable,
+    Seed,
+    recipe_changes,
+)
 from caprmil.cli.shared import (
     AllowLogger,
     Device,
+    Features,
     Force,
     Gpus,
     Ray,
     RayCommand,
     RunFolder,
+    SharedRun,
     SlideScale,
     SlideVectors,
     Trust,
@@ -22,26 +36,27 @@ from caprmil.cli.shared import (
     end_with_failed,
     failed_records,
     find_executor,
+    find_run,
     show_table,
 )
 from caprmil.errors import BagError, count
 
 if TYPE_CHECKING:
+    from caprmil.features.bag_files import BagFiles
     from caprmil.runs.run import Run
-    from caprmil.training.recipe import Recipe
-
-Changes = Annotated[
-    list[str] | None,
-    typer.Option("--set", help="A setting to change, e.g. train.epochs=5. May be repeated."),
-]
-Features = Annotated[Path | None, typer.Option(help="Folder with the bags.")]
 
 
 @app.command(cls=RayCommand)
 def train(
-    recipe: Annotated[Path, typer.Argument(help="A recipe (.toml), or a table of slides.")],
+    recipe: RecipeOrTable,
     out: Annotated[Path, typer.Option(help="Folder for the run: a new one, or one to resume.")],
     features: Features = None,
+    model: Model = None,
+    epochs: Epochs = None,
+    folds: Folds = None,
+    lr: LearningRate = None,
+    seed: Seed = None,
+    label: Label = None,
     change: Changes = None,
     device: Device = "auto",
     devices: Annotated[
@@ -69,18 +84,27 @@ def train(
     Repeat the command to resume an interrupted run.
 
     \b
-    Example:
-      caprmil train labels.csv --features features --out runs/first
+    Examples:
+      caprmil train labels.csv --features features --out runs/first --epochs 5
+      caprmil train abmil --features features --out runs/abmil --set train.clip=1.0
     """
+    from caprmil.training.early_checks import check_early, has_only_to_measure_maps
+    from caprmil.training.recipe_files import read_recipe
+
+    changes = recipe_changes(change, epochs=epochs, folds=folds, lr=lr, seed=seed, label=label)
+    settings = read_recipe(recipe, features=features, changes=changes, model=model)
+    measured = not has_only_to_measure_maps(settings, out)
+    if measured and devices * nodes == 1:
+        check_early(settings, out)  # the imports below take seconds
+
     from caprmil.explain import map_ranking
     from caprmil.io.progress import bar
     from caprmil.models.device import pick_device
+    from caprmil.runs.run import Run
     from caprmil.training import cross_validation as training
     from caprmil.training.distributed import ProcessGroup
-    from caprmil.training.recipe import read_recipe
 
-    settings = read_recipe(recipe, features=features, changes=change or [])
-    run = _without_maps(out, settings)
+    run = None if measured else Run(out)
     if run is None:
         with find_executor(ray, device, gpus_per_worker) as executor:
             options: dict[str, Any] = {"device": device, "devices": devices, "nodes": nodes}
@@ -89,7 +113,7 @@ def train(
             run = training.cross_validate(settings, out, **options, executor=executor)
     if not ray and not ProcessGroup(device, devices, nodes).is_main:
         return  # not the main process
-    typer.echo((run.folder / "scores.md").read_text(encoding="utf-8"))
+    show_markdown((run.folder / "scores.md").read_text(encoding="utf-8"))
     with bar("Measuring maps") as step:
         ranking = map_ranking(run, device=pick_device(device), progress=step)
     if ranking is not None:
@@ -99,24 +123,9 @@ def train(
     typer.echo(f"Predict new bags with: caprmil predict {out} BAGS --out predictions.csv")
 
 
-def _without_maps(out: Path, recipe: "Recipe") -> "Run | None":
-    """Return the finished run of a recipe whose maps are still to be measured: it was stopped."""
-    from caprmil import config
-    from caprmil.explain.map_ranking import FILE
-    from caprmil.io.paths import as_path
-    from caprmil.runs.run import Run
-    from caprmil.runs.scores import SCORES
-
-    folder = as_path(out)
-    if not (folder / SCORES).exists() or (folder / FILE).exists():
-        return None
-    run = Run(folder)
-    return run if run.facts.digest == config.digest(recipe) else None
-
-
 @app.command()
 def predict(
-    run: RunFolder,
+    run: SharedRun,
     inputs: Annotated[list[Path], typer.Argument(help="Slides or bags, or folders of them.")],
     out: Annotated[Path | None, typer.Option(help="A new CSV file; default: only print.")] = None,
     features: Annotated[
@@ -126,7 +135,7 @@ def predict(
     table: Annotated[
         Path | None,
         typer.Option(
-            help="The patient of each slide, where patients are predicted; or its covariates."
+            help="The patient of each slide, where patients are predicted; or covariates."
         ),
     ] = None,
     patient: Annotated[str, typer.Option(help="All slides are of this patient.")] = "",
@@ -147,7 +156,7 @@ def predict(
     one for each patient.
 
     \b
-    Example:
+    Examples:
       caprmil predict runs/first new/slide.svs --out predictions.csv
       caprmil predict runs/patients new_bags --table slides.csv
     """
@@ -155,22 +164,22 @@ def predict(
     from caprmil.io.leftovers import temporary_folder
     from caprmil.io.progress import bar
     from caprmil.runs import conformal_sets
-    from caprmil.runs import predict as inference
+    from caprmil.runs import input_bags as inference
     from caprmil.runs.patient_inputs import group_bags
-    from caprmil.runs.run import Run
 
     if out is not None:
         check_new(out)
-    trained = Run(run)
+    trained = find_run(run)
     if coverage is not None:
         conformal_sets.check(trained, coverage)
     reads_table = bool(trained.covariate_names) and table is not None
     if reads_table or vectors is not None:
         trained.add_covariates(table if reads_table else None, vectors)
-        table = None if reads_table else table
+    if reads_table and trained.predicts == "slide":
+        table = None
     with temporary_folder() as temporary:
         options: dict[str, Any] = {"force": force, "device": device}
-        with bar("Encoding") as step:
+        with bar("Encoding", eta=False) as step:
             found, failed = inference.bags_of(
                 trained,
                 inputs,
@@ -206,62 +215,6 @@ def predict(
 
 
 @app.command()
-def evaluate(
-    target: Annotated[Path, typer.Argument(help="A run, or any CSV of predictions.")],
-    cohort: Annotated[
-        Path | None,
-        typer.Option(help="Another table of slides, to score a run's models on."),
-    ] = None,
-    features: Features = None,
-    label: Annotated[str, typer.Option(help="Column of the labels, if not recognised.")] = "",
-    vectors: SlideVectors = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(help="Write the predictions on the other table to this CSV."),
-    ] = None,
-    force: Force = False,
-    device: Device = "auto",
-) -> None:
-    """Score a run, or any table of predictions.
-
-    With --cohort, the models of a run are scored on another cohort.
-
-    \b
-    Example:
-      caprmil evaluate runs/first
-      caprmil evaluate runs/first --cohort external.csv --features external
-    """
-    from caprmil.errors import CohortError
-    from caprmil.evaluation import predictions
-    from caprmil.io.atomic import check_new
-    from caprmil.io.progress import bar
-    from caprmil.runs.run import Run
-
-    of_table, failed = not target.is_dir(), dict[str, BagError]()
-    if (of_table or cohort is None) and (features, out, force) != (None, None, False):
-        raise CohortError("--features, --out and --force need a run and --cohort TABLE.csv.")
-    if of_table and cohort is not None:
-        raise CohortError(f"--cohort is scored by the models of a run; {target} is a table.")
-    if label and not of_table and cohort is None:
-        raise CohortError("--label names a column of a CSV or of --cohort, not of a run.")
-    if out is not None:
-        check_new(out)
-    if of_table:
-        table = predictions.Predictions.read(target, label=label or None)
-    elif cohort is None:
-        table = Run(target).predictions
-    else:
-        with bar("Scoring") as step:
-            options: dict[str, Any] = {"label": label or None, "force": force, "device": device}
-            options |= {"progress": step, "failed": failed, "vectors": vectors}
-            table = Run(target).evaluate(cohort, features, **options)
-        if out is not None:
-            table.write(out)
-    typer.echo(predictions.summary(table).as_markdown())
-    end_with_failed(failed_records(failed))
-
-
-@app.command()
 def check(
     run: RunFolder,
     bags: Annotated[
@@ -276,19 +229,19 @@ def check(
     validation slide, whether the maps depend on the weights and keep what they claim.
 
     \b
-    Example:
+    Examples:
       caprmil check runs/first
+      caprmil check runs/first new_features --most 3
     """
-    from caprmil.cohort.cohort import find_bags
-    from caprmil.models import average_slide
     from caprmil.runs.check import check as measure
     from caprmil.runs.run import Run
+    from caprmil.runs.source_inputs import find_slide_bags
 
     trained = Run(run)
-    paths = list(find_bags(bags).values()) if bags else trained.bag_paths()
+    own = list(find_slide_bags(trained.facts, bags).values()) if bags else []
+    paths = own or trained.bag_paths()
     fold = trained.trained_folds()[0].name
     first = trained.trained(fold)
-    first = first._replace(model=average_slide(first.model))
     findings = measure(first, paths[:most])
     rows = [
         [
@@ -300,12 +253,12 @@ def check(
     ]
     show_table(["promise", "largest deviation of an answer", "holds"], rows)
     typer.echo(f"Measured on {count(len(paths[:most]), 'bag')} with the model of {fold}.")
-    maps_hold = _check_maps(trained, paths[0] if bags else None)
+    maps_hold = _check_maps(trained, paths[0] if own else None)
     if not (maps_hold and all(finding.holds for finding in findings)):
         raise typer.Exit(1)
 
 
-def _check_maps(run: "Run", bag: Path | None) -> bool:
+def _check_maps(run: "Run", bag: "BagFiles | None") -> bool:
     """Print the checks of the maps on a bag or a validation slide; return whether all hold."""
     from caprmil.explain.map_checks import check_maps, slide_to_check, stored_first
     from caprmil.features import bag_files
@@ -338,8 +291,9 @@ def models(
     """List the models, with parameters and operations.
 
     \b
-    Example:
+    Examples:
       caprmil models
+      caprmil models --in-dim 1536 --n-outputs 6
     """
     from caprmil.experiments import cost
     from caprmil.models import POOLS, create, list_models

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperCommand, TyperGroup
 
+from caprmil.cli.command_help import HELP_OPTIONS, CommandHelp, GroupHelp, show_help
 from caprmil.io.paths import as_path
 
 if TYPE_CHECKING:
@@ -21,17 +21,8 @@ if TYPE_CHECKING:
     from caprmil.errors import CaprmilError
     from caprmil.evaluation.predictions import Predictions
     from caprmil.executors import Executor
+    from caprmil.runs.run import Run
     from caprmil.slides.qc import Record
-
-
-GROUPS = {
-    "First steps": ("doctor", "demo"),
-    "Slides and features": ("encode", "patch", "convert", "encoders"),
-    "Training and prediction": ("train", "predict", "evaluate", "check", "status", "export"),
-    "Comparison": ("compare", "calibrate", "sweep", "cost", "models", "reproduce", "paper"),
-    "Explanation": ("explain", "faithfulness", "atlas", "report", "view"),
-}
-"""The commands by group, in the order of `caprmil --help`."""
 
 
 _words: ContextVar[list[str]] = ContextVar("words")
@@ -42,27 +33,27 @@ def command_words() -> list[str]:
     return list(_words.get())
 
 
-class GroupedCommands(TyperGroup):
-    """Lists the commands in groups in the help, and keeps the words of the command."""
+class Commands(GroupHelp):
+    """The commands. The words of the one that runs are kept."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         _words.set(list(args))
-        return super().parse_args(ctx, args)
-
-    def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002
-        width = max(map(len, self.commands))
-        for title, names in GROUPS.items():
-            with formatter.section(title):
-                helps = [self.commands[name].get_short_help_str(formatter.width) for name in names]
-                rows = [(name.ljust(width), text) for name, text in zip(names, helps, strict=True)]
-                formatter.write_dl(rows)
+        show_help(ctx, args[:1])
+        kept = self.params, self.add_help_option
+        if args and not args[0].startswith("-"):
+            # To find that options before the command were not given, typer loads pydantic.
+            self.params, self.add_help_option = [], False
+        try:
+            return super().parse_args(ctx, args)
+        finally:
+            self.params, self.add_help_option = kept
 
 
 class App(typer.Typer):
     """Commands whose paths may be URLs. pathlib removes a slash of a URL; `as_path` restores it."""
 
     def command(self, *args: Any, **settings: Any) -> Callable[..., Any]:
-        register = super().command(*args, **settings)
+        register = super().command(*args, **{"cls": CommandHelp, **settings})
 
         def add(function: Callable[..., Any]) -> Callable[..., Any]:
             @wraps(function)
@@ -83,9 +74,9 @@ def _as_paths(value: Any) -> Any:
 
 app = App(
     name="caprmil",
-    cls=GroupedCommands,
+    cls=Commands,
+    context_settings=HELP_OPTIONS,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -94,9 +85,14 @@ WIDE = 120  # characters of a table in a pipe or a file
 NUMBERS = 12  # of an answer that fit into a line
 
 RunFolder = Annotated[Path, typer.Argument(help="A run that `caprmil train` made.")]
+SharedRun = Annotated[Path, typer.Argument(help="A run, also on the hub: hf://OWNER/NAME.")]
 Pixels = Annotated[
     Path | None,
     typer.Option("--slide", help="The slide file, or its folder, for the pixels."),
+]
+MovedFeatures = Annotated[
+    list[Path] | None,
+    typer.Option("--features", help="Folder of the run's bags, if they were moved."),
 ]
 Force = Annotated[bool, typer.Option(help="Accept another encoder or scale.")]
 CovariateTable = Annotated[
@@ -106,6 +102,10 @@ CovariateTable = Annotated[
 SlideVectors = Annotated[
     Path | None,
     typer.Option("--vectors", help="Table or folder with the vectors of such slides."),
+]
+Features = Annotated[
+    list[Path] | None,
+    typer.Option(help="Folder with the bags. Repeat it for several sources: docs/sources.md."),
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 or mps.")]
 SlideScale = Annotated[
@@ -134,7 +134,7 @@ Gpus = Annotated[float, typer.Option(help="With --ray: share of a GPU per worker
 ADDRESS = re.compile(r"auto|local|[^\s/=]+:\d+")
 
 
-class RayCommand(TyperCommand):
+class RayCommand(CommandHelp):
     """A command with --ray, which may be followed by an address."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -165,6 +165,23 @@ def find_executor(
         )
     share = 0.0 if device == "cpu" else gpus
     return RayExecutor(ray, gpus=share, reader_threads=readers, require_gpus=device != "auto")
+
+
+def find_run(folder: Path) -> "Run":
+    """Return the run in a folder, or at hf://OWNER/NAME on the hub."""
+    from caprmil.runs.run import Run
+
+    if folder.parts[:1] == ("hf:",):
+        return Run.from_pretrained("/".join(folder.parts[1:]))
+    return Run(folder)
+
+
+def open_run(folder: Path, features: list[Path] | None) -> "Run":
+    """Return a run, whose bags may have been moved to another folder."""
+    run = find_run(folder)
+    if features:
+        run.use_features(*features)
+    return run
 
 
 def show_table(header: "Sequence[str]", rows: "Iterable[Sequence[str]]") -> None:
@@ -205,6 +222,8 @@ def answers_table(answers: "Predictions") -> None:
 
 def failed_records(problems: "Mapping[str, CaprmilError]") -> "list[Record]":
     """Return the records of slides that failed, from their errors."""
+    if not problems:
+        return []
     from caprmil.slides.qc import Record
 
     return [Record(slide=s, state="failed", reason=str(p)) for s, p in problems.items()]

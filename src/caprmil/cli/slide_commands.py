@@ -38,7 +38,22 @@ Nominal = Annotated[
 ]
 Shape = Annotated[
     list[str] | None,
-    typer.Option("--set", help="Another setting, e.g. patches.px=256 or tissue.min_density=0.03."),
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Another setting, e.g. patches.px=256 or tissue.min_density=0.03.",
+    ),
+]
+PatchPx = Annotated[
+    int | None,
+    typer.Option(help="Side of a patch in pixels at that scale; default: the encoder's.", min=1),
+]
+InputPx = Annotated[
+    int | None,
+    typer.Option(help="Side of the network's input, to which patches are resized.", min=16),
+]
+Whole = Annotated[
+    bool, typer.Option("--whole", help="Patches of all of the picture: for cores and crops.")
 ]
 SlideTable = Annotated[
     Path | None, typer.Option(help="Encode the slides of this table; a column mpp has their scale.")
@@ -58,6 +73,9 @@ def encode(
     mpp: Scale = None,
     magnification: Magnification = None,
     nominal: Nominal = False,
+    patch_px: PatchPx = None,
+    input_px: InputPx = None,
+    whole: Whole = False,
     change: Shape = None,
     slide_mpp: SlideScale = None,
     table: SlideTable = None,
@@ -79,8 +97,10 @@ def encode(
     Images of the detected tissue are in qc/. Repeat the command to resume.
 
     \b
-    Example:
-      caprmil encode slides --out features --encoder uni
+    Examples:
+      caprmil encode slides --out features
+      caprmil encode slides --out features-uni --encoder uni --table slides.csv
+      caprmil encode cores --out features --whole --slide-mpp 0.5 --patch-px 256
     """
     from functools import partial
 
@@ -92,10 +112,17 @@ def encode(
 
     target = pick_device("cpu" if ray else device)  # workers of Ray load it on their own device
     part = selection.parse_shard(shard)
+    encoder = encoder if input_px is None else f"{encoder}@{input_px}"
     load = partial(encoders.load, encoder, weights=weights, trust_remote_code=trust_remote_code)
     loaded = load(device=target)
     config = settings.configure(
-        loaded.card, mpp=mpp, magnification=magnification, nominal=nominal, changes=change or []
+        loaded.card,
+        mpp=mpp,
+        magnification=magnification,
+        nominal=nominal,
+        patch_px=patch_px,
+        whole=whole,
+        changes=change or [],
     )
     job = extraction.Extraction(
         out=out,
@@ -123,6 +150,8 @@ def patch(
     mpp: Scale = None,
     magnification: Magnification = None,
     nominal: Nominal = False,
+    patch_px: PatchPx = None,
+    whole: Whole = False,
     change: Shape = None,
     slide_mpp: SlideScale = None,
     table: SlideTable = None,
@@ -133,8 +162,9 @@ def patch(
     The images can be checked before a long run.
 
     \b
-    Example:
+    Examples:
       caprmil patch slides --out check
+      caprmil patch slides/slide_001.svs --out check-fine --mpp 0.5
     """
     from caprmil import encoders
     from caprmil.features import extract as extraction
@@ -145,6 +175,8 @@ def patch(
         mpp=mpp,
         magnification=magnification,
         nominal=nominal,
+        patch_px=patch_px,
+        whole=whole,
         changes=change or [],
     )
     job = extraction.Extraction(
@@ -169,7 +201,7 @@ def _extract(
         found, job.mpps = select_listed(found, table)
     if part != (1, 1):
         found = select_shard(found, *part)
-    with bar("Encoding" if job.encoder else "Finding tissue") as step:
+    with bar("Encoding" if job.encoder else "Finding tissue", eta=False) as step:
         records = job.run(found, progress=step, executor=executor)
     counts = {state: sum(r.state == state for r in records) for state in ("done", "no tissue")}
     patches = sum(record.patches for record in records)
@@ -177,8 +209,13 @@ def _extract(
         f"{count(counts['done'], 'slide')} done, {count(patches, 'patch')}; "
         f"{counts['no tissue']} without tissue."
     )
+    if counts["no tissue"] and not job.config.whole:
+        typer.echo("Cores and crops, which are tissue to their edges, need --whole.")
     typer.echo(f"Written to {job.out}. Check qc.csv and the images in qc/.")
-    end_with_failed([record for record in records if record.state == "failed"])
+    failed = [record for record in records if record.state == "failed"]
+    if len(failed) > 1 and any("--slide-mpp" in record.reason for record in failed):
+        typer.echo("Scales that differ between slides: --table TABLE with a column mpp.")
+    end_with_failed(failed)
 
 
 @app.command()
@@ -200,10 +237,11 @@ def convert(
     """Convert bags from and to TRIDENT, CLAM and STAMP.
 
     \b
-    Example:
+    Examples:
       caprmil convert features --to trident --out job
+      caprmil convert h5_files --to caprmil --out features --slides slides
     """
-    from caprmil.cohort.cohort import find_bags
+    from caprmil.cohort.found_bags import find_bags
     from caprmil.features.convert import convert as convert_bags
     from caprmil.io.progress import bar
     from caprmil.slides.slide import find_slides
@@ -236,8 +274,9 @@ def encoders() -> None:
     """List the patch encoders.
 
     \b
-    Example:
+    Examples:
       caprmil encoders
+      caprmil encoders > encoders.txt
     """
     from caprmil.encoders import CARDS
 

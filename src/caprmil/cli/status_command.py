@@ -19,8 +19,9 @@ def status(
     It works on every machine that has the folder.
 
     \b
-    Example:
+    Examples:
       caprmil status runs/first
+      caprmil status features
     """
     from caprmil.experiments.status import read_status
 

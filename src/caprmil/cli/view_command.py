@@ -5,7 +5,15 @@ from typing import Annotated
 
 import typer
 
-from caprmil.cli.shared import CovariateTable, Device, RunFolder, SlideVectors, app
+from caprmil.cli.shared import (
+    CovariateTable,
+    Device,
+    MovedFeatures,
+    RunFolder,
+    SlideVectors,
+    app,
+    open_run,
+)
 
 
 @app.command()
@@ -15,9 +23,14 @@ def view(
         Path | None,
         typer.Option(help="A slide or a folder of slides; default: the paths that were encoded."),
     ] = None,
+    features: MovedFeatures = None,
     bags: Annotated[
         list[Path] | None,
         typer.Option(help="A bag or a folder of bags to show as well. May be repeated."),
+    ] = None,
+    beside: Annotated[
+        Path | None,
+        typer.Option(help="A second run, to show side by side with this one on the same slide."),
     ] = None,
     host: Annotated[
         str, typer.Option(help="Address to listen on. All but 127.0.0.1 need a token.")
@@ -40,18 +53,23 @@ def view(
     Maps, patches, and predictions without a region.
 
     \b
-    Example:
+    Examples:
       caprmil view runs/first
+      caprmil view runs/first --slides slides --port 8001
+      caprmil view runs/first --beside runs/second
     """
-    from caprmil.runs.run import Run
     from caprmil.viewer import Library, serve
 
-    opened = Run(run)
+    opened = open_run(run, features)
     if table is not None or vectors is not None:
         opened.add_covariates(table, vectors)
     library = Library(opened, pixels=slides, extra=bags or (), device=device)
+    second = None
+    if beside is not None:
+        second = Library(open_run(beside, None), pixels=slides, device=device)
     serve(
         library,
+        second=second,
         host=host,
         port=port,
         names=proxy_host or (),

@@ -1,105 +1,56 @@
 """A cohort: slides, patients and labels, where their bags are, and its folds."""
 
-import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import median
-from typing import Any, Literal, NamedTuple
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from caprmil.cohort import folds
 from caprmil.cohort.cohort_bags import check_same_kind, inspect_bags, join_infos
+from caprmil.cohort.cohort_config import CohortConfig
 from caprmil.cohort.covariates import Covariates, read_covariates
-from caprmil.cohort.folds import Fold, Listing, Split, SplitConfig
+from caprmil.cohort.fixed_splits import read_fixed
+from caprmil.cohort.folds import Fold, SplitConfig
+from caprmil.cohort.located_bags import locate_bags
+from caprmil.cohort.patient_covariates import join_cells, join_vectors, of_slides
 from caprmil.cohort.patient_units import (
     join_labels,
-    join_listings,
     join_rows,
     note_lost_slides,
     propose_patients,
     slides_of_patients,
 )
 from caprmil.cohort.patients import are_labels, check_patients, not_patients, read_patients
+from caprmil.cohort.peer_tables import folder_of, read_cohort_table
 from caprmil.cohort.slide_vectors import check_vectors, read_vectors
-from caprmil.config import LATER
-from caprmil.errors import CohortError, RecipeError, shorten, suggest
-from caprmil.features import bags
+from caprmil.cohort.sources import (
+    Folders,
+    JoinRule,
+    Source,
+    folders_of,
+    join_sources,
+    name_sources,
+)
+from caprmil.cohort.table_columns import find_columns
+from caprmil.errors import CohortError, count
 from caprmil.features.bag_files import BagFiles, SlideBags
 from caprmil.features.bags import BagInfo
+from caprmil.features.source_bags import Join, SlideFiles
 from caprmil.io import tables
 from caprmil.io.findings import Findings
-from caprmil.io.paths import as_path, join_path
+from caprmil.io.notebook import first_rows, show_html
+from caprmil.io.paths import as_path
 from caprmil.io.progress import Step
 from caprmil.io.tables import Row, TableLike, is_known, table_name
 from caprmil.slides.names import slide_name
 from caprmil.targets import Classification, Target
 from caprmil.targets.target import Label
 
-
-@dataclass(frozen=True, kw_only=True)
-class CohortConfig:
-    """How a table is read: the [data] table of a recipe."""
-
-    slide: str | None = None
-    """Column of the slide, where its name is not recognised; patient and label likewise."""
-    patient: str | None = None
-    label: str | None = None
-    site: str | None = None
-    """Column of the institution, for the baseline `site`, where its name is not recognised."""
-    covariates: tuple[str, ...] | None = None
-    """Columns that a model reads besides the patches, e.g. ["age", "sex"]: docs/covariates.md."""
-    categorical: tuple[str, ...] | None = None
-    """The covariates with numbers that are names of categories, e.g. ["ward"]."""
-    vectors: str | None = None
-    """A table or folder with a vector of each slide, e.g. of TITAN: docs/covariates.md."""
-    missing: Literal["error", "skip"] = "error"
-    """What to do about slides without a bag."""
-    mixed_patients: bool = False
-    """Accept patients with two labels, where the label belongs to the slide (BRACS)."""
-    scan: bool = True
-    """Read every bag once before training, to find broken ones before hours of training."""
-    unit: Literal["slide", "patient"] = field(default="slide", metadata=LATER)
-    """What is predicted, split and scored: single slides, or patients with all their slides."""
-    combine: Literal["bag", "mean", "max"] = field(default="bag", metadata=LATER)
-    """With unit = "patient": all slides are one bag, or each is answered alone, and the answer of
-    the patient is the mean of their answers, or the highest one."""
-
-    def __post_init__(self) -> None:
-        allowed = {"missing": ("error", "skip"), "unit": ("slide", "patient")}
-        for name, values in (allowed | {"combine": ("bag", "mean", "max")}).items():
-            if getattr(self, name) not in values:
-                known = f"{', '.join(values[:-1])} or {values[-1]}"
-                raise RecipeError(f"[data] {name} is {getattr(self, name)!r}, and must be {known}.")
-        if self.unit == "slide" and self.combine != "bag":
-            raise RecipeError(
-                f'[data] combine = "{self.combine}" is for patients: set unit = "patient".'
-            )
-        if self.unit == "patient" and self.mixed_patients:
-            raise RecipeError(
-                "[data] mixed_patients = true says that a label belongs to a slide, so unit cannot "
-                'be "patient". Leave one of them out.'
-            )
-        if self.categorical and not self.covariates:
-            raise RecipeError("[data] categorical names covariates, and there are none.")
-        if self.unit == "patient" and self.reads_covariates:
-            raise RecipeError(
-                '[data] covariates and vectors are of single slides. Set unit = "slide", or leave '
-                "them out."
-            )
-
-    @property
-    def reads_covariates(self) -> bool:
-        """Whether a model reads anything besides the patches."""
-        return bool(self.covariates or self.vectors)
-
-    @property
-    def joins(self) -> bool:
-        """Whether all slides of a patient are one bag."""
-        return self.unit == "patient" and self.combine == "bag"
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +69,7 @@ class CohortSlide(NamedTuple):
 
     name: str
     patient: str
-    path: Path
+    path: SlideFiles
     patches: int
 
 
@@ -135,8 +86,14 @@ class Cohort:
     """The column of the site, if [data] site names it."""
     covariates: Covariates | None = None
     """What a model reads besides the patches, if [data] covariates names it."""
-    combine: Literal["mean", "max"] | None = None
+    combine: Literal["mean", "max", "learned"] | None = None
     """How the answers of a patient's slides become one; None: an entry has its own answer."""
+    label: str | None = None
+    """The column of the label, if there is one and the target does not name it."""
+    sources: tuple[Source, ...] = ()
+    """The sources of the bags, if there are several."""
+    join: Join | None = None
+    """How the sources were joined."""
 
     @property
     def joins(self) -> bool:
@@ -149,8 +106,11 @@ class Cohort:
         found = []
         for name, patient, files in ((e.name, e.patient, e.path) for e in self.entries):
             if isinstance(files, SlideBags):
-                parts = zip(files.slides, files.paths, self.bags[name].slides, strict=True)
-                found += [CohortSlide(s, patient, p, part.info.n_patches) for s, p, part in parts]
+                patches: Counter[str] = Counter()
+                for part in self.bags[name].slides:
+                    patches[part.slide] += part.info.n_patches
+                own = zip(files.slides, files.paths, strict=True)
+                found += [CohortSlide(slide, patient, p, patches[slide]) for slide, p in own]
             else:
                 found.append(CohortSlide(name, patient, files, self.bags[name].n_patches))
         return found
@@ -170,6 +130,11 @@ class Cohort:
         """The width of all bags."""
         return next(iter(self.bags.values())).width
 
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """The width of each source, if the patches of several are one bag."""
+        return next(iter(self.bags.values())).widths
+
     def first_known(self, field: str) -> Any:
         """Return a field of the first bag that has it, e.g. its encoder."""
         return next((v for bag in self.bags.values() if (v := getattr(bag, field))), None)
@@ -187,6 +152,45 @@ class Cohort:
     def __len__(self) -> int:
         return len(self.entries)
 
+    def __repr__(self) -> str:
+        patients = count(len({*self.patients.values()}), "patient")
+        sizes = patients if self.joins else f"{count(len(self.slides), 'slide')}, {patients}"
+        return f"Cohort({sizes}, {self.target.kind}: {self._label_text()})"
+
+    def _repr_html_(self) -> str:
+        """Show the cohort in a notebook: its sizes, labels, encoder and scale."""
+        facts = [
+            ("slides", len(self.slides)),
+            ("patients", len({*self.patients.values()})),
+            ("target", self.target.kind),
+            ("labels", self._label_text()),
+            ("encoder", self.first_known("encoder") or "not known"),
+            ("scale", f"{self.mpp:g} µm per pixel" if self.mpp else "not known"),
+            ("features", f"{self.in_dim} per patch"),
+            ("patches", f"{sum(bag.n_patches for bag in self.bags.values()):,}"),
+            *(("note", note) for note in self.notes),
+        ]
+        return show_html("Cohort", facts, first_rows(self.to_frame()))
+
+    def to_frame(self) -> "pd.DataFrame":
+        """Return a row per slide or patient: name, patient, label, patches, and other columns."""
+        import pandas as pd  # here: it takes longer to load than a table to print
+
+        rows = []
+        for entry in self.entries:
+            label = None if entry.label is None else self.target.show_label(entry.label)
+            known: dict[str, Any] = {"slide": entry.name, "patient": entry.patient, "label": label}
+            known["patches"] = self.bags[entry.name].n_patches
+            rows.append(known | {k: v for k, v in entry.row.items() if k not in known})
+        return pd.DataFrame(rows)
+
+    def _label_text(self) -> str:
+        """Return how many entries have each label, or their number."""
+        found = Counter(self.target.show_label(label) for label in self.labels.values())
+        if not self.target.has_classes:
+            return f"{sum(found.values())} values"
+        return ", ".join(f"{number} {label}" for label, number in sorted(found.items()))
+
     def __getitem__(self, name: str) -> Entry:
         return self._by_name[name]
 
@@ -197,26 +201,43 @@ class Cohort:
 
 def load_cohort(
     table: TableLike,
-    features: str | Path | None,
+    features: Folders | None,
     config: CohortConfig | None = None,
     splits: SplitConfig | None = None,
     *,
     target: Target | None = None,
+    join: JoinRule = "auto",
     progress: Step | None = None,
+    inspect: bool = True,
 ) -> tuple[Cohort, list[Fold]]:
     """Read a table, find and check its bags, and make its folds.
 
     All problems are collected and raised as one `CohortError`; notes are in `Cohort.notes`.
     Without `splits` (prediction, an external cohort) there are no folds, slides may lack a label,
-    and one class is enough. `target` is by default a classification.
+    and one class is enough. `target` is by default a classification. `features` is a folder, or
+    one for each of several sources, which are joined by the rule `join`. Without `inspect` no bag
+    is opened, and the cohort knows nothing of their content.
     """
+    import pandas as pd
+
     config, target, found = config or CohortConfig(), target or Classification(), Findings()
     required, name = splits is not None, table_name(table)
-    folder = Path() if isinstance(table, pd.DataFrame) else as_path(table).parent
-    frame = tables.read_table(table, pad=True)
-    columns, own = _find_columns(list(frame.columns), config, target, found, required=required)
+    folder = Path() if isinstance(table, pd.DataFrame) else folder_of(as_path(table))
+    frame = read_cohort_table(
+        table,
+        found,
+        slide_table=config.slide_table,
+        slide=config.slide,
+        patient=config.patient,
+    )
+    columns, own = find_columns(list(frame.columns), config, target, found, required=required)
     listed = _by_slide(tables.rows(frame), columns, found)
-    paths = _locate(listed, columns, folder, features, config, found)
+    folders = folders_of(features)
+    located = [
+        locate_bags(listed, columns, folder, each, config, found, required=required)
+        for each in folders
+    ]
+    paths: dict[str, Path] = {s: p for s, p in located[0].items() if all(s in o for o in located)}
     skip = config.missing == "skip" and paths
     rows = {slide: row for slide, row in listed.items() if slide in paths or not skip}
 
@@ -242,8 +263,21 @@ def load_cohort(
             f'[data] combine = "max" needs two classes or one number, and this is {target}. Set '
             'combine = "mean" or "bag".'
         )
-    infos = inspect_bags(paths, found, progress, scan=config.scan)
-    check_same_kind(infos, found)
+    if config.combine == "learned" and target.ready and target.parts:
+        found.problems.append(
+            f'[data] combine = "learned" is for one answer, and this is {target}. Set '
+            'combine = "mean" or "bag".'
+        )
+    files: Mapping[str, SlideFiles] = paths
+    several = None
+    if len(folders) == 1:
+        infos = inspect_bags(paths, found, progress, scan=config.scan) if inspect else {}
+        check_same_kind(infos, found)
+    else:
+        names = name_sources([each for each in folders if each is not None])
+        reading: dict[str, Any] = {"scan": config.scan, "inspect": inspect}
+        several = join_sources(names, located, join, found, progress, **reading)
+        files, infos = several.files, several.bags
     units = slides_of_patients(patients) if config.joins else {slide: (slide,) for slide in rows}
     owners = dict(zip(units, units, strict=True)) if config.joins else patients
     slide_labels, labels = labels, join_labels(units, labels, target) if config.joins else labels
@@ -251,7 +285,7 @@ def load_cohort(
     if splits is not None:
         usable = {unit: owners[unit] for unit in units if unit in owners and unit in labels}
         joined = patients if config.joins else {}
-        fixed = _read_fixed(listed, usable, joined, folder, splits, found)
+        fixed = read_fixed(listed, usable, joined, folder, splits, found)
         shared = splits.allow_shared_patients
         if not shared and are_labels(patients, slide_labels, target):  # there is nothing to split
             found.problems.append(not_patients(columns["patient"], patients))
@@ -272,12 +306,12 @@ def load_cohort(
             name=unit,
             patient=owners[unit],
             label=labels.get(unit),
-            path=SlideBags.of({s: paths[s] for s in own}) if config.joins else paths[own[0]],
+            path=SlideBags.of({s: files[s] for s in own}) if config.joins else files[own[0]],
             row=join_rows([rest[s] for s in own]) if config.joins else rest[own[0]],
         )
         for unit, own in units.items()
     )
-    if config.joins:
+    if config.joins and inspect:
         infos = {unit: join_infos(own, infos) for unit, own in units.items()}
     combine = config.combine if config.combine != "bag" else None
     cohort = Cohort(
@@ -288,63 +322,11 @@ def load_cohort(
         site=site,
         combine=combine,
         covariates=covariates,
+        label=own[0] if len(own) == 1 and not target.find_columns(own) else None,
+        sources=() if several is None else several.sources,
+        join=None if several is None else several.join,
     )
     return cohort, made
-
-
-def find_bags(paths: Iterable[str | Path]) -> dict[str, Path]:
-    """Return the bags among files and under folders, by the name of their slide."""
-    files: dict[Path, Path] = {}  # a file that is given twice is one file
-    for path in map(as_path, paths):
-        if not path.exists():
-            raise CohortError(f"There is no file or folder {path}.")
-        if path.is_file() and path.suffix.lower() not in bags.SUFFIXES:
-            raise CohortError(f"{path} is not a bag. A bag ends in {', '.join(bags.SUFFIXES)}.")
-        own = [path] if path.is_file() else path.rglob("*")
-        files.update((file.resolve(), file) for file in own)
-    found = bags.group_by_slide(files.values())
-    if doubled := _with_several_bags(found):
-        raise CohortError(f"Slides with more than one bag: {shorten(doubled)}. Name one of each.")
-    if not found:
-        raise CohortError(f"No bag was found. A bag ends in {', '.join(bags.SUFFIXES)}.")
-    return {name: own[0] for name, own in sorted(found.items())}
-
-
-def _find_columns(
-    header: list[str], config: CohortConfig, target: Target, found: Findings, *, required: bool
-) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Return the column of each role that has one, and the columns of the label."""
-    own = target.find_columns(header)
-    given = {role: getattr(config, role) for role in ("slide", "patient", "label", "site")}
-    columns = {role: column for role, column in given.items() if column is not None}
-    for role, column in columns.items():
-        if column not in header:
-            raise CohortError(f"[data] {role}: no column is '{column}'.{suggest(column, header)}")
-        if role != "site" and column == config.site:
-            raise CohortError(
-                f"[data] site: column '{column}' is the {role}. Name the one of the institution."
-            )
-    free = [name for name in header if name not in (*columns.values(), *own)]
-    for role in ("slide", "patient", "path") if own else ("slide", "patient", "label", "path"):
-        known = tables.matching_columns(free, tables.COLUMNS[role])
-        if known and role not in columns:
-            columns[role] = known[0]
-            if role == "label":
-                advice = f"It is taken from {known[0]}. Set [data] label to choose."
-                found.note("Other columns that could be the label", known[1:], advice)
-    everything = f"Columns: {', '.join(header)}."
-    if "slide" not in columns:
-        raise CohortError(f"No column is recognised as the slide. {everything} Set [data] slide.")
-    if "label" not in columns and not own:
-        taken = {*columns.values(), *(config.covariates or ())}
-        left = [n for n in header if n not in taken and not folds.is_split(n)]
-        if len(left) == 1:
-            columns["label"] = left[0]
-        elif required:
-            text = f"No column is recognised as the label. {everything} Set [data] label."
-            found.problems.append(text)
-    label = columns.pop("label", None)
-    return columns, own or ((label,) if label else ())
 
 
 def _read_covariates(
@@ -358,19 +340,28 @@ def _read_covariates(
     *,
     required: bool,
 ) -> Covariates | None:
-    """Return the covariates of the slides, if the settings name any."""
+    """Return the covariates by slide, or by patient if its slides are one bag, if there are any."""
     if not config.reads_covariates:
         return None
     roles = {column: role for role, column in columns.items() if role != "site"}
     roles |= dict.fromkeys(label, "label")
     roles |= {name: "split" for row in [*rows.values()][:1] for name in row if folds.is_split(name)}
     names, categorical = config.covariates or (), config.categorical or ()
+    slides = slides_of_patients(patients) if config.unit == "patient" else {}
+    if slides:
+        rows = join_cells(rows, slides, names, found)
     covariates = read_covariates(names, categorical, rows, roles, found, required=required)
-    if covariates is None or config.vectors is None:
+    if covariates is None:
+        return None
+    if slides and not config.joins:
+        covariates = of_slides(covariates, slides)
+    if config.vectors is None:
         return covariates
     vectors = read_vectors(config.vectors, patients, folder=folder)
     check_vectors(vectors, patients, config.vectors, found)
-    return replace(covariates, vectors=vectors)
+    return replace(
+        covariates, vectors=join_vectors(vectors, slides, found) if config.joins else vectors
+    )
 
 
 def _repeated(names: Iterable[str]) -> list[str]:
@@ -387,47 +378,6 @@ def _by_slide(cells: list[Row], columns: Mapping[str, str], found: Findings) -> 
     return {name: row for name, row in zip(names, cells, strict=True) if is_known(name)}
 
 
-def _with_several_bags(found: Mapping[str, list[Path]]) -> list[str]:
-    several = {name: own for name, own in found.items() if len(own) > 1}
-    return [f"{name} ({' and '.join(map(str, own))})" for name, own in several.items()]
-
-
-def _locate(
-    rows: Mapping[str, Row],
-    columns: Mapping[str, str],
-    folder: Path,
-    features: str | Path | None,
-    config: CohortConfig,
-    found: Findings,
-) -> dict[str, Path]:
-    """Return the bag of each slide that has one: from its row, or by name in `features`."""
-    folders = [folder] if features is None else [as_path(features), folder]
-    if not folders[0].is_dir():
-        found.problems.append(f"There is no folder {features} to look for bags in.")
-        return {}
-    by_slide = {} if features is None else bags.group_by_slide(folders[0].rglob("*"))
-    chosen: dict[str, list[Path]] = {}
-    missing: list[str] = []
-    for name, row in rows.items():
-        given, slide = row.get(columns.get("path", ""), ""), row[columns["slide"]]
-        own = given or (slide if slide.lower().endswith(bags.SUFFIXES) else "")
-        candidates = [join_path(folder, own) for folder in folders] if own else []
-        there = [path for path in candidates if path.is_file()]
-        chosen[name] = there[:1] or ([] if given else by_slide.get(name, []))
-        if not chosen[name]:
-            missing.append(f"{name} ({given})" if given else name)
-
-    advice = "Choose a folder that has one of each, or add a path column."
-    found.problem("Slides with more than one bag", _with_several_bags(chosen), advice)
-    headline = "Slides without a bag" if features is None else f"Slides without a bag in {features}"
-    if config.missing == "skip" and len(missing) < len(rows):
-        found.note(headline, missing, "They were skipped.")
-    else:
-        advice = "Pass a folder of features" if features is None else "Extract their features"
-        found.problem(headline, missing, f'{advice}, or set [data] missing = "skip".')
-    return {name: own[0] for name, own in chosen.items() if own}
-
-
 def _check_unit(
     column: str | None, listed: Mapping[str, Row], rows: Mapping[str, Row], found: Findings
 ) -> None:
@@ -435,64 +385,8 @@ def _check_unit(
     if column is None:
         found.problems.append(
             '[data] unit is "patient", and no column names the patient. Add a column patient, or '
-            "set [data] patient."
+            "set [data] patient (--set data.patient=COLUMN)."
         )
         return
     owners = {slide: row[column] for slide, row in listed.items() if is_known(row[column])}
     note_lost_slides(owners, rows, found)
-
-
-def _read_fixed(
-    listed: Mapping[str, Row],
-    usable: Collection[str],
-    patients: Mapping[str, str],
-    folder: Path,
-    config: SplitConfig,
-    found: Findings,
-) -> list[Split]:
-    """Return the splits in `files` or the table, if kind is fixed.
-
-    `patients` are those of slides that are split by patient.
-    """
-    listings = folds.from_columns(listed)
-    if config.kind != "fixed":
-        advice = 'Set [splits] kind = "fixed" to use them.'
-        found.note("Columns with a split, not used", listings, advice)
-        return []
-    try:
-        if config.files is not None:
-            listings = _read_files(config.files, folder)
-    except CohortError as problem:
-        found.problems.append(str(problem))
-        return []
-    if not listings:
-        found.problems.append(
-            '[splits] kind is "fixed", but the table has no split. Add a column split (train, val, '
-            "test) or columns fold_0, fold_1, ..., or set [splits] files."
-        )
-    if patients:
-        listings = join_listings(listings, patients)
-    return folds.read(listings, {*listed, *patients.values()}, usable, found)
-
-
-def _read_files(files: str, folder: Path) -> dict[str, Listing]:
-    """Return the slides in CLAM's split files, in order of their number."""
-    path = as_path(files)
-    path = path if path.exists() else join_path(folder, files)
-    numbered = {
-        int(match[1]): file
-        for file in path.glob("*.csv")
-        if (match := re.fullmatch(r"splits_(\d+)\.csv", file.name))
-    }
-    chosen = [path] if path.is_file() else [numbered[number] for number in sorted(numbered)]
-    if not chosen:
-        raise CohortError(f"[splits] files: there is no splits_0.csv, splits_1.csv, ... in {path}.")
-    return {
-        file.name: [
-            (slide_name(cell), str(part))
-            for part, cells in tables.read_table(file, pad=True).items()
-            for cell in cells
-            if cell
-        ]
-        for file in chosen
-    }

@@ -8,8 +8,9 @@ from typing import Any
 from caprmil.encoders.card import same_encoder
 from caprmil.errors import BagError, shorten
 from caprmil.features import bag_files, bags
+from caprmil.features.bag_files import Part
 from caprmil.features.bags import BagInfo
-from caprmil.features.placed_slides import place_slides
+from caprmil.features.checked_bags import CheckedBags
 from caprmil.io.findings import Findings
 from caprmil.io.progress import Step
 from caprmil.slides.scale import same_scale
@@ -18,27 +19,35 @@ from caprmil.slides.scale import same_scale
 def inspect_bags(
     paths: Mapping[str, Path], found: Findings, progress: Step | None, *, scan: bool
 ) -> dict[str, BagInfo]:
-    """Return the metadata of each bag; with `scan`, after all of it was read.
+    """Return the metadata of each bag; with `scan`, after all of it was read, now or before.
 
     One after the other: h5py reads one file at a time, and so does our reader of .pt files.
     """
     infos: dict[str, BagInfo] = {}
     broken: list[str] = []
+    checked = CheckedBags(paths.values() if scan else ())
     for done, (name, path) in enumerate(paths.items(), 1):
         try:
-            infos[name] = bags.read(path).info if scan else bags.inspect(path)
+            if not scan or checked.has(path):
+                infos[name] = bags.inspect(path)
+            else:
+                before = checked.state(path)
+                infos[name] = bags.read(path).info
+                checked.add(path, before)
         except BagError as problem:
             broken.append(str(problem))
         if progress is not None:
             progress(done, len(paths))
+    checked.write()
     if broken:
         each = shorten(broken, separator="\n    ")
         found.problems.append(f"Bags that cannot be used ({len(broken)}):\n    {each}")
     return infos
 
 
-def check_same_kind(infos: Mapping[str, BagInfo], found: Findings) -> None:
-    """Check that all bags have one width, one encoder and one scale."""
+def check_same_kind(infos: Mapping[str, BagInfo], found: Findings, source: str = "") -> None:
+    """Check that all bags, of one source if there are several, have one width, encoder and scale"""
+    which = f"Bags of {source}" if source else "Bags"
 
     def group(field: str) -> dict[Any, list[str]]:
         groups: dict[Any, list[str]] = defaultdict(list)
@@ -63,13 +72,19 @@ def check_same_kind(infos: Mapping[str, BagInfo], found: Findings) -> None:
     }
     for what, groups in kinds.items():
         apart = [f"{value} ({shorten(own)})" for value, own in groups.items() if len(groups) > 1]
-        found.problem(f"Bags that differ in {what}", apart, "Extract all in the same way.")
+        found.problem(f"{which} that differ in {what}", apart, "Extract all in the same way.")
     if len(encoders) == 1:
         advice = f"They are assumed to be of {next(iter(encoders))}, like the others."
-        found.note("Bags that do not name their encoder", nameless, advice)
+        found.note(f"{which} that do not name their encoder", nameless, advice)
 
 
 def join_infos(slides: Sequence[str], infos: Mapping[str, BagInfo]) -> BagInfo:
     """Return the metadata of the bag of a patient."""
-    own = [infos[slide] for slide in slides]
-    return bag_files.join_infos(own, place_slides(slides, own, [None] * len(own)))
+    found = []
+    for slide in slides:
+        own = infos[slide]
+        parts = [Part(slide, Path(), slide)]  # or, with several sources in one bag, each of them
+        if own.slides:
+            parts = [Part(f"{slide} {p.name}", Path(), slide, p.source) for p in own.slides]
+        found += list(zip(parts, [p.info for p in own.slides] or [own], strict=True))
+    return bag_files.join_infos([part for part, _ in found], [info for _, info in found])

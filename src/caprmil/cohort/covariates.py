@@ -28,7 +28,7 @@ MOSTLY = 0.5  # share of numbers above which other cells of a column are taken f
 class SlideCovariates(NamedTuple):
     """What is known of one slide: cells by column, and its vector if there is one."""
 
-    slide: str
+    slide: str  # or the patient, if its slides are one bag
     cells: Row
     vector: Numbers | None = None
 
@@ -42,6 +42,9 @@ class NumberColumn:
     mean: float
     std: float
     missing: float = 0.0  # the share of training slides without a value
+
+    def __post_init__(self) -> None:
+        check_spreads(self.name, [self.std])
 
     @property
     def width(self) -> int:
@@ -76,13 +79,13 @@ class CategoryColumn:
         return len(self.shares)
 
     def encode(self, known: SlideCovariates) -> list[float]:
-        own = _category(known.cells[self.name])
+        own = category_of(known.cells[self.name])
         if own not in self.shares:
             return [0.0] * self.width
         return [float(each == own) - share for each, share in self.shares.items()]
 
     def show(self, known: SlideCovariates) -> str:
-        own = _category(known.cells[self.name])
+        own = category_of(known.cells[self.name])
         if not own:
             return MISSING
         return own if own in self.shares else f"{own}, which training slides do not have"
@@ -97,6 +100,11 @@ class VectorColumn:
     means: tuple[float, ...]
     stds: tuple[float, ...]
     missing: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_spreads(self.name, self.stds)
+        if len(self.means) != len(self.stds):
+            raise RecipeError(f"the covariate {self.name} lacks a mean or a standard deviation")
 
     @property
     def width(self) -> int:
@@ -115,6 +123,12 @@ class VectorColumn:
 
     def show(self, known: SlideCovariates) -> str:
         return MISSING if known.vector is None else count(len(known.vector), "number")
+
+
+def check_spreads(name: str, stds: Sequence[float]) -> None:
+    """Raise if values cannot be divided by these standard deviations."""
+    if not all(isfinite(std) and std > 0 for std in stds):
+        raise RecipeError(f"the covariate {name} has a standard deviation that is not positive")
 
 
 Column: TypeAlias = NumberColumn | CategoryColumn | VectorColumn
@@ -211,12 +225,12 @@ def read_covariates(
     cells = {slide: {name: row[name] for name in names} for slide, row in rows.items()}
     chosen = set(categorical)
     for name in names if required else ():
-        if _is_category(name, name in chosen, {s: own[name] for s, own in cells.items()}, found):
+        if _iscategory_of(name, name in chosen, {s: own[name] for s, own in cells.items()}, found):
             chosen.add(name)
     return Covariates(names=tuple(names), categorical=frozenset(chosen), cells=cells)
 
 
-def _is_category(name: str, chosen: bool, cells: Mapping[str, str], found: Findings) -> bool:
+def _iscategory_of(name: str, chosen: bool, cells: Mapping[str, str], found: Findings) -> bool:
     """Return whether a column is categorical; add what is wrong with it."""
     known = {slide: cell for slide, cell in cells.items() if is_known(cell)}
     values, prefix = set(known.values()), f"[data] covariates: column '{name}'"
@@ -249,13 +263,13 @@ def _fit_numbers(name: str, cells: Sequence[str], slides: Sequence[str]) -> Numb
     return NumberColumn(
         name=name,
         mean=float(values.mean()),
-        std=float(values.std()) or 1.0,
+        std=(float(values.std()) if np.ptp(values) > 0 else 0.0) or 1.0,  # of equal ones, 1e-17
         missing=1 - len(known) / len(cells),
     )
 
 
 def _fit_categories(name: str, cells: Sequence[str], _: Sequence[str]) -> CategoryColumn:
-    counts = Counter(map(_category, cells))
+    counts = Counter(map(category_of, cells))
     return CategoryColumn(name=name, shares={c: counts[c] / len(cells) for c in sorted(counts)})
 
 
@@ -274,7 +288,7 @@ def _fit_vectors(
     )
 
 
-def _category(cell: str) -> str:
+def category_of(cell: str) -> str:
     """Return the category of a cell. Whole numbers are written in several ways."""
     if not is_known(cell):
         return ""

@@ -43,6 +43,7 @@ class SplitConfig:
     repeats: int = 1
     """Repeat all folds with the seeds seed + 1, seed + 2, ... A fixed split keeps its test part."""
     seed: int = 2025
+    """Of the folds, of the weights at the start, and of the order of training."""
     files: str | None = None
     """A folder with CLAM's splits_0.csv, splits_1.csv, ..., or one such file."""
     allow_shared_patients: bool = False

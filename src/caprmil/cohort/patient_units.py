@@ -68,5 +68,5 @@ def propose_patients(
         found.notes.append(
             f"{len(several)} of {count(len(units), 'patient')} have several slides and one label "
             f"({shorten(several[:3])}{', ...' if len(several) > 3 else ''}). Set [data] unit = "
-            '"patient" to predict patients instead of slides.'
+            '"patient" (--set data.unit=patient) to predict patients instead of slides.'
         )

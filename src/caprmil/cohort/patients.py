@@ -67,7 +67,8 @@ def not_patients(column: str, patients: Mapping[str, str]) -> str:
     return (
         f"Column {column} does not name patients: it has one value for all slides of a class "
         f"({values}). Fill it with the patients, or set [data] patient to the column that has "
-        f"them. If every slide is of another patient, remove column {column}."
+        f"them (--set data.patient=COLUMN). If every slide is of another patient, remove column "
+        f"{column}."
     )
 
 

@@ -20,13 +20,17 @@ from caprmil.slides.names import slide_name
 
 
 def read_vectors(
-    source: TableLike, patients: Mapping[str, str] | None, *, folder: Path | None = None
+    source: TableLike,
+    patients: Mapping[str, str] | None,
+    *,
+    folder: Path | None = None,
+    unit: str = "slide",
 ) -> dict[str, Numbers]:
     """Return the vectors of slides, as far as they are known. All have the same length.
 
     `patients` has the slides that are looked for, with their patients: a table may have a row per
-    patient. Without it, all slides are read. A path that does not exist is looked for in `folder`
-    too.
+    patient. Without it, all slides are read; or with `unit` all patients, from a row or file of
+    each. A path that does not exist is looked for in `folder` too.
     """
     if isinstance(source, str | Path):
         path = as_path(source)
@@ -35,7 +39,7 @@ def read_vectors(
         if path.is_dir():
             return _same_length(_from_folder(path, patients), str(path))
         source = str(path)
-    return _same_length(_from_table(source, patients), tables.table_name(source))
+    return _same_length(_from_table(source, patients, unit), tables.table_name(source))
 
 
 def check_vectors(
@@ -71,20 +75,24 @@ def _from_folder(folder: Path, patients: Mapping[str, str] | None) -> dict[str, 
     return found
 
 
-def _from_table(source: TableLike, patients: Mapping[str, str] | None) -> dict[str, Numbers]:
+def _from_table(
+    source: TableLike, patients: Mapping[str, str] | None, unit: str
+) -> dict[str, Numbers]:
     """Return the vector in the row of each slide, or of its patient."""
     frame, title = tables.read_table(source), tables.table_name(source)
     slide, patient = (
         tables.find_column(frame, tables.COLUMNS[role]) for role in ("slide", "patient")
     )
     key = slide or (patient if patients is not None else None)
+    of_slides = unit == "slide" and slide is not None
+    key = patient if unit == "patient" else key
     if key is None:
         raise CohortError(
             f"{title} has no column for the slide or the patient. Columns: "
             f"{shorten(map(str, frame.columns))}."
         )
     columns = [name for name in frame.columns if name not in (slide, patient)]
-    names = [slide_name(cell) if slide else cell for cell in frame[key]]
+    names = [slide_name(cell) if of_slides else cell for cell in frame[key]]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise CohortError(f"{title} has several rows of {shorten(twice)}. Leave one of each.")
@@ -96,7 +104,7 @@ def _from_table(source: TableLike, patients: Mapping[str, str] | None) -> dict[s
     rows = dict(zip(names, values, strict=True))
     if patients is None:
         return rows
-    keys = {name: name if slide else own for name, own in patients.items()}
+    keys = {name: name if of_slides else own for name, own in patients.items()}
     return {name: rows[own] for name, own in keys.items() if own in rows}
 
 

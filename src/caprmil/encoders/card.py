@@ -1,8 +1,10 @@
 """The description of an encoder: weights, architecture, transform and features."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
+
+from caprmil.errors import RecipeError
 
 Interpolation = Literal["bilinear", "bicubic"]
 Precision = Literal["fp32", "fp16", "bf16"]
@@ -55,6 +57,16 @@ class Card:
     def native_px(self) -> int:
         """Side of patches that are not resampled."""
         return self.resize_px or self.input_px or self.patch_px or 224
+
+    def with_input(self, px: int) -> "Card":
+        """Return the card with another size of the network's input, which is part of its name."""
+        if not 16 <= px <= 4096:
+            raise RecipeError(f"An input of {px} px is not possible; 16 to 4096 px are.")
+        settings = dict(self.settings)
+        if self.loader == "timm" and self.architecture.startswith("vit_"):
+            settings["dynamic_img_size"] = True
+        name = f"{self.name.split('@')[0]}@{px}"
+        return replace(self, name=name, input_px=px, resize_px=None, settings=settings, aliases=())
 
     def fingerprint_fields(self) -> dict[str, Any]:
         """Return the settings that, with the weights, determine the features of a patch."""

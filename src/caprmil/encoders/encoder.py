@@ -4,6 +4,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from typing import Any
 
@@ -21,9 +22,9 @@ log = logging.getLogger("caprmil")
 
 TYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
-CPU_CHUNK = (
-    16  # patches per forward pass on the CPU: small chunks fit into its cache (measured: lite0)
-)
+CPU_CHUNK, PARALLEL_CHUNK = 16, 4
+"""Patches per forward pass on the CPU, of one that uses all threads and of one per thread: they fit
+into its cache (measured: lite0)."""
 
 
 class Encoder:
@@ -38,7 +39,9 @@ class Encoder:
         revision: str | None = None,
         device: str | torch.device = "cpu",
         precision: str = "auto",
+        parallel: bool = False,
     ) -> None:
+        """Wrap a network. `parallel`: it keeps nothing of a call, so a CPU may run several."""
         if card.width is None:
             raise ValueError(f"{card.name} has {card.width=}. A card needs a width.")
         self.card = card
@@ -50,7 +53,7 @@ class Encoder:
         """The commit of the hub that the weights are from, or None for local weights."""
         self.device = pick_device(str(device))
         self.precision = pick_precision(card, self.device, precision)
-        self._network = network
+        self._network, self._parallel = network, parallel
         if isinstance(network, nn.Module):
             self._network = network.eval().to(self.device)
         self._mean = torch.tensor(card.mean, device=self.device).view(3, 1, 1)
@@ -68,9 +71,19 @@ class Encoder:
     def forward(self, patches: NDArray[np.uint8]) -> NDArray[np.float32]:
         """Return the output of the network, unchecked."""
         images = torch.from_numpy(resize_patches(patches, self.card))
-        chunk = CPU_CHUNK if self.device.type == "cpu" else len(images)
-        with torch.inference_mode(), self._autocast():
-            outputs = [self._forward(part) for part in torch.split(images, chunk)]
+        chunk = PARALLEL_CHUNK if self._parallel else CPU_CHUNK
+        parts = torch.split(images, chunk if self.device.type == "cpu" else len(images))
+        threads = torch.get_num_threads()
+        if self._parallel and len(parts) > 1 and threads > 1:
+            # Chunks at the same time, each in one thread: threads that share a chunk wait for each
+            # other, and waste most of their time when other programs are running.
+            with ThreadPoolExecutor(
+                min(threads, len(parts)), initializer=torch.set_num_threads, initargs=(1,)
+            ) as pool:
+                outputs = list(pool.map(self._forward, parts))
+            torch.set_num_threads(threads)  # of threads that start later
+        else:
+            outputs = [self._forward(part) for part in parts]
         features: NDArray[np.float32] = torch.cat(outputs).cpu().numpy()
         return features
 
@@ -78,6 +91,10 @@ class Encoder:
         return f"Encoder({self.name!r}, width={self.width}, device='{self.device}')"
 
     def _forward(self, images: Tensor) -> Tensor:
+        with torch.inference_mode(), self._autocast():
+            return self._encode(images)
+
+    def _encode(self, images: Tensor) -> Tensor:
         pixels = images.to(self.device, non_blocking=True).permute(0, 3, 1, 2).float() / 255
         output = self._network((pixels - self._mean) / self._std)
         if not isinstance(output, Tensor) or output.ndim != 2 or len(output) != len(images):

@@ -39,7 +39,12 @@ def load(
         return encoder
     if isinstance(encoder, str) and (":" not in encoder or encoder.startswith("timm:")):
         source = None if weights is None else Path(weights)
-        return _load_card(card or find(encoder), source, trust_remote_code, options)
+        loaded = _load_card(card or find(encoder), source, trust_remote_code, options)
+        if "@" in loaded.name:
+            _check_input(loaded)
+        return loaded
+    if isinstance(encoder, str) and "@" in encoder:
+        raise EncoderError(f"{encoder.split('@')[0]} sets its input itself: leave out --input-px.")
     if weights is not None:
         raise EncoderError("weights are for encoders of the table. A callable has its own.")
     network = _import(encoder) if isinstance(encoder, str) else encoder
@@ -80,7 +85,22 @@ def _load_lite0(card: Card, weights: Path | None, options: dict[str, Any]) -> En
     hub.load_weights(network, state, card)
     digest = fingerprint(state, card)
     fused = lite0.fuse_batch_norm(network.eval()).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return Encoder(fused, card, fingerprint=digest, **options)
+    return Encoder(fused, card, fingerprint=digest, parallel=True, **options)
+
+
+def _check_input(encoder: Encoder) -> None:
+    """Raise EncoderError if a network does not read the size of input that the user chose."""
+    side = encoder.card.input_px or encoder.patch_px
+    try:
+        encoder(probe_patches(side))
+    except CaprmilError:
+        raise
+    except Exception as problem:  # each library has its own
+        reason = " ".join(str(problem).split()).rstrip(".") or type(problem).__name__
+        raise EncoderError(
+            f"{encoder.name.split('@')[0]} does not read an input of {side} px ({reason}). Choose "
+            "a multiple of its token size, e.g. 224 or 448, or leave out --input-px."
+        ) from problem
 
 
 def _import(text: str) -> Network:

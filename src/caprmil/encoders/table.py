@@ -5,6 +5,9 @@ the features. The features are part of the name: `virchow2` and `virchow2-cls` a
 vectors of one network.
 """
 
+import re
+from contextlib import suppress
+from functools import lru_cache
 from typing import Any
 
 from caprmil.encoders.card import Card, same_encoder
@@ -174,7 +177,12 @@ _ROWS = (
         remote_code=True,
         aliases=("conch1_5", "mahmood-conch1_5"),
     ),
-    Card(name="virchow", **_VIRCHOW_1 | {"pooled": "cls+mean"}, width=2560),
+    Card(
+        name="virchow",
+        **_VIRCHOW_1 | {"pooled": "cls+mean"},
+        width=2560,
+        aliases=("virchow-full",),
+    ),
     Card(name="virchow-cls", **_VIRCHOW_1, width=1280),
     Card(name="virchow2", **_VIRCHOW_2 | {"pooled": "cls+mean"}, width=2560),
     Card(name="virchow2-cls", **_VIRCHOW_2, width=1280),
@@ -374,8 +382,11 @@ DEFAULT = "lite0"
 def find(name: str) -> Card:
     """Return the card of an encoder by its name or an alias, ignoring case and punctuation.
 
-    `timm:NAME` is any network of timm, with timm's transform; timm must be installed.
+    `timm:NAME` is any network of timm, with timm's transform; timm must be installed. `NAME@448`
+    is the encoder NAME with an input of 448 pixels.
     """
+    if sized := re.fullmatch(r"(.+)@(\d{1,6})", name):
+        return find(sized[1]).with_input(int(sized[2]))
     if name.startswith("timm:"):
         from caprmil.encoders.networks import timm_card
 
@@ -384,6 +395,21 @@ def find(name: str) -> Card:
         if any(same_encoder(name, known) for known in (card.name, *card.aliases)):
             return card
     raise UnknownNameError("encoder", name, CARDS)
+
+
+@lru_cache
+def name_of_width(name: str, width: int) -> str:
+    """Return the name of an encoder whose vectors have a width.
+
+    Tools use one name for different vectors of a network: STAMP's `virchow2` is the class token
+    alone, which is `virchow2-cls` here. Other names are returned as they are.
+    """
+    with suppress(UnknownNameError):
+        card = CARDS.get(name) or find(name if ":" not in name else "")
+        same = [each for each in CARDS.values() if each.hub and each.hub == card.hub]
+        if card.width != width and len(known := [e for e in same if e.width == width]) == 1:
+            return known[0].name
+    return name
 
 
 def as_markdown() -> str:

@@ -21,6 +21,7 @@ from caprmil.cohort.folds import Fold
 from caprmil.evaluation.patient_answers import combine_slides
 from caprmil.evaluation.predictions import Predictions
 from caprmil.features import bag_files
+from caprmil.features.source_bags import mean_patch
 from caprmil.io import tables
 from caprmil.io.progress import Step
 
@@ -141,7 +142,7 @@ def mean_features(cohort: Cohort, progress: Step | None = None) -> dict[str, NDA
     """Return the mean feature of each slide."""
     means = {}
     for done, entry in enumerate(cohort.entries, 1):
-        means[entry.name] = bag_files.read(entry.path).features.mean(axis=0, dtype=np.float32)
+        means[entry.name] = mean_patch(bag_files.read(entry.path))
         if progress is not None:
             progress(done, len(cohort))
     return means
@@ -224,4 +225,5 @@ def _table(cohort: Cohort, fold: Fold, answers: Answers) -> Predictions:
         folds=(fold.name,) * len(fold.test),
         unit="patient" if cohort.joins else "slide",
     )
-    return combine_slides(table, cohort.combine)
+    # What was learned is of the answers of a model.
+    return combine_slides(table, "mean" if cohort.combine == "learned" else cohort.combine)

@@ -5,13 +5,11 @@ Temperature scaling: C. Guo et al., "On Calibration of Modern Neural Networks", 
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import brentq
-from scipy.special import softmax
-from scipy.stats import norm
 
 from caprmil import figures
 from caprmil.errors import CohortError
@@ -69,10 +67,11 @@ class Calibration:
     def draw(self) -> "Figure":
         """Draw the reliability of all test slides, before and after."""
         classes = _classes(self.before)
-        event = classes[1] if len(classes) == 2 else "the predicted class"
+        other = f"the predicted {self.before.target.class_name}"
+        event = classes[1] if len(classes) == 2 else other
         before = reliability(self.before, self.scores["before"]["ace"])
         after = reliability(self.after, self.scores["after"]["ace"])
-        return figures.reliability(before, after, event=event)
+        return figures.reliability(before, after, event=event, unit=self.before.unit)
 
 
 def calibrate(test: Predictions, validation: Mapping[str, Predictions]) -> Calibration:
@@ -97,6 +96,36 @@ def calibrate(test: Predictions, validation: Mapping[str, Predictions]) -> Calib
         after=after,
         notes=tuple(notes),
     )
+
+
+def calibrate_each(
+    test: Predictions, validation: Mapping[str, Predictions]
+) -> dict[str, Calibration]:
+    """Calibrate each of several targets that has probabilities of classes; "" is the only one."""
+    if not test.target.parts:
+        return {"": calibrate(test, validation)}
+    found = {}
+    for name, part in test.target.parts.items():
+        own = test.part(name)
+        if not part.target.calibrates or not _has_labels(own):
+            continue
+        known = {fold: table.part(name) for fold, table in validation.items()}
+        known = {fold: table for fold, table in known.items() if _has_labels(table)}
+        found[name] = calibrate(own, known)
+    if not found:
+        _classes(test)  # raises
+    return found
+
+
+def _has_labels(table: Predictions) -> bool:
+    return table.labels is not None and bool(table.target.known(table.labels).any())
+
+
+def as_file(found: Mapping[str, Calibration]) -> dict[str, Any]:
+    """Return calibrations as the file of a run has them."""
+    if "" in found:
+        return found[""].as_dict()
+    return {"targets": {name: own.as_dict() for name, own in found.items()}}
 
 
 def _classes(table: Predictions) -> tuple[str, ...]:
@@ -129,6 +158,9 @@ def temperature(labels: NDArray[np.integer], probabilities: NDArray[np.floating]
     If every slide is right, the least log-loss is that of T = 0; if most are wrong, that of an
     infinite T. Neither is of use for other slides.
     """
+    from scipy.optimize import brentq  # here: predictions do not wait for SciPy
+    from scipy.special import softmax
+
     logits = np.log(np.clip(probabilities, SMALLEST, 1))
     logits -= logits.max(axis=1, keepdims=True)
     own = logits[np.arange(len(labels)), labels]
@@ -151,6 +183,8 @@ def soften(probabilities: NDArray[np.floating], temperature: float) -> NDArray[n
     """Return softmax(log p / T); with T = 1, the probabilities as they were."""
     if temperature == 1:
         return probabilities.astype(np.float64)
+    from scipy.special import softmax
+
     softened: NDArray[np.float64] = softmax(
         np.log(np.clip(probabilities, SMALLEST, 1)) / temperature, axis=1
     )
@@ -193,7 +227,7 @@ def reliability(table: Predictions, ace: float) -> Reliability:
 
 def _bin(scores: NDArray[np.float64], hits: NDArray[np.bool_]) -> Bin:
     n, share = len(hits), float(hits.mean())
-    z = float(norm.ppf(0.975))
+    z = NormalDist().inv_cdf(0.975)
     middle = (share + z**2 / (2 * n)) / (1 + z**2 / n)
     reach = z * np.sqrt(share * (1 - share) / n + z**2 / (4 * n**2)) / (1 + z**2 / n)
     return Bin(float(scores.mean()), share, float(middle - reach), float(middle + reach), n)

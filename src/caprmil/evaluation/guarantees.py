@@ -9,11 +9,11 @@ models", 2022).
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from statistics import NormalDist
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import norm
 
 from caprmil.errors import CohortError, RecipeError, count, shorten
 from caprmil.evaluation.predictions import Predictions
@@ -24,7 +24,6 @@ from caprmil.targets.conformal import Scores, Sets
 COVERAGE = 0.9  # of the report of a run
 ROUNDING = 1e-9
 STEPS = 20  # points of a curve of risk
-ALL = "all slides"
 
 
 def check_coverage(coverage: float) -> None:
@@ -86,9 +85,13 @@ class CoverageRow:
     covered: float
     low: float
     high: float
-    size: float
-    """The mean size of a set; None in JSON where it is infinite."""
+    size: float | None
+    """The mean size of a set; None where it is infinite."""
     abstained: float | None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.covered <= 1 or min(self.slides, self.patients) < 1:
+            raise RecipeError(f"the coverage of {self.group} cannot be {self.covered}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +100,10 @@ class RiskPoint:
 
     kept: float
     risk: float
+
+    def __post_init__(self) -> None:
+        if not (0 < self.kept <= 1 and 0 <= self.risk < math.inf):
+            raise RecipeError(f"a risk cannot be {self.risk} of {self.kept}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,25 +116,30 @@ class Guarantees:
     rows: tuple[CoverageRow, ...]
     risks: tuple[RiskPoint, ...]
     notes: tuple[str, ...]
+    unit: str = "slide"
+    """What a set is of: a slide or a patient."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.coverage < 1 or not self.rows:
+            raise RecipeError("there is no coverage, or no slide")
 
     def as_dict(self) -> dict[str, Any]:
-        found = asdict(self)
-        for row in found["rows"]:
-            row["size"] = row["size"] if math.isfinite(row["size"]) else None
-        return found
+        return asdict(self)
 
     def as_rows(self) -> tuple[list[str], list[list[str]]]:
         """Return the header and the rows of a table, ready to print."""
-        head = ["test slides", "slides", "patients", "covered", "95 % interval", self.size_name]
+        slides = self.unit == "slide"
+        head = [f"test {self.unit}s", *(["slides"] if slides else []), "patients", "covered"]
+        head += ["95 % interval", self.size_name]
         decided = any(row.abstained is not None for row in self.rows)
         cells = [
             [
                 row.group,
-                f"{row.slides:,}",
+                *([f"{row.slides:,}"] if slides else []),
                 f"{row.patients:,}",
                 f"{row.covered:.3f}",
                 f"{row.low:.3f} to {row.high:.3f}",
-                f"{row.size:.3g}" if row.size is not None and math.isfinite(row.size) else "-",
+                "-" if row.size is None else f"{row.size:.3g}",
                 *([f"{row.abstained:.3f}"] if row.abstained is not None else []),
             ]
             for row in self.rows
@@ -163,7 +175,8 @@ def measure_guarantees(
         risk_title=target.risk_title,
         rows=tuple(rows),
         risks=tuple(selective_risk(table)),
-        notes=tuple(_notes(coverage, limits)),
+        notes=tuple(_notes(coverage, limits, table.unit)),
+        unit=table.unit,
     )
 
 
@@ -172,7 +185,7 @@ def _rows(table: Predictions, sets: Sets, sites: Mapping[str, str]) -> Iterator[
     labels, _ = table.truth
     strata, names = table.target.strata({str(n): label for n, label in enumerate(labels.tolist())})
     codes = np.array(list(strata.values()))
-    groups = {ALL: np.ones(len(table), dtype=np.bool_)}
+    groups = {f"all {table.unit}s": np.ones(len(table), dtype=np.bool_)}
     groups |= {str(name): codes == code for code, name in enumerate(names)}
     own = np.array([sites.get(slide, "") for slide in table.slides])
     groups |= {f"site {site}": own == site for site in sorted({*own.tolist()} - {""})}
@@ -185,7 +198,7 @@ def _row(group: str, table: Predictions, sets: Sets) -> CoverageRow:
     conformal, (labels, _) = table.target.conformal, table.truth
     patients = len(set(table.patients or table.slides))
     share = wilson(float(conformal.holds(sets, labels).mean()), patients)
-    abstains = conformal.abstains(sets)
+    abstains, size = conformal.abstains(sets), float(conformal.size(sets).mean())
     return CoverageRow(
         group=group,
         slides=len(table),
@@ -193,14 +206,14 @@ def _row(group: str, table: Predictions, sets: Sets) -> CoverageRow:
         covered=share.value,
         low=share.low,
         high=share.high,
-        size=float(conformal.size(sets).mean()),
+        size=size if math.isfinite(size) else None,
         abstained=None if abstains is None else float(abstains.mean()),
     )
 
 
 def wilson(share: float, n: int) -> Share:
     """Return a share of n with its interval at 95 %."""
-    z = float(norm.ppf(0.975))
+    z = NormalDist().inv_cdf(0.975)
     middle = (share + z**2 / (2 * n)) / (1 + z**2 / n)
     reach = z * math.sqrt(share * (1 - share) / n + z**2 / (4 * n**2)) / (1 + z**2 / n)
     return Share(share, middle - reach, middle + reach)
@@ -219,10 +232,11 @@ def selective_risk(table: Predictions) -> Iterator[RiskPoint]:
         yield RiskPoint(kept=float(n / len(losses)), risk=float(means[n - 1]))
 
 
-def _notes(coverage: float, limits: Mapping[str, float]) -> Iterator[str]:
+def _notes(coverage: float, limits: Mapping[str, float], unit: str) -> Iterator[str]:
+    of = "a new patient" if unit == "patient" else "a slide of a new patient"
     yield (
-        f"A set holds the label of a slide of a new patient with a probability of {coverage:g}, if "
-        "patients are exchangeable: on average over all slides, not for each class or site."
+        f"A set holds the label of {of} with a probability of {coverage:g}, if patients are "
+        f"exchangeable: on average over all {unit}s, not for each class or site."
     )
     if unlimited := [fold for fold, limit in limits.items() if math.isinf(limit)]:
         least = math.ceil(1 / (1 - coverage) - 1 - ROUNDING)

@@ -4,14 +4,13 @@ The distance to the nearest training slides is compared with that of held-out sl
 models had not seen either: in a run, those of the test part of each fold.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.spatial.distance import cdist
 
 from caprmil.cohort.folds import Fold
 from caprmil.errors import RunError
@@ -82,13 +81,10 @@ def make_reference(means: Mapping[str, Features], folds: Sequence[Fold]) -> Refe
 
     None if no fold has slides to test.
     """
-    rng = np.random.default_rng(0)
-    names = sorted(means)
-    kept = names if len(names) <= MOST else sorted(rng.choice(names, MOST, replace=False).tolist())
+    kept = kept_slides(means)
     chosen = set(kept)
     matrix = np.stack([means[name] for name in kept]).astype(np.float32)
-    scale = matrix.std(axis=0)
-    scale = np.maximum(scale, max(float(scale.max()) * 1e-3, 1e-6)).astype(np.float32)
+    scale = standard_deviations(matrix).astype(np.float32)
     held_out = []
     for fold in folds:
         train = [name for name in fold.train if name in chosen]
@@ -101,9 +97,32 @@ def make_reference(means: Mapping[str, Features], folds: Sequence[Fold]) -> Refe
     return Reference(matrix, scale, np.sort(np.concatenate(held_out)))
 
 
+def kept_slides(names: Iterable[str]) -> list[str]:
+    """Return the slides of a run whose mean features are kept, in their order."""
+    names = sorted(names)
+    if len(names) <= MOST:
+        return names
+    return sorted(np.random.default_rng(0).choice(names, MOST, replace=False).tolist())
+
+
+def standard_deviations(slides: NDArray[Any]) -> NDArray[Any]:
+    """Return the standard deviation of each feature over slides; of a constant one, a small one."""
+    scale = slides.std(axis=0)
+    return np.maximum(scale, max(float(scale.max()) * 1e-3, 1e-6))
+
+
 def nearest(slides: Features, known: Features, scale: Features) -> Distances:
     """Return the mean distance of each slide to the nearest of others, in units of `scale`."""
     new, old = (part.astype(np.float64) / scale for part in (slides, known))
-    apart = cdist(new, old) / np.sqrt(slides.shape[1])
+    apart = _distances(new, old) / np.sqrt(slides.shape[1])
     count = min(NEIGHBOURS, len(old))
     return np.asarray(np.partition(apart, count - 1, axis=1)[:, :count].mean(axis=1))
+
+
+def _distances(new: Distances, old: Distances) -> Distances:
+    """Return the distance of each row to each row of others."""
+    if len(new) == 1:  # loading SciPy takes longer
+        return np.linalg.norm(old - new, axis=1)[None]
+    from scipy.spatial.distance import cdist
+
+    return np.asarray(cdist(new, old))

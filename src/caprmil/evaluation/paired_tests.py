@@ -3,12 +3,13 @@
 In both, patients are the units: a patient brings all slides, in every fold.
 """
 
+import math
 from collections.abc import Iterable, Sequence
+from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import norm
 
 from caprmil.evaluation.alignment import Part
 from caprmil.targets.metric import Interval, Metric, Values, ratio
@@ -52,8 +53,8 @@ def influence_test(one: Influence, other: Influence, level: float) -> tuple[Inte
         united = (apart > 0).all() or (apart < 0).all()
         return Interval(float("nan"), float("nan")), 0.0 if united else float("nan")
     error = float(np.sqrt(variance))
-    reach = float(norm.ppf((1 + level) / 2)) * error
-    p = float(2 * norm.sf(abs(difference) / error))
+    reach = NormalDist().inv_cdf((1 + level) / 2) * error
+    p = math.erfc(abs(difference) / error / math.sqrt(2))
     return Interval(difference - reach, difference + reach), p
 
 

@@ -5,25 +5,29 @@ the target (prob_<class> for each class), then extra ones. A table of patients h
 `Predictions.read` also takes the tables that other programs write.
 """
 
-import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from caprmil.errors import CohortError, UnknownNameError, count, one_line, suggest
+from caprmil.evaluation.patient_scores import once_per_patient, patient_parts
 from caprmil.io import tables
 from caprmil.io.atomic import atomic_write
+from caprmil.io.notebook import first_rows, html_table, show_html
 from caprmil.io.tables import TableLike, find_column, table_name
 from caprmil.targets import TARGETS, Target
-from caprmil.targets.metric import Interval, bootstrap, mean_and_spread
+from caprmil.targets.metric import Interval, bootstrap
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 PREDICTED = ("predicted", "pred", "prediction", "y_pred", "y_hat")
 OWN_COLUMNS = ("slide", "patient", "fold", "predicted")
@@ -77,6 +81,21 @@ class Predictions:
     def __len__(self) -> int:
         return len(self.slides)
 
+    def __repr__(self) -> str:
+        folds = f", {count(len(set(self.folds)), 'fold')}" if self.folds else ""
+        labels = "" if self.labels is not None else ", no labels"
+        return f"Predictions({count(len(self), self.unit)}, {self.target.kind}{folds}{labels})"
+
+    def _repr_html_(self) -> str:
+        """Show the table in a notebook: its scores, if there are labels, and its first rows."""
+        parts = []
+        with suppress(CohortError):  # no labels
+            scores = self.labelled().scores()
+            titles = {name: self.target.metric(name).long_title for name in scores}
+            rows = [[titles[name], f"{value:.3f}"] for name, value in scores.items()]
+            parts.append(html_table(["all together", "score"], rows))
+        return show_html(repr(self), (), *parts, first_rows(self.to_frame()))
+
     @classmethod
     def read(
         cls,
@@ -124,8 +143,10 @@ class Predictions:
         except CohortError as problem:
             raise CohortError(f"{name}: {problem}") from None
 
-    def to_frame(self) -> pd.DataFrame:
+    def to_frame(self) -> "pd.DataFrame":
         """Return the table as a DataFrame, with the columns of its CSV."""
+        import pandas as pd  # here: it takes longer to load than a table to print
+
         nothing = ("",) * len(self)
         labels = dict.fromkeys(self.target.label_names, nothing)
         if self.labels is not None:
@@ -167,6 +188,7 @@ class Predictions:
             labels=labels,
             patients=self.patients,
             folds=self.folds,
+            unit=self.unit,
         )
 
     @staticmethod
@@ -228,9 +250,13 @@ class Predictions:
         """Return the rows that are scored: those with a label.
 
         If the target scores patients, the answers for the slides of a patient are averaged, in each
-        fold and for each label.
+        fold and for each label. Of several targets, only for those that score patients.
         """
         part = self.labelled()
+        if part.patients is not None and patient_parts(part.target):
+            of = list(zip(part.patients, part.folds or part.patients, strict=True))
+            labels, answers = once_per_patient(part.target, *part.truth, part.slides, of)
+            return replace(part, labels=labels, answers=answers).labelled()
         if not part.target.scores_patients or part.patients is None:
             return part
         folds = part.folds or ("",) * len(part)
@@ -281,123 +307,8 @@ class Predictions:
         return bootstrap(*part.truth, part.patients or part.slides, metrics, **settings)
 
 
-@dataclass(frozen=True, kw_only=True)
-class MetricSummary:
-    """One metric in two forms that need not agree: fold by fold, and all slides pooled."""
-
-    mean_over_folds: float
-    std_over_folds: float
-    folds_counted: int
-    all_slides_pooled: float
-    interval: Interval | None
-    """Of the pooled value. None for biased metrics, where a bootstrap misleads."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Summary:
-    """The scores of a table of predictions, with what is needed to judge them."""
-
-    slides: int
-    patients: int | None
-    metrics: Mapping[str, MetricSummary]
-    folds: Mapping[str, Mapping[str, float]]
-    interval_level: float
-    more: Mapping[str, Any]
-    """What the target adds: for a classification, the floor of the ACE."""
-    notes: tuple[str, ...]
-    unit: Literal["slide", "patient"] = "slide"
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return everything as JSON can hold it: in full precision, None for NaN."""
-        metrics = {name: vars(metric) for name, metric in self.metrics.items()}
-        return {
-            **({"slides": self.slides} if self.unit == "slide" else {"unit": self.unit}),
-            "patients": self.patients,
-            "metrics": _plain(metrics),
-            "folds": _plain(self.folds),
-            "interval_level": self.interval_level,
-            **_plain(self.more),
-            "notes": list(self.notes),
-        }
-
-    def as_rows(self) -> list[dict[str, str]]:
-        """Return one row per metric, rounded, ready to print."""
-        unit = self.unit if self.patients is None else "patient"
-        rows = []
-        for name, metric in self.metrics.items():
-            row = {"metric": name}
-            if self.folds:
-                row["mean over folds"] = _show(metric.mean_over_folds)
-                row["std over folds"] = _show(metric.std_over_folds)
-                row["folds counted"] = str(metric.folds_counted)
-            row[f"all {self.unit}s pooled"] = _show(metric.all_slides_pooled)
-            low, high = metric.interval or (math.nan, math.nan)
-            between = "-" if math.isnan(low) else f"{_show(low)} to {_show(high)}"
-            row[f"{100 * self.interval_level:g} % interval by {unit}"] = between
-            rows.append(row)
-        return rows
-
-    def as_markdown(self) -> str:
-        """Return the table, with what was scored above it and notes below."""
-        rows = self.as_rows()
-        numbers = {"slide": self.slides, "patient": self.patients, "fold": len(self.folds)}
-        if self.unit == "patient":
-            numbers |= {"slide": None, "patient": self.slides}
-        sizes = ", ".join(count(n, what) for what, n in numbers.items() if n)
-        cells = [list(row.values()) for row in rows]
-        return f"{sizes}.\n\n{tables.markdown_table(list(rows[0]), cells, self.notes)}"
-
-
-def summary(
-    predictions: Predictions, *, draws: int = 1000, level: float = 0.95, seed: int = 0
-) -> Summary:
-    """Score a table: over folds and pooled, with intervals by patient."""
-    part, scored = predictions.labelled(), predictions.scored()
-    target, slides = part.target, len(set(part.slides))
-    by_fold, folds, pooled = part.fold_scores(), part.by_fold(), part.scores()
-    sampled = [name for name in pooled if not target.metric(name).biased]
-    intervals = part.intervals(names=sampled, draws=draws, level=level, seed=seed)
-    table = {}
-    for name, value in pooled.items():
-        mean, std, counted = mean_and_spread(scores[name] for scores in by_fold.values())
-        table[name] = MetricSummary(
-            mean_over_folds=mean,
-            std_over_folds=std,
-            folds_counted=counted,
-            all_slides_pooled=value,
-            interval=intervals.get(name),
-        )
-    once = slides == len(part)  # several answers on a slide share its label
-    more = target.summary(
-        [fold.answers for fold in folds.values()], part.answers if once else None, seed
-    )
-    return Summary(
-        slides=slides,
-        patients=len(set(part.patients)) if part.patients else None,
-        metrics=table,
-        folds=by_fold,
-        interval_level=level,
-        more={name: value for name, value in more.items() if name != "notes"},
-        notes=(*more.get("notes", ()), *_notes(predictions, part, scored)),
-        unit=part.unit,
-    )
-
-
-def _notes(whole: Predictions, part: Predictions, scored: Predictions) -> Iterator[str]:
-    """Yield what a reader of the scores should know about them."""
-    if len(part) < len(whole):
-        yield f"{len(whole) - len(part)} of {len(whole)} rows have no label and are not scored."
-    if len(set(part.slides)) < len(part):
-        units = f"{part.unit.capitalize()}s"
-        yield f"{units} are in several folds: pooled scores are over {len(part)} answers."
-    if len(scored) < len(part):
-        yield "Each patient is scored once, with the mean of the answers for the patient's slides."
-    for fold, members in scored.by_fold().items():
-        yield from part.target.notes(fold, *members.truth)
-
-
 def _recognise(
-    table: pd.DataFrame, name: str, label: str | None, target: Target | None
+    table: "pd.DataFrame", name: str, label: str | None, target: Target | None
 ) -> tuple[Target, tuple[str, ...], list[str], NDArray[np.floating]]:
     """Return the target of a table, with its columns and answers.
 
@@ -422,12 +333,12 @@ def _is_single(kind: type[Target]) -> bool:
     return not kind.has_parts
 
 
-def _lacks(table: pd.DataFrame, name: str, what: str) -> CohortError:
+def _lacks(table: "pd.DataFrame", name: str, what: str) -> CohortError:
     columns = one_line(", ".join(table.columns), 1000)
     return CohortError(f"{name} needs {what}. Its columns are {columns}.")
 
 
-def _check_no_training_rows(table: pd.DataFrame, name: str) -> None:
+def _check_no_training_rows(table: "pd.DataFrame", name: str) -> None:
     """Refuse answers on slides that a model was trained on: they would flatter every score."""
     column = find_column(table, ("split",))
     words = set() if column is None else {word.lower() for word in table[column]}
@@ -437,12 +348,12 @@ def _check_no_training_rows(table: pd.DataFrame, name: str) -> None:
         )
 
 
-def _names_if_any(table: pd.DataFrame, column: str | None) -> tuple[str, ...] | None:
+def _names_if_any(table: "pd.DataFrame", column: str | None) -> tuple[str, ...] | None:
     return tables.names(table, column) if column and any(table[column]) else None
 
 
 def _read_labels(
-    table: pd.DataFrame, columns: Sequence[str], target: Target, *, allow_blank: bool
+    table: "pd.DataFrame", columns: Sequence[str], target: Target, *, allow_blank: bool
 ) -> NDArray[Any] | None:
     """Return the labels; None if there are none at all."""
     if not columns:
@@ -462,16 +373,3 @@ def _read_labels(
         except ValueError as problem:
             raise CohortError(f"{position}: {one_line(problem, 300)}") from None
     return target.as_labels(labels)
-
-
-def _show(value: float) -> str:
-    return "-" if math.isnan(value) else f"{value:.3f}"
-
-
-def _plain(value: Any) -> Any:
-    """Return the value with lists for tuples, and None for NaN."""
-    if isinstance(value, Mapping):
-        return {key: _plain(inner) for key, inner in value.items()}
-    if isinstance(value, tuple):
-        return [_plain(inner) for inner in value]
-    return None if isinstance(value, float) and math.isnan(value) else value

@@ -1,4 +1,9 @@
-"""Explain: the evidence, attention and tokens behind a prediction, and how faithful maps are."""
+"""Explain: the evidence, attention and tokens behind a prediction, and how faithful maps are.
+
+The package can be called: `caprmil.explain(run, slide)` is `explain_run`.
+"""
+
+import sys
 
 from caprmil.explain.atlas_pictures import (
     AtlasPictures,
@@ -8,6 +13,7 @@ from caprmil.explain.atlas_pictures import (
 )
 from caprmil.explain.attribution import METHODS, Method, attribute, gradient_times_input
 from caprmil.explain.chosen_patches import MarkedMost, Region, parse_region
+from caprmil.explain.explained_run import CallablePackage, explain_run
 from caprmil.explain.explained_slide import ExplainedSlide, explain_slide
 from caprmil.explain.explanation import (
     TOP,
@@ -87,6 +93,7 @@ __all__ = [
     "attribute",
     "example_slide",
     "explain",
+    "explain_run",
     "explain_slide",
     "faithfulness",
     "find_regions",
@@ -118,3 +125,5 @@ __all__ = [
     "write_parquet",
     "write_region_geojson",
 ]
+
+sys.modules[__name__].__class__ = CallablePackage

@@ -21,6 +21,7 @@ from caprmil.explain.patch_boxes import PatchBoxes, why_no_boxes
 from caprmil.explain.region_outlines import area_mm2, outline
 from caprmil.explain.slide_answer import Answer
 from caprmil.explain.slide_shares import slide_shares
+from caprmil.features.bag_files import SlideBags
 from caprmil.runs.conformal_sets import is_unlike, warning
 from caprmil.slides.slide import Slide
 from caprmil.targets import Contrast, Target
@@ -77,6 +78,8 @@ def pack(explained: ExplainedSlide, slide: Slide | None = None, *, top: int = TO
         ],
         "tokens": _tokens(explanation),
         "slides": _slides(explanation, boxes),
+        "part": explanation.info.part_name,
+        "unit": "patient" if isinstance(explained.reference.bag, SlideBags) else "slide",
         "model": _model(explanation),
         "answer": _answer(explained.answer),
         "caution": _caution(explained),
@@ -261,10 +264,17 @@ def _modalities(explanation: Explanation) -> dict[str, Any] | None:
     adds = [[each.of(contrast) for contrast in target.contrasts] for each in terms]
     each_of = [[own[number] for own in adds] for number in range(len(patches))]
     parts = [shares(own, each) for own, each in zip(patches, each_of, strict=True)]
+    scales = [[each.scaling_of(contrast) for contrast in target.contrasts] for each in terms]
+    split = all(each.scaling is None for each in terms)  # else nothing has a share of its own
     return {
-        "patches": {"adds": patches, "shares": [own for own, _ in parts]},
+        "patches": {"adds": patches, "shares": [own for own, _ in parts] if split else None},
         "covariates": [
-            {"title": each.title, "adds": own, "shares": [part[number] for _, part in parts]}
+            {
+                "title": each.title,
+                "adds": own,
+                "shares": [part[number] for _, part in parts] if split else None,
+                "scales": None if split else scales[number],
+            }
             for number, (each, own) in enumerate(zip(terms, adds, strict=True))
         ],
         "bias": totals(target, explanation.bias),

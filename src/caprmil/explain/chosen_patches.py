@@ -44,6 +44,10 @@ class MarkedMost:
 Region: TypeAlias = Regions | MarkedMost
 
 
+class NoPatchError(BagError):
+    """A region without a patch."""
+
+
 def parse_region(text: str) -> Region:
     """Return the region that a user names: a file, a rectangle, or the patches marked most."""
     if found := TOP.fullmatch(text.strip()):
@@ -64,6 +68,8 @@ def parse_region(text: str) -> Region:
 
 def patches_inside(regions: Regions, reference: SlideReference, bag: Bag) -> Mask:
     """Return which patches of a slide have their centre inside of a region."""
+    if bag.info.slides and not any(place.slide for place in bag.info.slides):
+        return _of_sources(regions, reference, bag)
     if bag.info.slides:
         raise BagError(
             f"{reference.name} has {len(bag.info.slides)} slides, and a region is of one. Use "
@@ -82,11 +88,28 @@ def patches_inside(regions: Regions, reference: SlideReference, bag: Bag) -> Mas
     inside = regions.contains(boxes.corners + boxes.side / 2)
     if not inside.any():
         (left, top), (right, bottom) = boxes.corners.min(axis=0), boxes.corners.max(axis=0)
-        raise BagError(
+        raise NoPatchError(
             f"No patch of {reference.name} has its centre in the region. Patches are between x = "
             f"{left:.0f} and {right + boxes.side:.0f}, y = {top:.0f} and {bottom + boxes.side:.0f} "
             "(level-0 pixels)."
         )
+    return inside
+
+
+def _of_sources(regions: Regions, reference: SlideReference, bag: Bag) -> Mask:
+    """Return which patches of the sources of a slide have their centre inside of a region."""
+    inside = np.zeros(len(bag.features), dtype=np.bool_)
+    empty = None
+    for number, place in enumerate(bag.info.slides):
+        rows = np.flatnonzero(bag.slide_of == number)
+        coords = None if bag.coords is None else place.own(bag.coords[rows])
+        own = Bag(features=bag.features[rows], coords=coords, info=place.info)
+        try:
+            inside[rows] = patches_inside(regions, reference, own)
+        except NoPatchError as problem:  # of this source
+            empty = problem
+    if empty is not None and not inside.any():
+        raise empty
     return inside
 
 

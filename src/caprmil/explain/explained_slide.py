@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from caprmil.explain.attribution import Method
 from caprmil.explain.explanation import Explanation, can_stream, explain
@@ -18,10 +19,14 @@ from caprmil.features.bags import Bag, Stream
 from caprmil.io.progress import Step
 from caprmil.models import MILModel, average_slide
 from caprmil.models.device import pick_device
+from caprmil.runs.bag_checks import check_bag
 from caprmil.runs.conformal_sets import unlike_training
 from caprmil.runs.inference import is_large
 from caprmil.runs.run import Run
 from caprmil.slides.slide import Slide
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -36,6 +41,21 @@ class ExplainedSlide:
     effect: RemovalEffect | None = None  # of the first map on this slide
     regions: RegionEffects | None = None  # that the map marks, if they were measured
     unlike: float | None = None  # share of held-out slides that are more like the training slides
+
+    def __repr__(self) -> str:
+        label = "" if self.label is None else f", labelled {self.label}"
+        shown = self.explanation.target.show(self.answer.mean)
+        return f"ExplainedSlide({self.name!r}: {shown}{label}; {self.explanation!r})"
+
+    def _repr_html_(self) -> str:
+        """Show the slide in a notebook: the answer, and the first map over it beside attention."""
+        from caprmil.explain.explanation_figures import show_explained_slide
+
+        return show_explained_slide(self)
+
+    def to_frame(self) -> "pd.DataFrame":
+        """Return a row per patch, with the columns of patches.csv: docs/explain.md."""
+        return self.explanation.to_frame()
 
     def faithfulness_text(self) -> str:
         """Return how faithful the first map is, on this slide and on this run, in sentences."""
@@ -55,7 +75,12 @@ class ExplainedSlide:
         return open_pixels(self.reference, self.explanation.info)
 
     def mpp(self, slide: Slide | None) -> float | None:
-        """Return the microns per pixel at level 0, if they are known from the bag or the slide."""
+        """Return the microns per pixel at level 0, if they are known from the bag or the slide.
+
+        A picture of sources of different scales has none.
+        """
+        if not self.explanation.info.one_scale:
+            return None
         return self.explanation.info.slide_mpp or (
             slide.reported_mpp if slide is not None else None
         )
@@ -66,13 +91,25 @@ class ExplainedSlide:
 
     def region_areas(self, slide: Slide | None = None) -> dict[int, float]:
         """Return the area of each region in mm2 by its number; nothing if the scale is unknown."""
-        boxes, mpp = self.patch_boxes(slide), self.mpp(slide)
-        if self.regions is None or boxes is None or mpp is None:
+        boxes, mpps = self.patch_boxes(slide), self._mpp_of_parts(slide)
+        if self.regions is None or boxes is None or None in mpps:
             return {}
+        part = self.explanation.slide_of if len(mpps) > 1 else None
         return {
-            region.number: area_mm2(outline(boxes, region.rows), mpp)
+            region.number: area_mm2(
+                outline(boxes, region.rows), mpps[0 if part is None else part[region.rows[0]]] or 0
+            )
             for region in self.regions.regions
         }
+
+    def _mpp_of_parts(self, slide: Slide | None) -> list[float | None]:
+        """Return the microns per pixel of the picture, or those of each source in it."""
+        info = self.explanation.info
+        if info.one_scale:
+            return [self.mpp(slide)]
+        known = info.slide_mpp or (slide.reported_mpp if slide is not None else None)
+        mpps = [place.info.slide_mpp or known for place in info.slides]
+        return [mpp and mpp / place.scale for mpp, place in zip(mpps, info.slides, strict=True)]
 
 
 def explain_slide(
@@ -98,7 +135,7 @@ def explain_slide(
     """
     used = pick_device(device)
     info = bag_files.inspect(reference.bag)
-    run.check_bag(reference.name, info, force=force)
+    check_bag(run, reference.name, info, force=force)
     ranking = ranking or map_ranking(run, device=used)
     if first is None and ranking is not None:
         first = ranking.first

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from math import ceil, sqrt
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-from caprmil.errors import RunError, UnknownNameError
+from caprmil.errors import RunError, UnknownNameError, count
 from caprmil.explain.attribution import Method, attribute, draw_samples, log_scale
 from caprmil.explain.covariate_terms import CovariateTerm, covariate_terms
 from caprmil.explain.map_kinds import (
@@ -33,6 +33,9 @@ from caprmil.models import MILModel
 from caprmil.models.base import Chunks, Samples
 from caprmil.runs.inference import chunks_of, may_keep
 from caprmil.targets import Target
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Numbers = NDArray[np.float32]
 TOP = 8  # patches in a gallery, as in the paper
@@ -88,6 +91,26 @@ class Explanation:
 
     def __len__(self) -> int:
         return len(self.evidence)
+
+    def __repr__(self) -> str:
+        of = f"{self.slide!r}: " if self.slide else ""
+        by = ", ".join(filter(None, (self.model, self.fold)))
+        shown = self.target.show(self.answer)
+        return f"Explanation({of}{shown} by {by}, {count(len(self), 'patch')})"
+
+    def _repr_html_(self) -> str:
+        """Show the explanation in a notebook: the answer, and the first map beside attention."""
+        from caprmil.explain.explanation_figures import show_explanation
+
+        return show_explanation(self)
+
+    def to_frame(self) -> "pd.DataFrame":
+        """Return a row per patch, with the columns of patches.csv: docs/explain.md."""
+        import pandas as pd  # here: it takes longer to load than a table to print
+
+        from caprmil.explain.patch_tables import patch_columns
+
+        return pd.DataFrame(patch_columns(self))
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -325,7 +348,7 @@ def explain(
         logits=_numbers(explained[0]),
         evidence=_numbers(evidence.terms),
         rest=_numbers(evidence.rest),
-        covariates=covariate_terms(model),
+        covariates=covariate_terms(model, output),
         method=used,
         attention=_numbers(output.attention[0]),
         class_attention=_optional(output.class_attention),

@@ -7,13 +7,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caprmil import figures
-from caprmil.errors import UnknownNameError
+from caprmil.errors import UnknownNameError, plural
 from caprmil.explain.explained_slide import ExplainedSlide
 from caprmil.explain.explanation import TOP, Explanation, Numbers, top_patches
 from caprmil.explain.map_kinds import EVIDENCE, KINDS
 from caprmil.explain.patch_boxes import PatchBoxes, read_patch
 from caprmil.explain.slide_shares import slide_shares
 from caprmil.figures import Canvas, Gallery, Plane
+from caprmil.io.notebook import html_figure, show_html
 from caprmil.slides.slide import Slide
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ class ExplanationFigures:
         sides: dict[str, Gallery | None] = {"top_for": None, "top_against": None}
         if self.slide:
             for side, sign in (("top_for", 1), ("top_against", -1)):
-                sides[side] = self.gallery(sign * values, values, sign="+")
+                sides[side] = self.gallery(sign * values, values, signed=True)
         return figures.relevance_maps(
             values,
             explanation.attention,
@@ -115,16 +116,23 @@ class ExplanationFigures:
             remarks=[f"colour: the token that the patch is assigned to most, {which}"],
         )
 
-    def gallery(self, ranks: Numbers, values: Numbers, *, sign: str = "") -> Gallery:
-        """Return the patches of the highest ranks, each with its value."""
+    def gallery(self, ranks: Numbers, values: Numbers, *, signed: bool = False) -> Gallery:
+        """Return the patches of the highest ranks, each with its value.
+
+        With `signed`, ranks above zero are not mixed with others: if there are any, only they are
+        shown.
+        """
         if self.slide is None or self.boxes is None:
             raise ValueError("A gallery needs the slide.")
         rows = top_patches(ranks, self.top)
+        if signed and (ranks[rows] > 0).any():
+            rows = rows[ranks[rows] > 0]
+        form = "+#.2g" if signed else ".2f"
         px = min(PATCH, max(1, round(self.boxes.side)))
         return Gallery(
             rows=rows.tolist(),
             patches=[read_patch(self.slide, self.boxes, row, px) for row in rows.tolist()],
-            captions=[format(float(values[row]), f"{sign}#.2g" if sign else ".2f") for row in rows],
+            captions=[format(float(values[row]), form) for row in rows],
         )
 
     def _assigned(self) -> Numbers:
@@ -150,7 +158,8 @@ class ExplanationFigures:
         for share in shares:
             evidence = "" if of is None else f"evidence {share.evidence[of]:+.3g}, "
             found.append(f"{share.name} ({evidence}attention {share.attention:.0%})")
-        return f"slides, left to right: {', '.join(found)}" if found else ""
+        parts = plural(self.explanation.info.part_name)
+        return f"{parts}, left to right: {', '.join(found)}" if found else ""
 
     def _title(self, what: str) -> str:
         return f"{self.name}   {self.explanation.model}, {self.explanation.fold}   {what}"
@@ -222,3 +231,48 @@ def choose_head(explanation: Explanation, head: int | None) -> int | None:
     if not 0 <= head <= heads:
         raise UnknownNameError("head", str(head), [str(n) for n in range(heads + 1)])
     return head - 1 if head else None
+
+
+def show_explanation(explanation: Explanation, *, canvas: Canvas | None = None) -> str:
+    """Return an explanation as HTML for a notebook. Without a canvas it is on the bag's grid."""
+    of = explanation.predicted
+    contrast = explanation.target.contrasts[of]
+    kind = KINDS[explanation.first_signed]
+    facts = [
+        ("answer", explanation.target.show(explanation.answer)),
+        ("model", ", ".join(filter(None, (explanation.model, explanation.fold)))),
+        ("patches", f"{len(explanation):,}"),
+        ("map", f"{kind.title_of(contrast)}: {kind.meaning_of(contrast)}"),
+        ("evidence", describe_method(explanation)),
+    ]
+    figure = figures.relevance_maps(
+        explanation.values(kind.name, of),
+        explanation.attention,
+        canvas or Canvas.on_grid(explanation.cells),
+        contrast=contrast.name,
+        title_of_map=kind.title_of(contrast),
+        evidence=None if kind is EVIDENCE else explanation.evidence_for(of),
+        negative=contrast.negative,
+        ends=contrast.ends,
+    )
+    title = f"Explanation of {explanation.slide}" if explanation.slide else "Explanation"
+    return show_html(title, facts, html_figure(figure, f"Maps: {kind.title_of(contrast)}"))
+
+
+def show_explained_slide(explained: ExplainedSlide) -> str:
+    """Return an explained slide as HTML for a notebook: over the slide, if its file is found."""
+    target, answer = explained.explanation.target, explained.answer
+    facts = [
+        ("answer of the run", target.show(answer.mean)),
+        ("label", explained.label),
+        ("models", f"{len(answer.by_fold)}, " + ("unseen" if answer.unseen else "all saw it")),
+        ("faithfulness", explained.faithfulness_text()),
+    ]
+    slide = explained.open_slide()
+    try:
+        canvas = slide_canvas(explained, slide, explained.patch_boxes(slide))
+    finally:
+        if slide is not None:
+            slide.close()
+    shown = show_explanation(explained.explanation, canvas=canvas)
+    return show_html(f"Slide {explained.name}", facts, shown)

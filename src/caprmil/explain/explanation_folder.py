@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from caprmil import figures
-from caprmil.errors import CaprmilError
+from caprmil.errors import CaprmilError, plural
 from caprmil.explain.explained_slide import ExplainedSlide
 from caprmil.explain.explanation import TOP, Explanation
 from caprmil.explain.explanation_figures import (
@@ -26,7 +26,7 @@ from caprmil.explain.marked_regions import JointRemoval, RegionEffects
 from caprmil.explain.patch_boxes import PatchBoxes, patch_boxes, why_no_boxes
 from caprmil.explain.patch_tables import write_csv, write_hdf5, write_parquet
 from caprmil.explain.removal import answer_words
-from caprmil.explain.slide_shares import SHARES, slide_explanations, slide_shares, write_shares
+from caprmil.explain.slide_shares import slide_explanations, slide_shares, write_shares
 from caprmil.io.atomic import check_new, write_text
 from caprmil.io.json_files import as_json
 from caprmil.io.leftovers import temporary_name
@@ -34,7 +34,6 @@ from caprmil.io.paths import require_local
 from caprmil.io.progress import Step
 from caprmil.runs.run import Run
 
-SLIDES = "slides"  # the folder with a folder for each slide of a patient
 SCREEN, PRINT = 200, 300  # dots per inch of PNG, and of images in PDF
 VECTOR = ("tokens", "relevance")  # figures that are written as PDF too
 
@@ -99,7 +98,7 @@ def write_explanation(
         missing = "patches.geojson" if slide is None else "images and patches.geojson"
         left_out.append(f"{missing}: the bag {why}")
     if explanation.slide_of is not None:
-        write_shares(explanation, folder / SHARES)
+        write_shares(explanation, folder / f"{plural(explanation.info.part_name)}.csv")
     for own, boxes, effects, subfolder in _slide_by_slide(explained, drawing.boxes, mpp, folder):
         write_csv(own, subfolder / "patches.csv", regions=effects)
         if parquet:
@@ -122,16 +121,20 @@ def write_explanation(
 def _slide_by_slide(
     explained: ExplainedSlide, boxes: PatchBoxes | None, mpp: float | None, folder: Path
 ) -> Iterator[tuple[Explanation, PatchBoxes | None, RegionEffects | None, Path]]:
-    """Yield the slide and its folder or, of a patient, each slide with its own coordinates."""
+    """Yield the slide and its folder or, of a patient, each slide with its own coordinates.
+
+    The patches of each source of a slide have a folder too.
+    """
     explanation = explained.explanation
     if explanation.slide_of is None:
         yield explanation, boxes, explained.regions, folder
         return
     for number, own in enumerate(slide_explanations(explanation)):
         name = re.sub(r"[^A-Za-z0-9._-]+", "_", own.slide).strip("._") or "slide"
-        subfolder = folder / SLIDES / name
+        parts = folder / plural(explanation.info.part_name)
+        subfolder = parts / name
         if subfolder.exists():
-            subfolder = folder / SLIDES / f"{name}-{number + 1}"
+            subfolder = parts / f"{name}-{number + 1}"
         subfolder.mkdir(parents=True)
         rows = np.flatnonzero(explanation.slide_of == number)
         effects = None if explained.regions is None else explained.regions.within(rows)
@@ -202,16 +205,17 @@ def explanation_record(
 def _slides(explained: ExplainedSlide) -> dict[str, Any]:
     """Return the slides of a patient with their shares; nothing for a single slide."""
     explanation = explained.explanation
+    part = explanation.info.part_name
     found = [
         {
-            "slide": share.name,
+            part: share.name,
             "patches": share.patches,
             "evidence": _by_name(explanation.names, share.evidence),
             "attention": share.attention,
         }
         for share in slide_shares(explanation)
     ]
-    return {"slides": found} if found else {}
+    return {plural(part): found} if found else {}
 
 
 def _regions(
@@ -264,6 +268,11 @@ def _covariates(explanation: Explanation) -> dict[str, Any]:
                 "value": each.shown,
                 "adds": _by_name(explanation.target.output_names, each.term),
             }
+            | (
+                {}
+                if each.scaling is None
+                else {"scales_patches": _by_name(explanation.target.output_names, each.scaling)}
+            )
             for each in explanation.covariates
         ],
     }

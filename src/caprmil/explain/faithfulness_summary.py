@@ -26,6 +26,7 @@ from caprmil.features import bag_files
 from caprmil.figures import deletion_curves
 from caprmil.io.progress import Step
 from caprmil.io.tables import markdown_table
+from caprmil.runs.bag_checks import check_bag
 from caprmil.runs.run import Run
 from caprmil.targets import Target
 from caprmil.targets.metric import Interval
@@ -186,7 +187,7 @@ def measure_faithfulness(
     for reference in slides:
         try:
             bag = bag_files.read(reference.bag)
-            run.check_bag(reference.name, bag.info, force=force)
+            check_bag(run, reference.name, bag.info, force=force)
             answer = predict_slide(run, reference, bag, models=models, device=device)
         except BagError as problem:
             if failed is None:

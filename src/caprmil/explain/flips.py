@@ -25,7 +25,7 @@ from caprmil.explain.map_ranking import PATCHES, map_ranking, sample_patches
 from caprmil.features import bag_files, batches
 from caprmil.features.bags import Bag
 from caprmil.features.batches import Sample
-from caprmil.io.atomic import write_text
+from caprmil.io.atomic import remove_leftovers, write_text
 from caprmil.io.json_files import as_json, parse_json
 from caprmil.io.progress import Step
 from caprmil.runs.inference import TrainedModel, predict_batch
@@ -63,13 +63,13 @@ class Flips:
     rule: str  # when a prediction has turned, in words
     slides: tuple[SlideFlip, ...]
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self, unit: str = "slide") -> dict[str, Any]:
         return {
             "map": self.map,
             "rule": self.rule,
             "patches_at_most": PATCHES,
             "slides": [asdict(slide) for slide in self.slides],
-            "verdict": self.in_words(),
+            "verdict": self.in_words(unit),
         }
 
     @classmethod
@@ -87,12 +87,12 @@ class Flips:
             [_share(slide.by_chance, slide.patches) for slide in self.slides],
         )
 
-    def in_words(self) -> str:
-        """Return how much must go on half of the slides, in a sentence or two."""
+    def in_words(self, unit: str = "slide") -> str:
+        """Return how much must go on half of the slides or patients, in a sentence or two."""
         by_map, by_chance = (_half(shares) for shares in self.shares())
         if by_map < inf:
             text = (
-                f"On half of the slides, removing {_percent(by_map)} of the patches turns the "
+                f"On half of the {unit}s, removing {_percent(by_map)} of the patches turns the "
                 "prediction; "
             )
             if by_chance < inf:
@@ -101,7 +101,7 @@ class Flips:
         never = sum(slide.by_map is None for slide in self.slides)
         others = sum(slide.by_chance is None for slide in self.slides)
         return (
-            f"On {never} of {count(len(self.slides), 'slide')}, the prediction never turns, "
+            f"On {never} of {count(len(self.slides), unit)}, the prediction never turns, "
             f"however many patches are removed in the order of the map; at random on {others}."
         )
 
@@ -127,8 +127,9 @@ def flips_of(
             return stored
     found = measure_flips(run, first=first, device=device, progress=progress)
     if found is not None and run.finished:
+        remove_leftovers(path)
         with suppress(CaprmilError):  # a report of a run that cannot be written to
-            write_text(path, as_json(found.as_dict()), replace=True)
+            write_text(path, as_json(found.as_dict(run.unit)), replace=True)
     return found
 
 

@@ -27,6 +27,7 @@ from caprmil.features import bag_files, batches
 from caprmil.features.bags import Bag, BagInfo
 from caprmil.features.batches import Sample
 from caprmil.models.device import pick_device
+from caprmil.runs.bag_checks import check_bag
 from caprmil.runs.inference import TrainedModel, predict_batch
 from caprmil.runs.run import Run
 from caprmil.slides.regions import Regions
@@ -240,7 +241,7 @@ def implant_region(
         raise CaprmilError(f"{source.name} cannot be added to itself. Name another slide.")
     own, other = bag_files.read(source.bag), bag_files.read(slide.bag)
     for reference, bag in ((source, own), (slide, other)):
-        run.check_bag(reference.name, bag.info, force=force)
+        check_bag(run, reference.name, bag.info, force=force)
     check_alike(source.name, own.info, slide.name, other.info, force=force)
     used = pick_device(device)
     names, seen = unseen_models(run, source.name, slide.name, fold)

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
@@ -27,11 +26,12 @@ from caprmil.explain.map_kinds import (
     SCORES,
     available,
 )
-from caprmil.explain.map_ranking import FILE, map_ranking, validation_slides
-from caprmil.features.bag_files import BagFiles
+from caprmil.explain.map_ranking import map_ranking, validation_slides
+from caprmil.features.bag_files import BagFiles, paths_of
 from caprmil.features.bags import Bag
 from caprmil.models import MILModel
 from caprmil.models.base import Cells
+from caprmil.runs.facts import MAPS
 from caprmil.runs.inference import TrainedModel
 from caprmil.runs.run import Run
 from caprmil.targets import Contrast
@@ -263,19 +263,19 @@ def check_map(name: str, found: MapOnBag, checks: Sequence[MapCheck]) -> list[Ma
     ]
 
 
-def slide_to_check(run: Run, bag: Path | None = None) -> tuple[str, str, BagFiles]:
+def slide_to_check(run: Run, bag: BagFiles | None = None) -> tuple[str, str, BagFiles]:
     """Return fold, name and bag of a validation slide of a run, or of a bag that the user names."""
     if bag is None:
         for fold, slide in validation_slides(run):
             if (files := run.bags[slide]).exists():
                 return fold, f"{slide}, a validation {run.unit}", files
         bag = run.bag_paths()[0]
-    return run.trained_folds()[0].name, bag.name, bag
+    return run.trained_folds()[0].name, paths_of(bag)[0].name, bag
 
 
 def stored_first(run: Run) -> str | None:
     """Return the first map of a run, if its maps have been measured."""
-    ranking = map_ranking(run) if (run.folder / FILE).exists() else None
+    ranking = map_ranking(run) if (run.folder / MAPS).exists() else None
     return None if ranking is None else ranking.first
 
 

@@ -22,14 +22,14 @@ from caprmil.explain.faithfulness_summary import FEW, summarise_faithfulness
 from caprmil.explain.map_kinds import INPUT_GRADIENTS, KINDS, available
 from caprmil.features import bag_files
 from caprmil.features.bags import Bag
-from caprmil.io.atomic import write_text
+from caprmil.io.atomic import remove_leftovers, write_text
 from caprmil.io.json_files import as_json, parse_json
 from caprmil.io.progress import Step
 from caprmil.models import average_slide
+from caprmil.runs.facts import MAPS
 from caprmil.runs.inference import is_large
 from caprmil.runs.run import Run
 
-FILE = "maps.json"
 SLIDES = 8  # of the validation parts
 PATCHES = 2000  # per slide; larger slides are sampled
 SHARES = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 0.8, 0.9, 0.95, 0.98)  # that are removed
@@ -67,7 +67,7 @@ class MapRanking:
 
     @classmethod
     def from_dict(cls, found: dict[str, Any]) -> "MapRanking":
-        stored = config.parse(found, into=StoredRanking, name=FILE)
+        stored = config.parse(found, into=StoredRanking, name=MAPS)
         areas = {
             name: tuple(nan if n is None else n for n in numbers)  # of one patient
             for name, numbers in stored.areas.items()
@@ -107,7 +107,7 @@ def map_ranking(
 
     None if there are no validation slides to measure it on, e.g. where only the run was copied.
     """
-    path = run.folder / FILE
+    path = run.folder / MAPS
     if path.exists():
         try:
             return MapRanking.from_dict(parse_json(path.read_bytes()))
@@ -117,6 +117,7 @@ def map_ranking(
             ) from None
     ranking = measure_ranking(run, device=device, progress=progress)
     if store and ranking is not None and run.finished:
+        remove_leftovers(path)
         with suppress(CaprmilError):  # in a folder without write access it is measured again
             write_text(path, as_json(ranking.as_dict()), replace=True)
     return ranking

@@ -2,20 +2,23 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
-from caprmil.cohort.cohort import find_bags
 from caprmil.errors import BagError, RunError, SlideError, shorten
 from caprmil.explain.patch_boxes import open_slide
 from caprmil.features import bags
-from caprmil.features.bag_files import BagFiles, SlideBags
+from caprmil.features.bag_files import BagFiles, SlideBags, parts_of, paths_of
 from caprmil.features.bags import BagInfo
 from caprmil.features.formats import HDF5
 from caprmil.features.placed_slides import PlacedSlide
+from caprmil.features.source_bags import SourceBags
+from caprmil.io.moved_files import find_moved
 from caprmil.io.paths import RemotePath, as_path
 from caprmil.runs.run import Run
+from caprmil.runs.source_inputs import find_slide_bags
+from caprmil.slides.names import slide_name
 from caprmil.slides.qc import Record
 from caprmil.slides.slide import Slide, find_slides
 from caprmil.slides.slide_row import SlideInRow, SlideRow
@@ -29,7 +32,7 @@ class SlideReference:
     bag: BagFiles
     pixels: Path | None = None  # the slide's own file, if it was found
     record: Record | None = None  # of its encoding
-    slides: tuple["SlideReference", ...] = ()  # of a patient
+    slides: tuple["SlideReference", ...] = ()  # of a patient, or sources that are one bag
 
     @property
     def all_slides(self) -> tuple["SlideReference", ...]:
@@ -46,19 +49,24 @@ Pixels: TypeAlias = Path | Mapping[str, Path] | None
 """The file of a slide, a folder of slides, or files by the names of slides."""
 
 
-def locate_slide(run: Run, what: str | Path, *, pixels: Pixels = None) -> SlideReference:
+def locate_slide(run: Run, what: str | BagFiles, *, pixels: Pixels = None) -> SlideReference:
     """Return the slide of a run by its name, or that of a bag file.
 
     `pixels` is the slide's file, a folder that holds it, or files by name. Without it, the path is
     used from which `caprmil encode` read the slide: that in its record, or else in the bag. If a
     run predicts patients from all their slides, `what` is a patient, or the bag or folder of bags
-    of one.
+    of one. If it has several sources, `what` is the bags of a slide, or a folder of them.
     """
+    if isinstance(what, SourceBags | SlideBags):
+        return _reference(slide_name(paths_of(what)[0].name), what, pixels)
     name, path = str(what), as_path(what)
     if name in run.bags:
         files = run.bags[name]
         if not files.exists():
-            raise RunError(f"The bag of {name} is no longer at {files}. Pass the bag's file.")
+            raise RunError(
+                f"The bag of {name} is no longer at {files}. Pass the folder that has it now, "
+                "--features FOLDER, or the bag's file."
+            )
         return _reference(name, files, pixels)
     if name in run.paths:
         raise RunError(
@@ -70,11 +78,15 @@ def locate_slide(run: Run, what: str | Path, *, pixels: Pixels = None) -> SlideR
         raise RunError(
             f"{run.folder} answers the slides of {name} alone. Name one of them: {shorten(own)}."
         )
-    if path.suffix.lower() in bags.SUFFIXES and path.exists():
-        ((name, path),) = find_bags([path]).items()
-        return _reference(name, path, pixels)
     if run.unit == "patient" and path.is_dir():
-        return _reference(path.resolve().name, SlideBags.of(find_bags([path])), pixels)
+        found = find_slide_bags(run.facts, [path])
+        return _reference(path.resolve().name, SlideBags.of(found), pixels)
+    if (path.suffix.lower() in bags.SUFFIXES and path.exists()) or (run.sources and path.is_dir()):
+        found = find_slide_bags(run.facts, [path])
+        if len(found) > 1:
+            raise RunError(f"{path} has bags of several slides: {shorten(found)}. Name one.")
+        ((name, files),) = found.items()
+        return _reference(name, files, pixels)
     raise RunError(
         f"{what} is neither a {run.unit} of {run.folder} nor a bag file. "
         f"Its {run.unit}s: {shorten(run.bags)}."
@@ -82,14 +94,18 @@ def locate_slide(run: Run, what: str | Path, *, pixels: Pixels = None) -> SlideR
 
 
 def _reference(name: str, files: BagFiles, pixels: Pixels) -> SlideReference:
-    if isinstance(files, SlideBags):
-        if isinstance(pixels, Path) and not pixels.is_dir():
-            raise SlideError(f"{pixels} is not a folder. Name the folder of the patient's slides.")
-        own = [_reference(s, p, pixels) for s, p in zip(files.slides, files.paths, strict=True)]
+    if isinstance(files, SlideBags) and isinstance(pixels, Path) and not pixels.is_dir():
+        raise SlideError(f"{pixels} is not a folder. Name the folder of the patient's slides.")
+    if isinstance(files, SlideBags) or (isinstance(files, SourceBags) and files.join == "bag"):
+        own = [
+            replace(_reference(part.slide or name, part.files, pixels), name=part.name)
+            for part in parts_of(files)
+        ]
         return SlideReference(name=name, bag=files, slides=tuple(own))
-    record = Record.read(files.parent / "qc", name)
+    path = paths_of(files)[0]
+    record = Record.read(path.parent / "qc", name)
     return SlideReference(
-        name=name, bag=files, pixels=_pixels(name, files, record, pixels), record=record
+        name=name, bag=files, pixels=_pixels(name, path, record, pixels), record=record
     )
 
 
@@ -155,7 +171,7 @@ def _pixels(name: str, bag: Path, record: Record | None, given: Pixels) -> Path 
             return None
         raise SlideError(f"{given} is not the slide {name}. Give it the bag's name.")
     stored = (record.path if record else "") or _path_in_bag(bag)
-    path = as_path(stored) if stored else None
+    path = find_moved({name: stored}, bag)[name] if stored else None
     return path if path and path.exists() else None
 
 

@@ -1,5 +1,7 @@
 """Slide shares: what each slide of a patient adds to the answer, and how much attention it has.
 
+Sources of a slide whose patches are one bag have shares like slides: sources.csv.
+
 slides.csv: a row for each slide of a patient.
     slide, patches
     evidence-C      the sum of the evidence of its patches for contrast C
@@ -17,8 +19,6 @@ from numpy.typing import NDArray
 from caprmil.explain.explanation import Explanation, square_cells
 from caprmil.features.bags import grid_cells
 from caprmil.io.atomic import atomic_write
-
-SHARES = "slides.csv"
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -101,11 +101,11 @@ def _columns(
 
 
 def write_shares(explanation: Explanation, path: Path) -> Path:
-    """Write a row for each slide of a patient."""
+    """Write a row for each slide of a patient, or for each source."""
     with atomic_write(path) as partial, partial.open("w", encoding="utf-8", newline="") as stream:
         table = csv.writer(stream, lineterminator="\n")
         evidence = [f"evidence-{number}" for number in range(len(explanation.names))]
-        table.writerow(["slide", "patches", *evidence, "attention"])
+        table.writerow([explanation.info.part_name, "patches", *evidence, "attention"])
         for share in slide_shares(explanation):
             numbers = [f"{value:.9g}" for value in (*share.evidence, share.attention)]
             table.writerow([share.name, share.patches, *numbers])

@@ -33,6 +33,7 @@ from caprmil.explain.token_matching import (
 )
 from caprmil.io.progress import Step
 from caprmil.models import MILModel, average_slide
+from caprmil.runs.bag_checks import check_bag
 from caprmil.runs.run import Run
 from caprmil.targets import Target
 
@@ -162,7 +163,7 @@ def make_atlas(
     for done, (slide, name) in enumerate(chosen.items(), 1):
         try:
             with opened_bag(locate_slide(run, slide)) as bag:
-                run.check_bag(slide, bag.info, force=force)
+                check_bag(run, slide, bag.info, force=force)
                 tokens = slide_tokens(
                     run.for_slide(models[name], slide),
                     bag,

@@ -23,7 +23,7 @@ from caprmil.export.model_files import (
     quiet,
     read_metadata,
 )
-from caprmil.features import bags
+from caprmil.features import bag_files
 from caprmil.io.atomic import atomic_write, check_new
 from caprmil.io.paths import require_local
 from caprmil.io.progress import Step
@@ -49,7 +49,13 @@ class ExportedModel:
     def usage(self) -> str:
         """Two lines of Python that run it."""
         names = ", ".join(self.metadata["outputs"])
-        return "\n".join(FORMATS[self.to].usage).format(path=self.path, names=names)
+        inputs = self.metadata["inputs"]
+        return "\n".join(FORMATS[self.to].usage).format(
+            path=self.path,
+            names=names,
+            inputs=", ".join(inputs),
+            feed=", ".join(f'"{name}": {name}' for name in inputs),
+        )
 
 
 def export_run(
@@ -123,7 +129,9 @@ def export_model(
         **(metadata or {}),
         "caprmil": version("caprmil"),
         "in_dim": module.width,
+        "inputs": module.inputs,
         "outputs": module.outputs,
+        **({"covariates": module.columns} if module.columns else {}),
     }
     with atomic_write(path, replace=replace) as partial, quiet():
         try:
@@ -164,14 +172,17 @@ def _check(predict: Predict, module: ExportModule, features: Values | None) -> f
         bag = generator.standard_normal((size, module.width), dtype=np.float32)
         if features is not None:
             bag = features[generator.integers(len(features), size=size)]
+        inputs = [bag]
+        if module.columns:
+            inputs.append(generator.standard_normal(module.n_covariates, dtype=np.float32))
         try:
-            found = dict(zip(module.outputs, predict(bag), strict=True))
+            found = dict(zip(module.outputs, predict(*inputs), strict=True))
         except Exception as problem:  # onnxruntime and torch raise exceptions of many types
             raise ExportError(
                 f"The exported {module.model_name} does not run on a bag of {size} patches "
                 f"({_first_line(problem)}). {not_kept}"
             ) from problem
-        expected = _expected(module, bag)
+        expected = _expected(module, *inputs)
         units = {
             module.outputs[0]: np.max([target.scales for target in module.targets], axis=0),
             "attention": expected["attention"].max(),
@@ -187,9 +198,10 @@ def _check(predict: Predict, module: ExportModule, features: Values | None) -> f
     return max(deviations)
 
 
-def _expected(module: ExportModule, bag: Values) -> dict[str, Values]:
+def _expected(module: ExportModule, bag: Values, *covariates: Values) -> dict[str, Values]:
     """Return the outputs of the models as `caprmil predict` runs them."""
-    outputs = [model(torch.from_numpy(bag)[None]) for model in module.mil_models]
+    read = {"covariates": torch.from_numpy(covariates[0])[None]} if covariates else {}
+    outputs = [model(torch.from_numpy(bag)[None], **read) for model in module.mil_models]
     pairs = zip(module.targets, outputs, strict=True)
     answers = [target.answer(each.logits[0]) for target, each in pairs]
     expected = {
@@ -218,7 +230,7 @@ def _deviations(
 def _example_features(run: Run) -> Values | None:
     """Return the features of a bag of the run, if one still exists."""
     with suppress(RunError, BagError):
-        return bags.read(run.bag_paths()[0]).features.astype(np.float32)
+        return bag_files.read(run.bag_paths()[0]).features.astype(np.float32)
     return None
 
 

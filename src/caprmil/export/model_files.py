@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
+from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -15,11 +16,12 @@ import torch
 from numpy.typing import NDArray
 
 from caprmil import config
+from caprmil.cohort.covariates import parse_columns
 from caprmil.errors import ExportError, UnknownNameError
 from caprmil.export.export_module import ExportModule
 from caprmil.io.json_files import parse_json
 from caprmil.runs.facts import check_positive
-from caprmil.runs.run import parse_target
+from caprmil.targets.target_table import parse_target
 
 OPSET = 20  # of ONNX: supported by onnxruntime 1.17 and later
 EXAMPLE = 50  # patches of the bag that a model is traced with; any other number must work too
@@ -27,7 +29,8 @@ METADATA = "caprmil.json"  # the name of the metadata in a file of any format
 LONGEST = 2**24  # bytes of metadata
 
 Values: TypeAlias = NDArray[np.float32]
-Predict: TypeAlias = Callable[[Values], list[Values]]
+Predict: TypeAlias = Callable[..., list[Values]]
+"""Returns the outputs, given the features of a bag and, if a model reads them, covariates."""
 
 
 class Format(NamedTuple):
@@ -43,7 +46,7 @@ class Format(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class FileMetadata:
-    """The metadata of a file. A model that is not from a run has the first three only."""
+    """The metadata of a file. A model that is not from a run has no field of a run."""
 
     caprmil: str
     in_dim: int
@@ -54,6 +57,9 @@ class FileMetadata:
     fingerprint: str | None = None
     mpp: float | None = None
     patch_px: int | None = None
+    inputs: tuple[str, ...] = ("features",)
+    covariates: tuple[dict[str, Any], ...] = ()
+    """The columns of the covariates, in the order of their numbers: `docs/export.md`."""
     others: dict[str, Any] = field(default_factory=dict, metadata=config.REST)
 
     def __post_init__(self) -> None:
@@ -61,6 +67,7 @@ class FileMetadata:
             check_positive(name, getattr(self, name))
         if self.target:
             parse_target(self.target)
+        parse_columns(self.covariates)
 
 
 def _write_onnx(module: ExportModule, path: Path, metadata: str) -> None:
@@ -69,8 +76,8 @@ def _write_onnx(module: ExportModule, path: Path, metadata: str) -> None:
         _example(module),
         dynamo=True,
         opset_version=OPSET,
-        dynamic_shapes=_any_size(),
-        input_names=["features"],
+        dynamic_shapes=_any_size(module),
+        input_names=module.inputs,
         output_names=module.outputs,
         verbose=False,
     )
@@ -83,7 +90,8 @@ def _open_onnx(path: Path) -> Predict:
     import onnxruntime
 
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    return lambda features: session.run(None, {"features": features})
+    names = [each.name for each in session.get_inputs()]
+    return lambda *inputs: session.run(None, dict(zip(names, inputs, strict=True)))
 
 
 def _read_onnx(path: Path) -> bytes | None:
@@ -99,8 +107,10 @@ def _read_onnx(path: Path) -> bytes | None:
 
 
 def _write_pt2(module: ExportModule, path: Path, metadata: str) -> None:
-    recorded = torch.export.export(module, _example(module), dynamic_shapes=_any_size())
-    torch.export.save(recorded, path, extra_files={METADATA: metadata})
+    recorded = torch.export.export(module, _example(module), dynamic_shapes=_any_size(module))
+    content = BytesIO()  # on a full disk, torch itself would end the process
+    torch.export.save(recorded, content, extra_files={METADATA: metadata})
+    path.write_bytes(content.getbuffer())
 
 
 def _open_pt2(path: Path) -> Predict:
@@ -126,23 +136,29 @@ def _read_archive(path: Path) -> bytes | None:
 def _write_torchscript(module: ExportModule, path: Path, metadata: str) -> None:
     # A trace follows one example. The check of the file finds out if it fails for another.
     traced = torch.jit.trace(module, _example(module), check_trace=False)  # type: ignore[no-untyped-call]
-    torch.jit.save(traced, str(path), _extra_files={METADATA: metadata})
+    content = BytesIO()
+    torch.jit.save(traced, content, _extra_files={METADATA: metadata})
+    path.write_bytes(content.getbuffer())
 
 
 def _open_torchscript(path: Path) -> Predict:
     return _predict_with(torch.jit.load(str(path)))  # type: ignore[no-untyped-call]
 
 
-def _example(module: ExportModule) -> tuple[torch.Tensor]:
-    return (torch.randn(EXAMPLE, module.width, generator=torch.Generator().manual_seed(0)),)
+def _example(module: ExportModule) -> tuple[torch.Tensor, ...]:
+    generator = torch.Generator().manual_seed(0)
+    features = torch.randn(EXAMPLE, module.width, generator=generator)
+    if not module.columns:
+        return (features,)
+    return features, torch.randn(module.n_covariates, generator=generator)
 
 
-def _any_size() -> Any:
-    return ({0: torch.export.Dim("patches", min=1)},)
+def _any_size(module: ExportModule) -> Any:
+    return ({0: torch.export.Dim("patches", min=1)}, *([None] if module.columns else []))
 
 
 def _predict_with(module: Callable[..., Any]) -> Predict:
-    return lambda features: [part.numpy() for part in module(torch.from_numpy(features))]
+    return lambda *inputs: [part.numpy() for part in module(*map(torch.from_numpy, inputs))]
 
 
 FORMATS = {
@@ -153,7 +169,7 @@ FORMATS = {
         _read_onnx,
         (
             'session = onnxruntime.InferenceSession("{path}")',
-            '{names} = session.run(None, {{"features": features}})',
+            "{names} = session.run(None, {{{feed}}})",
         ),
         needs=("onnx", "onnxscript", "onnxruntime"),
     ),
@@ -162,14 +178,14 @@ FORMATS = {
         _write_pt2,
         _open_pt2,
         _read_archive,
-        ('program = torch.export.load("{path}").module()', "{names} = program(features)"),
+        ('program = torch.export.load("{path}").module()', "{names} = program({inputs})"),
     ),
     "torchscript": Format(
         ".ts",
         _write_torchscript,
         _open_torchscript,
         _read_archive,
-        ('program = torch.jit.load("{path}")', "{names} = program(features)"),
+        ('program = torch.jit.load("{path}")', "{names} = program({inputs})"),
     ),
 }
 

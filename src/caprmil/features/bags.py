@@ -15,11 +15,13 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from caprmil.encoders.table import name_of_width
 from caprmil.errors import BagError
 from caprmil.features import formats
 from caprmil.features.formats import FileContent
 from caprmil.features.placed_slides import PlacedSlide, cells_side_by_side, own_cells
 from caprmil.io.atomic import atomic_write
+from caprmil.io.notebook import html_picture, show_html
 from caprmil.io.output_stream import create_hdf5
 from caprmil.io.paths import as_path, check_utf8
 from caprmil.slides.names import BAG_SUFFIXES, slide_name
@@ -59,7 +61,19 @@ class BagInfo:
     slide_path: str | None = None  # the slide that was encoded, if the bag stores it
     fingerprint: str | None = None  # of the encoder's weights and transform
     settings: str | None = None  # TOML of all settings, if `caprmil encode` made the bag
-    slides: tuple[PlacedSlide, ...] = ()  # of a patient, side by side; see `bag_files`
+    slides: tuple[PlacedSlide, ...] = ()  # of a patient, or sources, side by side: `bag_files`
+    sources: tuple["BagInfo", ...] = ()  # whose features were concatenated: `source_bags`
+    widths: tuple[int, ...] = ()  # of the sources, if the patches of several are one bag
+
+    @property
+    def part_name(self) -> Literal["slide", "source"]:
+        """What `slides` are: slides of a patient, or sources of a slide or of each of them."""
+        return "source" if self.widths else "slide"
+
+    @property
+    def one_scale(self) -> bool:
+        """Whether all of the picture has one scale: sources of other scales are enlarged in it."""
+        return not self.widths or all(place.scale == 1 for place in self.slides)
 
     def __post_init__(self) -> None:
         for name in ("mpp", "slide_mpp", "patch_px", "patch_level0", "step"):
@@ -72,13 +86,42 @@ class BagInfo:
 class Bag:
     """The patches of a slide: row n of `features` and row n of `coords` are the same patch.
 
-    A bag of a patient has the patches of several slides (`bag_files`).
+    A bag of a patient has the patches of several slides (`bag_files`), and each of several sources
+    on grids of their own is like a slide.
     """
 
     features: NDArray[np.floating[Any]]  # (N, E), float16 or float32
     coords: NDArray[Any] | None  # (N, 2), x and y of the top left corner, in `info.unit`
     info: BagInfo
     slide_of: NDArray[np.int64] | None = None  # (N,), the number of the slide in `info.slides`
+
+    def __repr__(self) -> str:
+        patches, width = self.features.shape
+        name = "" if self.info.path is None else f"{self.info.path.name!r}: "
+        made = f", {_made(self.info)}" if self.info.encoder or self.info.mpp else ""
+        return f"Bag({name}{patches:,} patches x {width} features{made})"
+
+    def _repr_html_(self) -> str:
+        """Show the bag in a notebook: encoder, scale, and where its patches are."""
+        patches, width = self.features.shape
+        facts = [
+            ("patches", f"{patches:,}"),
+            ("features", f"{width} per patch, {self.features.dtype}"),
+            ("encoder", self.info.encoder or "not known"),
+            ("scale", f"{self.info.mpp:g} µm per pixel" if self.info.mpp else "not known"),
+            ("coordinates", "none" if self.coords is None else None),
+            ("file", self.info.path and f"{self.info.path} ({self.info.kind})"),
+        ]
+        name = "in memory" if self.info.path is None else slide_name(self.info.path.name)
+        cells = self.grid()
+        if cells is None:
+            return show_html(f"Bag {name}", facts)
+        columns, rows = (cells.max(axis=0) + 1).tolist()
+        shrink = -(-max(columns, rows) // 400)
+        picture = np.full((-(-rows // shrink), -(-columns // shrink), 3), 235, dtype=np.uint8)
+        picture[cells[:, 1] // shrink, cells[:, 0] // shrink] = (150, 60, 110)
+        shown = html_picture(picture, "Where the patches are", width=300)
+        return show_html(f"Bag {name}", facts, shown)
 
     def grid(self) -> NDArray[np.int64] | None:
         """Return column and row of each patch, from 0, or None if the grid is unknown.
@@ -99,6 +142,12 @@ class Bag:
             info=replace(self.info, n_patches=len(features)),
             slide_of=None if self.slide_of is None else self.slide_of[rows],
         )
+
+
+def _made(info: BagInfo) -> str:
+    """Return encoder and scale in a few words."""
+    scale = f"{info.mpp:g} µm per pixel" if info.mpp else ""
+    return " at ".join(filter(None, (info.encoder, scale)))
 
 
 def grid_cells(
@@ -145,18 +194,29 @@ class Stream:
         """Yield the chunks in order. The next chunk is prefetched by a thread."""
         starts = range(0, self.info.n_patches, self.rows)
         with ThreadPoolExecutor(1) as reader:
-            pending = reader.submit(self._read, 0)
+            pending = reader.submit(self.read, 0)
             for start in starts:
                 chunk = pending.result()
                 if start + self.rows < self.info.n_patches:
-                    pending = reader.submit(self._read, start + self.rows)
+                    pending = reader.submit(self.read, start + self.rows)
                 yield chunk
 
-    def _read(self, start: int) -> NDArray[np.floating[Any]]:
+    def read(self, start: int) -> NDArray[np.floating[Any]]:
+        """Return the rows of the chunk from `start`."""
+        return self._rows(slice(start, start + self.rows), start)
+
+    def pick(self, rows: NDArray[np.int64]) -> NDArray[np.floating[Any]]:
+        """Return rows in any order, none twice."""
+        order = rows.argsort()  # HDF5 reads rows in their order only
+        found = self._rows(rows[order], int(rows.min()))
+        picked = np.empty_like(found)
+        picked[order] = found
+        return picked
+
+    def _rows(self, rows: Any, start: int) -> NDArray[np.floating[Any]]:
         features = self._content.features
         if isinstance(features, np.memmap):  # pages of an open map would stay resident
             features = np.load(str(self._content.file), mmap_mode="r", allow_pickle=False)
-        rows = slice(start, start + self.rows)
         chunk = features[0, rows] if len(features.shape) == 3 else features[rows]
         return _as_floats(self._content, formats.to_array(chunk), start)
 
@@ -343,6 +403,8 @@ def _not_finite(features: NDArray[Any]) -> NDArray[np.bool_]:
 def _describe(content: FileContent) -> BagInfo:
     n, width = _check(content)
     metadata = formats.metadata(content)
+    if named := metadata.get("encoder"):
+        metadata["encoder"] = name_of_width(named, width)
     if content.coords is None:
         metadata["unit"] = None
     elif metadata.get("step") is None:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from caprmil.errors import BagError, CaprmilError
 from caprmil.features.attributes import integer, number, rule, size, text
+from caprmil.features.extra_attributes import extra_fields
 from caprmil.features.stored_arrays import (
     COORDS,
     FEATURES,
@@ -28,6 +29,7 @@ from caprmil.features.stored_arrays import (
     own_datasets,
     zip_sizes,
 )
+from caprmil.features.text_heaps import check_heaps
 from caprmil.io.blocks import PartialFile, read_blocks
 from caprmil.io.paths import RemotePath, local_copy
 from caprmil.slides.names import BAG_SUFFIXES
@@ -202,6 +204,8 @@ def _content(
 
 def _h5_content(path: Path, file: Any) -> FileContent:
     arrays = own_datasets(path, file)
+    if file.driver != "fileobj":  # of a remote file, only parts are here
+        check_heaps(path, file, arrays.values())
     attributes: dict[str, Any] = {}
     for holder in (*arrays.values(), file):
         attributes |= holder.attrs
@@ -295,16 +299,21 @@ def _trident(content: FileContent) -> dict[str, Any]:
     stored = content.attributes
     side, level0 = number(stored.get("patch_size")), number(stored.get("patch_size_level0"))
     magnification = number(stored.get("target_magnification"))
+    of_slide = number(stored.get("level0_magnification"))
     overlap = number(stored.get("overlap")) or 0.0  # in pixels of the patch, not of level 0
+    shared = level0 * overlap / side if level0 and side else 0.0
+    if magnification and of_slide:  # TRIDENT rounds side and overlap down, each by itself
+        shared = overlap * of_slide // magnification
     return {
         "encoder": text(stored.get("encoder")),
         "mpp": 10 / magnification if magnification else None,
         "scale_rule": "nominal" if magnification else None,
         "patch_px": integer(side),
         "patch_level0": level0,
-        "step": number(level0 * (1 - overlap / side)) if side and level0 else None,
+        "step": number(level0 - shared) if level0 else None,
         "unit": "px",
         "slide_size": size(stored.get("level0_width"), stored.get("level0_height")),
+        **extra_fields(stored),
     }
 
 

@@ -1,6 +1,6 @@
 """A bag of any format in level-0 pixels and microns per pixel, as conversion needs it."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import nan, prod
@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from caprmil.errors import BagError, SlideError
 from caprmil.features import bags, formats
-from caprmil.features.attributes import number, pair, rule, text
+from caprmil.features.attributes import number, pair
 from caprmil.features.bags import BagInfo
+from caprmil.features.extra_attributes import extra_fields
 from caprmil.features.stored_arrays import own_datasets
 from caprmil.slides.slide import Slide
 
@@ -22,11 +23,6 @@ Number = TypeVar("Number", int, float)
 
 BLOCK = 2**24
 """Values of features per chunk in memory."""
-
-GRID = ("patch_level0", "step", "slide_mpp")
-SCALE = ("mpp", "scale_rule")
-ORIGIN = ("fingerprint", "settings")
-"""Fields of `BagInfo` that other formats lack. They are stored as attributes `caprmil_...`."""
 
 _REMEDIES = {
     "encoder": "does not state its encoder. Pass --encoder.",
@@ -136,15 +132,7 @@ def _read_extra(path: Path) -> tuple[NDArray[Any] | None, dict[str, Any]]:
         formats.metadata(content)  # converts the pixels of early STAMP files to micrometres
         stored = content.coords
         coords = None if stored is None else formats.to_array(stored).reshape(-1, 2)
-        return coords, _extra_fields(content.attributes)
-
-
-def _extra_fields(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields in attributes `caprmil_...`, without those that cannot be."""
-    readers: dict[str, Callable[[Any], Any]] = dict.fromkeys((*GRID, "mpp"), number)
-    readers |= {**dict.fromkeys(ORIGIN, text), "scale_rule": rule, "slide_size": pair}
-    found = {name: read(attributes.get(f"caprmil_{name}")) for name, read in readers.items()}
-    return {name: value for name, value in found.items() if value is not None}
+        return coords, extra_fields(content.attributes)
 
 
 def _clam_grid(name: str, path: Path, coords: NDArray[Any]) -> dict[str, Any] | None:
@@ -160,7 +148,7 @@ def _clam_grid(name: str, path: Path, coords: NDArray[Any]) -> dict[str, Any] | 
             slide_size = pair(stored.get("level_dim")) if level0 else None
             if side > 0 and grid.shape == coords.shape and np.array_equal(grid, coords):
                 known = {"slide_size": slide_size} if slide_size else {}
-                return {"patch_level0": side, **known, **_extra_fields(stored)}
+                return {"patch_level0": side, **known, **extra_fields(stored)}
     return None
 
 

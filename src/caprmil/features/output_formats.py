@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from caprmil.features import bags
 from caprmil.features.bags import BagInfo
-from caprmil.features.level0 import GRID, ORIGIN, SCALE, Level0Bag
+from caprmil.features.extra_attributes import GRID, ORIGIN, SCALE
+from caprmil.features.level0 import Level0Bag
 from caprmil.slides.patches import MAGNIFICATIONS
 
 
@@ -51,24 +52,26 @@ def plan_trident(bag: Level0Bag, out: Path) -> list[PlannedFile]:
     coords = bag.required_coords
     encoder, px, mpp, side = bag.require("encoder", "patch_px", "mpp", "patch_level0")
     target = _magnification(mpp)
+    level0 = _level0_magnification(bag.info, target)
     overlap = max(0, round(px * (1 - (bag.info.step or side) / side)))
     width, height = bag.info.slide_size or ("None", "None")  # as TRIDENT writes None
     job = out / f"{target:g}x_{px}px_{overlap}px_overlap"
     patches, features = job / "patches", job / ("features_" + re.sub(r"[^\w.-]+", "_", encoder))
     on_coords = {
         "patch_size": px,
-        "patch_size_level0": round(side),  # measured, not by TRIDENT's rule of magnifications
-        "level0_magnification": _level0_magnification(bag.info, target),
+        "patch_size_level0": int(px * level0 // target),  # what TRIDENT cuts at these coordinates
+        "level0_magnification": level0,
         "target_magnification": target,
         "overlap": overlap,
         "name": bag.name,
         "savetodir": str(patches),
         "level0_width": width,
         "level0_height": height,
-        **_extra(bag.info, *GRID, *SCALE),  # not the encoder: TRIDENT copies these
+        **_extra(bag.info, *GRID, *SCALE),
     }
     on_features = {"name": bag.name, "savetodir": str(features), "encoder": encoder}
-    on_features |= _extra(bag.info, *ORIGIN)
+    # TRIDENT copies attributes of coordinates to features of other encoders, but not these.
+    on_features |= _extra(bag.info, "encoder", *ORIGIN)
     return [
         PlannedFile(
             path=patches / f"{bag.name}_patches.h5",
@@ -168,6 +171,6 @@ PLANNERS = {
 
 
 def _extra(info: BagInfo, *names: str) -> dict[str, Any]:
-    """Return known fields as attributes `caprmil_...`, see `level0`."""
+    """Return known fields as attributes `caprmil_...`, see `extra_attributes`."""
     fields = {f"caprmil_{name}": getattr(info, name) for name in names}
     return {name: value for name, value in fields.items() if value is not None}

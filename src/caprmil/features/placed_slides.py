@@ -1,5 +1,6 @@
 """Placed slides: the slides of a patient side by side, in one picture and on one grid.
 
+The patches of several sources of one slide are placed as those of several slides.
 The picture has the pixels of its first slide. Others are scaled so that patches have the same size.
 Of each slide the part with patches is shown, with a margin.
 """
@@ -20,11 +21,15 @@ MARGIN = 0.04  # around a slide and between slides, as a share of the largest si
 
 @dataclass(frozen=True, kw_only=True)
 class PlacedSlide:
-    """A slide of a patient, and its place beside the others."""
+    """A slide of a patient or a source of a slide, and its place beside the others."""
 
     name: str
     info: "BagInfo"
     """Of its own bag."""
+    slide: str = ""
+    """The slide of a patient's source."""
+    source: int | None = None
+    """The number of the source, if there are several."""
     column: int = 0
     """Of the grid, where the slide begins."""
     step: float | None = None

@@ -14,6 +14,8 @@ from caprmil.slides.qc import Record
 from caprmil.slides.slide import Slide, Thumbnail
 from caprmil.slides.tissue import Tissue
 
+WHOLE_SIDE = 800  # longer side of the thumbnail of a picture that is encoded as a whole, in pixels
+
 
 @dataclass(eq=False, kw_only=True)
 class PreparedSlide:
@@ -69,11 +71,17 @@ def prepare_slide(
     start = monotonic()
     slide = Slide(path, mpp=mpp)
     try:
-        thumbnail = slide.thumbnail(config.tissue.mpp)
-        found = tissue.find(thumbnail.image, thumbnail.mpp, config.tissue)
+        if config.whole:  # a small picture is shown larger than tissue needs it
+            finest = slide.mpp * max(slide.size) / WHOLE_SIDE
+            thumbnail = slide.thumbnail(min(config.tissue.mpp, finest))
+            found = tissue.everywhere(thumbnail.image, thumbnail.mpp)
+        else:
+            thumbnail = slide.thumbnail(config.tissue.mpp)
+            found = tissue.find(thumbnail.image, thumbnail.mpp, config.tissue)
         if file := find_regions():
             found = _apply_regions(file, found, thumbnail.scale, config)
-        grid = patches.lay_grid(slide, found.mask, thumbnail.scale, config.patches)
+        lay = patches.cover if config.whole else patches.lay_grid
+        grid = lay(slide, found.mask, thumbnail.scale, config.patches)
     except BaseException:
         slide.close()
         raise

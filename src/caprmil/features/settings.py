@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from caprmil import config
+from caprmil.config import LATER
 from caprmil.encoders import Card
 from caprmil.errors import RecipeError
 from caprmil.slides.patches import PatchConfig
@@ -21,12 +22,17 @@ class ExtractionConfig:
     """Settings of extraction, apart from the slide and the encoder."""
 
     patches: PatchConfig = field(default_factory=PatchConfig)
+    """The patch grid."""
     tissue: TissueConfig = field(default_factory=TissueConfig)
+    """The detection of tissue."""
     regions: Literal["and tissue", "alone"] = "and tissue"
     """Whether annotated regions restrict the detected tissue, or replace it."""
     region_classes: tuple[str, ...] = ()
     """Classes of regions to use; empty: all."""
     dtype: Literal["float16", "float32"] = "float16"
+    """Of the features in the bag."""
+    whole: bool = field(default=False, metadata=LATER)
+    """Whether patches cover all of the picture, instead of the tissue: for cores and crops."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +54,8 @@ def configure(
     mpp: float | None = None,
     magnification: float | None = None,
     nominal: bool = False,
+    patch_px: int | None = None,
+    whole: bool = False,
     changes: Sequence[str] = (),
 ) -> ExtractionConfig:
     """Return settings for an encoder. The defaults are its scale and input size."""
@@ -58,8 +66,9 @@ def configure(
             raise RecipeError(f"magnification must be more than 0, not {magnification:g}.")
         mpp = 10 / magnification
     table: dict[str, Any] = {"scale_rule": "nominal" if nominal else "exact"}
-    table |= {"px": card.native_px, "mpp": (card.mpp or 1.0) if mpp is None else mpp}
-    return config.parse({"patches": table}, into=ExtractionConfig, name="--set", changes=changes)
+    table |= {"px": patch_px or card.native_px, "mpp": (card.mpp or 1.0) if mpp is None else mpp}
+    tables = {"patches": table, "whole": whole}
+    return config.parse(tables, into=ExtractionConfig, name="--set", changes=changes)
 
 
 def hash_slide_file(path: Path) -> str:

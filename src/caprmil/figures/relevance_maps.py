@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from math import ceil
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -91,7 +92,7 @@ def relevance_maps(
             draw_gallery(axes, shown, columns=COLUMNS, rows=rows)
     else:
         _draw_sorted(figure.add_subplot(grid[1]), values, words)
-    figure.suptitle(title, fontsize=11)
+    figure.suptitle(fill(title, int(10 * width)), fontsize=11)  # 10 characters per inch
     caption(figure, *remarks)
     return figure
 

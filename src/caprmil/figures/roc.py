@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from caprmil.errors import CohortError
+from caprmil.errors import CohortError, plural
 from caprmil.figures.style import BLUE, COLOURS, GREY, Slides, new_figure, tidy
 from caprmil.figures.svg import add_tooltip
 
@@ -20,12 +20,15 @@ Curve: TypeAlias = tuple[NDArray[np.float64], NDArray[np.float64]]  # false and 
 MOST_LINES = 20  # classes with a line of their own
 
 
-def roc_curves(folds: Mapping[str, Slides], classes: Sequence[str]) -> "Figure":
+def roc_curves(
+    folds: Mapping[str, Slides], classes: Sequence[str], *, name: str = "class"
+) -> "Figure":
     """Draw ROC curves from the labels and probabilities of each fold.
 
     With two classes, the second is the positive one: a thin line for each fold, and their mean
     with a band of one standard deviation. With more, one line for each class against the rest,
     the folds pooled; of many classes, only their mean and its band. The dashed line is chance.
+    `name` is what a class is called: e.g. grade.
     """
     figure = new_figure(4.8, 4.8)
     axes = figure.subplots()
@@ -37,14 +40,16 @@ def roc_curves(folds: Mapping[str, Slides], classes: Sequence[str]) -> "Figure":
         axes.set_title(f"{classes[1]} against {classes[0]}", fontsize=11, loc="left")
         drawn = _draw_mean_roc(axes, folds)
     elif len(classes) <= MOST_LINES:
-        axes.set_title("Each class against the rest, folds pooled", fontsize=11, loc="left")
+        axes.set_title(f"Each {name} against the rest, folds pooled", fontsize=11, loc="left")
         drawn = _draw_class_rocs(axes, folds, classes)
     else:
-        axes.set_title("Classes against the rest, folds pooled", fontsize=11, loc="left")
+        axes.set_title(
+            f"{plural(name).capitalize()} against the rest, folds pooled", fontsize=11, loc="left"
+        )
         drawn = _draw_mean_of_classes(axes, folds, classes)
     if not drawn:
         raise CohortError("A ROC curve needs slides of at least two classes in one fold.")
-    title = "class (AUC)" if 2 < len(classes) <= MOST_LINES else None
+    title = f"{name} (AUC)" if 2 < len(classes) <= MOST_LINES else None
     axes.legend(frameon=False, fontsize=9, loc="lower right", title=title)
     return figure
 

@@ -12,7 +12,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def predicted_against_true(folds: Mapping[str, tuple[Values, Values]]) -> "Figure":
+def predicted_against_true(
+    folds: Mapping[str, tuple[Values, Values]], *, title: str = "Test parts"
+) -> "Figure":
     """Draw the predicted number of each test slide against the true one, with the identity line.
 
     `folds` are the true and the predicted numbers of each fold.
@@ -21,7 +23,7 @@ def predicted_against_true(folds: Mapping[str, tuple[Values, Values]]) -> "Figur
         raise ValueError("There are no folds to draw.")
     figure = new_figure(4.2, 4.2)
     axes = figure.subplots()
-    tidy(axes, title="Test slides", xlabel="True value", ylabel="Predicted value")
+    tidy(axes, title=title, xlabel="True value", ylabel="Predicted value")
     true = np.concatenate([np.asarray(true, dtype=float) for true, _ in folds.values()])
     predicted = np.concatenate([np.asarray(found, dtype=float) for _, found in folds.values()])
     ends = [min(true.min(), predicted.min()), max(true.max(), predicted.max())]
@@ -33,13 +35,13 @@ def predicted_against_true(folds: Mapping[str, tuple[Values, Values]]) -> "Figur
     return figure
 
 
-def residuals(folds: Mapping[str, tuple[Values, Values]]) -> "Figure":
+def residuals(folds: Mapping[str, tuple[Values, Values]], *, title: str = "Test parts") -> "Figure":
     """Draw the error of each test slide (predicted minus true) against the true number."""
     if not folds:
         raise ValueError("There are no folds to draw.")
     figure = new_figure(4.2, 4.2)
     axes = figure.subplots()
-    tidy(axes, title="Test slides", xlabel="True value", ylabel="Predicted minus true value")
+    tidy(axes, title=title, xlabel="True value", ylabel="Predicted minus true value")
     axes.axhline(0, color=GREY, lw=1, ls="--")
     for name, (own, found) in folds.items():
         errors = np.asarray(found, dtype=float) - np.asarray(own, dtype=float)

@@ -7,6 +7,7 @@ which are distinct with any colour vision.
 
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
@@ -102,8 +103,8 @@ def log_scale(axes: "Axes", which: str, subs: Sequence[float] = (1.0, 2.0, 5.0))
 
 def caption(figure: "Figure", *remarks: str) -> None:
     """Write remarks below a figure, broken into lines of its width."""
-    width, lines = int(17 * figure.get_figwidth()), [""]  # 17 characters per inch
+    width, lines = int(16 * figure.get_figwidth()), [""]  # 16 characters per inch
     for remark in filter(None, remarks):
         longer = f"{lines[-1]}    {remark}".strip()
-        lines = [*lines[:-1], longer] if len(longer) <= width else [*lines, remark]
+        lines = [*lines[:-1], longer] if len(longer) <= width else [*lines, *wrap(remark, width)]
     figure.supxlabel("\n".join(lines), fontsize=8, color=GREY)

@@ -17,8 +17,11 @@ class Bar(Protocol):
 
 
 @contextmanager
-def bar(title: str, *, shown: bool = True) -> Iterator[Bar]:
-    """Yield a progress bar; in a log file, one that prints a line per tenth of the work."""
+def bar(title: str, *, shown: bool = True, eta: bool = True) -> Iterator[Bar]:
+    """Yield a progress bar; in a log file, one that prints a line per tenth of the work.
+
+    `eta` shows the time left. Leave it out if the remark has it, as that of an extraction.
+    """
     if not shown:
         yield lambda *_: None
     elif not sys.stderr.isatty():
@@ -28,9 +31,10 @@ def bar(title: str, *, shown: bool = True) -> Iterator[Bar]:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
         from rich.progress import TimeRemainingColumn as Remaining
 
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), Remaining())
-        remarks = TextColumn("{task.fields[remark]}")
-        with Progress(*columns, remarks, console=Console(stderr=True), transient=True) as progress:
+        columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()]
+        columns += [Remaining()] if eta else []
+        columns.append(TextColumn("{task.fields[remark]}"))
+        with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
             task = progress.add_task(title, total=None, remark="")
 
             def step(done: float, total: float, remark: str = "") -> None:
@@ -47,7 +51,7 @@ def _lines(title: str) -> Bar:
         tenth = int(10 * done / total)
         if tenth > printed:
             printed = tenth
-            sys.stderr.write(f"{title}: {done:.3g} of {total:g} {remark}".rstrip() + "\n")
+            sys.stderr.write(f"{title}: {int(done)} of {total:g} {remark}".rstrip() + "\n")
 
     return step
 

@@ -10,15 +10,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from io import BytesIO, StringIO
 from os import PathLike
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, Union
 from zipfile import ZipFile
-
-import pandas as pd
 
 from caprmil.errors import CohortError, one_line
 from caprmil.io.paths import as_path
 
-TableLike: TypeAlias = str | PathLike[str] | pd.DataFrame
+if TYPE_CHECKING:
+    import pandas as pd
+
+TableLike: TypeAlias = Union[str, PathLike[str], "pd.DataFrame"]
 
 # What a column may be called, in any case, with spaces or underscores; the first is taken.
 COLUMNS = {
@@ -41,12 +42,14 @@ XML = 2**24, 100  # bytes of a sheet that are read in any case, and how many tim
 Row = dict[str, str]
 
 
-def read_table(source: TableLike, *, pad: bool = False) -> pd.DataFrame:
+def read_table(source: TableLike, *, pad: bool = False) -> "pd.DataFrame":
     """Read a table as text. The separator of a text file is found: comma, semicolon or tab.
 
     Blank lines are left out, and so are columns without a name, such as an index of pandas. With
     `pad`, cells that are missing at the end of a line are empty.
     """
+    import pandas as pd  # here: a command that reads no table does not wait for it
+
     if isinstance(source, pd.DataFrame):
         return _as_text(source, "the table")
     path = as_path(source)
@@ -60,11 +63,15 @@ def read_table(source: TableLike, *, pad: bool = False) -> pd.DataFrame:
 
 def table_name(source: TableLike) -> str:
     """Return what a table is called in errors."""
+    import pandas as pd
+
     return "The table" if isinstance(source, pd.DataFrame) else str(as_path(source))
 
 
-def _read_text(path: Path, *, pad: bool) -> pd.DataFrame:
+def _read_text(path: Path, *, pad: bool) -> "pd.DataFrame":
     """Read lines with the csv module, which knows the line of each row; pandas does not."""
+    import pandas as pd
+
     try:
         text = path.read_bytes().decode("utf-8-sig")
         reader = csv.reader(StringIO(text, newline=""), delimiter=_separator(text))
@@ -86,7 +93,7 @@ def _read_text(path: Path, *, pad: bool) -> pd.DataFrame:
     return _named(frame, header, str(path))
 
 
-def _read_binary(path: Path, suffix: str) -> pd.DataFrame:
+def _read_binary(path: Path, suffix: str) -> "pd.DataFrame":
     package = "openpyxl" if suffix in EXCEL else "pyarrow"
     content = BytesIO(path.read_bytes())
     try:
@@ -100,8 +107,9 @@ def _read_binary(path: Path, suffix: str) -> pd.DataFrame:
         raise CohortError(f"{path} cannot be read ({problem}). Save it as .csv.") from problem
 
 
-def _read_excel(path: Path, content: BytesIO) -> pd.DataFrame:
+def _read_excel(path: Path, content: BytesIO) -> "pd.DataFrame":
     """Return the first sheet. A sheet with one cell in its last row and column is not filled up."""
+    import pandas as pd
     from openpyxl import load_workbook  # type: ignore[import-untyped]
 
     with ZipFile(content) as archive:
@@ -122,17 +130,21 @@ def _read_excel(path: Path, content: BytesIO) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["" if cell is None else cell for cell in header])
 
 
-def _read_parquet(path: Path, content: BytesIO) -> pd.DataFrame:
-    from pyarrow.parquet import read_metadata  # type: ignore[import-untyped]
+def _read_parquet(path: Path, content: BytesIO) -> "pd.DataFrame":
+    from pyarrow.parquet import ParquetFile, read_metadata  # type: ignore[import-untyped]
 
     found = read_metadata(content)
-    groups = [found.row_group(number) for number in range(found.num_row_groups)]
-    values = sum(g.column(at).num_values for g in groups for at in range(g.num_columns))
-    _check_cells(path, max(found.num_rows * found.num_columns, values))
-    # A text that is repeated is stored once, and so it is kept once: it may be long.
     columns = [found.schema.column(at) for at in range(found.num_columns)]
+    if lists := [column.path for column in columns if column.max_repetition_level]:
+        raise CohortError(f"{path} has lists in its cells ({lists[0]}). Write one value per cell.")
+    # Not the values that each part of a column declares: damaged ones end the process there.
+    rows = sum(found.row_group(number).num_rows for number in range(found.num_row_groups))
+    _check_cells(path, max(found.num_rows, rows) * found.num_columns)
+    # A text that is repeated is stored once, and so it is kept once: it may be long.
     texts = [column.path for column in columns if column.physical_type == "BYTE_ARRAY"]
-    return pd.read_parquet(content, engine="pyarrow", read_dictionary=texts)
+    # Not pandas.read_parquet: an error in a thread of pyarrow ends the process.
+    file = ParquetFile(content, read_dictionary=texts)
+    return file.read(use_threads=False, use_pandas_metadata=True).to_pandas()
 
 
 def _check_cells(path: Path, cells: int) -> None:
@@ -143,8 +155,10 @@ def _check_cells(path: Path, cells: int) -> None:
         )
 
 
-def _as_text(frame: pd.DataFrame, name: str) -> pd.DataFrame:
+def _as_text(frame: "pd.DataFrame", name: str) -> "pd.DataFrame":
     """Return a DataFrame of any types as text, with the number of each row in its index."""
+    import pandas as pd
+
     if not len(frame):
         raise _no_rows(name)
     text = pd.DataFrame(
@@ -157,6 +171,8 @@ def _as_text(frame: pd.DataFrame, name: str) -> pd.DataFrame:
 
 def _cells(column: "pd.Series[Any]") -> list[str]:
     """Return the cells of a column as text. A value of a categorical column is one object."""
+    import pandas as pd
+
     if isinstance(column.dtype, pd.CategoricalDtype):
         values = [*map(_cell, column.cat.categories), ""]  # the last one, -1, is for gaps
         return [values[code] for code in column.cat.codes]
@@ -164,15 +180,17 @@ def _cells(column: "pd.Series[Any]") -> list[str]:
 
 
 def _cell(value: object) -> str:
-    if value is None or value is pd.NaT or value != value:
+    if value is None or value != value:  # also pandas' NaT
         return ""
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
         return str(int(value))  # whole numbers in a column with gaps
     return str(value).strip()
 
 
-def _named(frame: pd.DataFrame, header: Sequence[str], name: str) -> pd.DataFrame:
+def _named(frame: "pd.DataFrame", header: Sequence[str], name: str) -> "pd.DataFrame":
     """Return the columns that have a name, each name once."""
+    import pandas as pd
+
     kept = [at for at, column in enumerate(header) if column and column[:8] != "Unnamed:"]
     for column, times in Counter(header[at] for at in kept).items():
         if times > 1:
@@ -221,18 +239,18 @@ def matching_columns(header: Iterable[str], words: Iterable[str]) -> list[str]:
     return [name for word in words for spelling, name in spelt if spelling == word]
 
 
-def rows(table: pd.DataFrame) -> list[Row]:
+def rows(table: "pd.DataFrame") -> list[Row]:
     """Return the cells of each row by the names of their columns."""
     names = [str(name) for name in table.columns]
     return [dict(zip(names, cells, strict=True)) for cells in table.itertuples(index=False)]
 
 
-def find_column(table: pd.DataFrame, words: Iterable[str]) -> str | None:
+def find_column(table: "pd.DataFrame", words: Iterable[str]) -> str | None:
     """Return the first column that is called one of these words."""
     return next(iter(matching_columns(table.columns, words)), None)
 
 
-def names(table: pd.DataFrame, column: str) -> tuple[str, ...]:
+def names(table: "pd.DataFrame", column: str) -> tuple[str, ...]:
     """Return a column in which no cell may be empty."""
     for position, cell in table[column].items():
         if not cell:
@@ -240,7 +258,7 @@ def names(table: pd.DataFrame, column: str) -> tuple[str, ...]:
     return tuple(table[column])
 
 
-def numbers(table: pd.DataFrame, column: str) -> list[float]:
+def numbers(table: "pd.DataFrame", column: str) -> list[float]:
     """Return a column in which every cell must be a number."""
     try:
         return [float(cell) for cell in table[column].tolist()]

@@ -9,7 +9,7 @@ from caprmil.models.context import ContextStack
 from caprmil.models.dgrmil import DGRMIL
 from caprmil.models.dsmil import DSMIL
 from caprmil.models.dtfd import DTFDMIL
-from caprmil.models.fusion import FusedModel, SlideModel, average_slide
+from caprmil.models.fusion import FusedModel, average_slide
 from caprmil.models.mean import MeanMIL
 from caprmil.models.pooling import (
     POOLS,
@@ -43,7 +43,6 @@ __all__ = [
     "MeanPool",
     "Output",
     "Pool",
-    "SlideModel",
     "TransMIL",
     "Uncertainty",
     "average_slide",

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from caprmil.models.base import (
     Chunks,
+    Embedding,
     Evidence,
     Features,
     Grid,
@@ -16,6 +17,7 @@ from caprmil.models.base import (
     MILModel,
     Output,
     Patches,
+    Weights,
 )
 from caprmil.models.influence import SummedParts
 from caprmil.models.packing import Sizes
@@ -31,6 +33,7 @@ class ABMIL(MILModel):
 
     weighs_patches = True
     evaluates_in_chunks = True
+    classifier = "classify"
 
     def __init__(
         self,
@@ -56,19 +59,18 @@ class ABMIL(MILModel):
         return F.relu(self.project(features))
 
     def forward_bags(self, features: Features, mask: Mask, grid: Grid | None) -> Output:
-        embedding, attention = self.pool(self.patches(features), mask)
-        logits = self.classify(self.dropout(embedding))
-        return Output(logits=logits, embedding=embedding, attention=attention)
+        return self.output(*self.pool(self.patches(features), mask))
 
     def forward_packed(
         self, features: Float[Tensor, "1 N E"], sizes: Sizes, grid: Grid | None
     ) -> Output:
-        embedding, attention = pool_packed(self.pool, self.patches(features), sizes)
-        logits = self.classify(self.dropout(embedding))
-        return Output(logits=logits, embedding=embedding, attention=attention)
+        return self.output(*pool_packed(self.pool, self.patches(features), sizes))
 
     def stream_bag(self, chunks: Chunks, *, keep: bool) -> Output:
-        embedding, attention = pool_chunks(self.pool, map(self.patches, chunks()))
+        return self.output(*pool_chunks(self.pool, map(self.patches, chunks())))
+
+    def output(self, embedding: Embedding, attention: Weights) -> Output:
+        embedding = self.dropout(embedding)
         return Output(logits=self.classify(embedding), embedding=embedding, attention=attention)
 
     def summed_parts(self) -> SummedParts:

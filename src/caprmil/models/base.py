@@ -101,6 +101,7 @@ class MILModel(nn.Module):
     weighs_patches: ClassVar[bool] = False  # true if `forward_weighted` is available
     has_patch_logits: ClassVar[bool] = False  # true if training can have a loss on top patches
     logits_in_aux: ClassVar[tuple[str, ...]] = ()  # parts of `aux` that are logits of bags
+    classifier: str | None = None  # the linear layer that alone makes the logits of the embedding
     evaluates_in_chunks: bool = False  # true if that is faster than the whole bag at once
     top_k: int = 0  # patches in the loss on top patches; set by training
     criterion: Criterion
@@ -149,6 +150,8 @@ class MILModel(nn.Module):
             )
         self.in_dim, self.n_outputs, self.settings = in_dim, n_outputs, settings
         self.criterion = weighted_cross_entropy
+        # What it was trained on: target, encoder, scale, cohort. Plain JSON, saved with the model.
+        self.metadata: dict[str, Any] = {}
 
     def forward(
         self,
@@ -427,14 +430,47 @@ class MILModel(nn.Module):
         save(self, folder)
 
     @classmethod
-    def from_pretrained(cls, folder: str | PathLike[str], **changes: Any) -> "MILModel":
-        """Load a model from a folder or, by name, from the hub. `changes` replace settings."""
+    def from_pretrained(
+        cls,
+        folder: str | PathLike[str],
+        *,
+        revision: str | None = None,
+        token: str | bool | None = None,
+        subfolder: str = "",
+        **changes: Any,
+    ) -> "MILModel":
+        """Load a model from a folder or, by OWNER/NAME, from the hub. `changes` replace settings.
+
+        `revision` is a branch, tag or commit; `token` is by default that of `hf auth login`;
+        `subfolder` is where the model is, e.g. "folds/fold-0/model" of a run.
+        """
         from caprmil.models.pretrained import load
 
-        model = load(folder, **changes)
+        where: dict[str, Any] = {"revision": revision, "token": token, "subfolder": subfolder}
+        model = load(folder, **where, **changes)
         if not isinstance(model, cls):
             raise TypeError(f"{folder} holds a {type(model).__name__}, not a {cls.__name__}.")
         return model
+
+    def push_to_hub(
+        self,
+        repo_id: str,
+        *,
+        private: bool = True,
+        token: str | bool | None = None,
+        branch: str | None = None,
+        commit_message: str = "Push model by caprmil",
+        card: str | None = None,
+    ) -> str:
+        """Upload the model and its card to the hub, and return the URL of the commit.
+
+        A new repository is private by default. `card` is the text of README.md; by default it is
+        written from `metadata`.
+        """
+        from caprmil.models.pretrained import push
+
+        options: dict[str, Any] = {"private": private, "token": token, "branch": branch}
+        return push(self, repo_id, **options, commit_message=commit_message, card=card)
 
 
 def evidence_of_sum(

@@ -106,6 +106,12 @@ class CAPRMIL(MILModel):
         return self.pool.logits_in_aux if isinstance(self.pool, MILModel) else ()
 
     @property
+    def classifier(self) -> str | None:  # type: ignore[override]
+        if not isinstance(self.pool, MILModel):
+            return "classify"
+        return self.pool.classifier and f"pool.{self.pool.classifier}"
+
+    @property
     def order_matters(self) -> bool:  # type: ignore[override]
         return isinstance(self.pool, MILModel) and self.pool.order_matters
 

@@ -6,6 +6,7 @@ products), `mean_mlp` (fewer products before a mean), `streaming` (evaluation in
 `recompute` (training in little memory).
 """
 
+import math
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -40,9 +41,9 @@ class Temperature(nn.Module):
         super().__init__()
         if not MIN_TEMPERATURE < start < torch.inf:
             raise ValueError(f"A temperature starts above {MIN_TEMPERATURE}: temperature={start}.")
-        raw = torch.tensor(start - MIN_TEMPERATURE, dtype=torch.float64).expm1().log()
-        raw = raw.to(torch.get_default_dtype()).repeat(heads)
-        self.raw = nn.Parameter(raw) if learn else None
+        raised = start - MIN_TEMPERATURE
+        raw = raised + math.log(-math.expm1(-raised))  # the inverse of softplus
+        self.raw = nn.Parameter(torch.full((heads,), raw)) if learn else None
         self.register_buffer("fixed", torch.ones(heads), persistent=False)
 
     def forward(self) -> Float[Tensor, " H"]:

@@ -29,6 +29,7 @@ class MeanMIL(MILModel):
 
     weighs_patches = True
     evaluates_in_chunks = True
+    classifier = "classify"
 
     def __init__(self, in_dim: int, n_outputs: int, *, dim: int = 128) -> None:
         super().__init__(in_dim, n_outputs, dim=dim)

@@ -1,6 +1,5 @@
 """Saved models: `config.json` and `model.safetensors`, as on the Hugging Face hub."""
 
-import json
 from collections.abc import Iterator, Mapping
 from os import PathLike
 from pathlib import Path
@@ -13,12 +12,17 @@ from torch import nn
 
 from caprmil.errors import CaprmilError, RecipeError, RunError, one_line
 from caprmil.io.atomic import atomic_write, write_text
-from caprmil.io.json_files import parse_json
+from caprmil.io.json_files import as_json, parse_json
+from caprmil.io.leftovers import temporary_folder
+from caprmil.io.model_hub import CARD, download, upload
 from caprmil.models.base import MILModel
+from caprmil.models.model_card import model_card
 from caprmil.models.registry import MODELS, UNLISTED, create
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
+METADATA = "metadata"  # of config.json: what a model was trained on; everything else is settings
 SMALLEST = 2**16  # a setting may be this large for any file
+LARGEST_CONFIG = 2**24  # bytes
 OLD_FORMAT = (
     "The model in {folder} was saved by an older caprmil, under other names of settings and "
     "weights. Use the version that saved it, or train it again."
@@ -27,7 +31,8 @@ OLD_FORMAT = (
 
 def save(model: MILModel, folder: str | PathLike[str]) -> None:
     """Write a model into a folder, atomically, and replace a model that is already there."""
-    config = json.dumps(describe(model), indent=2) + "\n"
+    metadata = {METADATA: model.metadata} if model.metadata else {}
+    config = as_json(describe(model) | metadata)
     weights = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
     with atomic_write(Path(folder) / WEIGHTS, replace=True) as path:
         path.write_bytes(to_bytes(weights, metadata={"format": "pt"}))  # a full disk: OSError
@@ -55,23 +60,56 @@ def _plain(value: Any) -> Any:
     return {"object": type(value).__name__} if isinstance(value, nn.Module) else value
 
 
-def load(source: str | PathLike[str], **changes: Any) -> MILModel:
+def push(
+    model: MILModel,
+    repository: str,
+    *,
+    private: bool,
+    token: str | bool | None,
+    branch: str | None,
+    commit_message: str,
+    card: str | None,
+) -> str:
+    """Upload a model with its card to a repository of the hub, and return the URL of the commit."""
+    with temporary_folder() as temporary:
+        folder = Path(temporary) / "model"
+        save(model, folder)
+        name = describe(model)["model"]
+        write_text(folder / CARD, card or model_card(name, model.metadata, in_dim=model.in_dim))
+        options: dict[str, Any] = {"private": private, "token": token, "branch": branch}
+        return upload(folder, repository, message=commit_message, **options)
+
+
+def load(
+    source: str | PathLike[str],
+    *,
+    revision: str | None = None,
+    token: str | bool | None = None,
+    subfolder: str = "",
+    **changes: Any,
+) -> MILModel:
     """Return the model in a folder, or in a repository of the hub, with its weights."""
-    folder = Path(source)
-    if not folder.is_dir():
-        folder = _download(str(source))
+    folder = Path(source) / subfolder
+    if not Path(source).is_dir():
+        files = [(Path(subfolder) / name).as_posix() for name in (CONFIG, WEIGHTS)]
+        folder = download(str(source), files, revision=revision, token=token) / subfolder
     try:
-        config = parse_json((folder / CONFIG).read_bytes()) | changes
+        config, metadata = _read_config(folder / CONFIG)
+        config |= changes
         if "n_classes" in config:
             raise RunError(OLD_FORMAT.format(folder=folder))
         _check_sizes(folder / WEIGHTS, config)
         model = create(config.pop("model"), **config)
+        model.metadata = metadata
         model.load_state_dict(load_file(folder / WEIGHTS))
         if not all(bool(tensor.isfinite().all()) for tensor in model.state_dict().values()):
             raise RunError(f"The model in {folder} is damaged: a weight is not finite.")
     except FileNotFoundError as problem:
         name = Path(problem.filename or WEIGHTS).name
-        raise RunError(f"{folder} has no model: {name} is missing.") from None
+        raise RunError(
+            f"{folder} has no model: {name} is missing. The models of a run are in its folders "
+            "folds/NAME/model."
+        ) from None
     except CaprmilError:
         raise
     except (MemoryError, ImportError):
@@ -80,6 +118,17 @@ def load(source: str | PathLike[str], **changes: Any) -> MILModel:
         reason = one_line(problem, 300) or type(problem).__name__
         raise RunError(f"The model in {folder} cannot be loaded: {reason}") from problem
     return model.eval()
+
+
+def _read_config(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the settings of a model, and its metadata."""
+    if path.stat().st_size > LARGEST_CONFIG:
+        raise RunError(f"{path} is damaged: it has more than {LARGEST_CONFIG:,} bytes.")
+    config = parse_json(path.read_bytes())
+    metadata = config.pop(METADATA, {})
+    if not isinstance(metadata, dict):
+        raise RunError(f"{path} is damaged: its {METADATA} is not a table.")
+    return config, metadata
 
 
 def _check_sizes(weights: Path, config: Mapping[str, Any]) -> None:
@@ -114,20 +163,3 @@ def _integers(value: Any, name: str = "") -> Iterator[tuple[str, int]]:
     elif isinstance(value, list):
         for inner in value:
             yield from _integers(inner, name)
-
-
-def _download(repository: str) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    try:
-        return Path(snapshot_download(repository, allow_patterns=[CONFIG, WEIGHTS]))
-    except HFValidationError:
-        raise RunError(
-            f"{repository} is neither a folder nor the name of a repository on the hub."
-        ) from None
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as problem:
-        raise RunError(
-            f"There is no folder {repository}, and it cannot be loaded from the hub: {problem} "
-            "Without a network, copy its folder here and pass the path."
-        ) from problem

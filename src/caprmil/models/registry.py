@@ -15,10 +15,12 @@ from caprmil.models.clam import CLAM
 from caprmil.models.dgrmil import DGRMIL
 from caprmil.models.dsmil import DSMIL
 from caprmil.models.dtfd import DTFDMIL
-from caprmil.models.fusion import FusedModel, NoImage, SlideModel
+from caprmil.models.fusion import FusedModel
 from caprmil.models.mean import MeanMIL
+from caprmil.models.no_image import NoImage
 from caprmil.models.pooling import POOLS
 from caprmil.models.sgpmil import SGPMIL
+from caprmil.models.source_model import SourceModel
 from caprmil.models.transmil import TransMIL
 
 MODELS: dict[str, type[MILModel]] = {
@@ -34,8 +36,13 @@ MODELS: dict[str, type[MILModel]] = {
     "sgpmil": SGPMIL,
 }
 
-UNLISTED: dict[str, type[MILModel]] = {"fused": FusedModel, "slide": SlideModel, "none": NoImage}
-"""Models that training makes from a recipe with covariates, by the names in their config.json."""
+UNLISTED: dict[str, type[MILModel]] = {
+    "fused": FusedModel,
+    "none": NoImage,
+    "sources": SourceModel,
+}
+"""Models that training makes from a recipe with covariates or several sources, by the names in
+their config.json."""
 
 Model = TypeVar("Model", bound=MILModel)
 Built = TypeVar("Built", bound=nn.Module)

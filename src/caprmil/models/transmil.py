@@ -61,6 +61,7 @@ class TransMIL(MILModel):
 
     order_matters: ClassVar[bool] = True
     weighs_patches = True
+    classifier = "classify"
     export_problem = (
         "lays out a bag by its size, with or without padding, and an exported model for bags of "
         "any size cannot branch"

@@ -17,7 +17,7 @@ from caprmil.report.prediction_parts import Cell, PredictionParts, how_many
 from caprmil.report.strip_chart import strip_chart
 from caprmil.report.text_format import percent, signed
 from caprmil.runs.run import Run
-from caprmil.runs.scores import CALIBRATION, read_calibration
+from caprmil.runs.scores import CALIBRATION
 
 MAX_CONTRASTS = 4  # classes whose evidence is shown
 
@@ -72,17 +72,14 @@ class ClassParts(PredictionParts):
             before = percent(float(answer.mean[likeliest(explained)]))
             return (
                 f"Calibrated with the temperature of the fold ({used}), which was fitted on its "
-                f"validation slides. Before calibration: {before}."
+                f"validation {self.run.predicts}s. Before calibration: {before}."
             )
         path = self.run.folder / CALIBRATION
         if not path.exists():
-            return (
-                "Not calibrated: the run has no temperatures. It is unfinished, of several "
-                "targets, or an older one."
-            )
+            return "Not calibrated: the run has no temperatures. It is unfinished, or an older one."
         missing = [fold for fold in answer.by_fold if fold not in known]
         reasons: dict[str, list[str]] = {}
-        for note in read_calibration(self.run.folder).notes:
+        for note in self.run.calibration.notes:
             fold, _, reason = note.partition(": ")
             if fold in missing:
                 reasons.setdefault(reason, []).append(fold)
@@ -114,15 +111,16 @@ class ClassParts(PredictionParts):
         groups = self.test_slides(explained.name, best)
         models = [float(p[best]) for p in explained.answer.by_fold.values()]
         lower = [f"{how_many(values < here)} labelled {own}" for own, values in groups.items()]
-        chart = EMPTY
+        chart, unit = EMPTY, self.run.predicts
         if groups:
             chart = strip_chart(
                 groups,
                 here=here,
                 models=models,
-                unit=self.run.predicts,
+                unit=unit,
                 title=f"Probability of {name}",
-                alt=f"Probabilities of {name} of the test slides by label; this slide: {here:.3f}.",
+                alt=f"Probabilities of {name} of the test {unit}s by label; this {unit}: "
+                f"{here:.3f}.",
             )
         return {"chart": chart, "lower": ", ".join(lower), "n_models": len(models)}
 
@@ -269,10 +267,11 @@ def likeliest(explained: ExplainedSlide) -> int:
 
 def roc(predictions: Predictions) -> Markup:
     """Return ROC curves: of two classes by fold, of more by class."""
-    folds = predictions.by_fold() or {"all slides": predictions}
+    folds = predictions.by_fold() or {f"all {predictions.unit}s": predictions}
+    target = predictions.target
     truth = {name: (np.asarray(fold.labels), fold.answers) for name, fold in folds.items()}
     try:
-        figure = figures.roc_curves(truth, predictions.target.titles)
+        figure = figures.roc_curves(truth, target.titles, name=target.class_name)
     except CohortError as problem:
         return Markup('<p class="quiet">{}</p>').format(str(problem))
     return Markup(figures.as_svg(figure, alt="ROC curves"))
@@ -281,12 +280,14 @@ def roc(predictions: Predictions) -> Markup:
 def reliability(predictions: Predictions) -> Markup:
     """Return observed frequency against predicted probability, for each fold and for all slides."""
     two = len(predictions.target.titles) == 2
-    event = predictions.target.titles[1] if two else "the predicted class"
+    event = (
+        predictions.target.titles[1] if two else f"the predicted {predictions.target.class_name}"
+    )
     folds = {
         name: calibration.reliability(fold, np.nan) for name, fold in predictions.by_fold().items()
     }
     everything = calibration.reliability(predictions, np.nan)
-    figure = figures.reliability(everything, event=event, folds=folds)
+    figure = figures.reliability(everything, event=event, folds=folds, unit=predictions.unit)
     return Markup(figures.as_svg(figure, alt="Reliability of the predicted probabilities"))
 
 

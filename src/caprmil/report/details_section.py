@@ -12,7 +12,8 @@ from caprmil.errors import count, plural
 from caprmil.report.html_page import render
 from caprmil.report.report_inputs import RunInputs, SlideInputs
 from caprmil.report.text_format import share, timestamp
-from caprmil.runs.run import RECIPE, Run
+from caprmil.runs.facts import RECIPE, SourceFacts
+from caprmil.runs.run import Run
 from caprmil.slides.qc import Record
 
 Fact = tuple[str, str]  # a title and a value
@@ -46,7 +47,7 @@ def run_details(inputs: RunInputs) -> Markup:
 
 def recipe_of(run: Run) -> str:
     """Return the recipe of a run, or nothing if its file is missing."""
-    return run.recipe_text if (run.folder / RECIPE).exists() else ""
+    return run.recipe.text if (run.folder / RECIPE).exists() else ""
 
 
 def quality(record: Record | None) -> Iterator[str]:
@@ -108,11 +109,21 @@ def run_origin(run: Run) -> Iterator[Fact]:
     """Yield what a run was made from: recipe, encoder, scale, versions."""
     facts = run.facts
     yield "Run", f"{run.folder.resolve().name}, seed {facts.seed}, recipe {facts.digest}"
-    fingerprint = f", fingerprint {facts.fingerprint[:16]}" if facts.fingerprint else ""
-    yield "Encoder", f"{facts.encoder or 'not known'}{fingerprint}; {facts.in_dim} features"
-    scale = f"{facts.mpp:g} µm/px" if facts.mpp else "unknown scale"
-    rule = f", {facts.scale_rule}" if facts.scale_rule else ""
-    yield "Patches", f"{facts.patch_px or '?'} px at {scale}{rule}"
+    for source in facts.sources or (facts,):
+        of = f" of {source.name}" if isinstance(source, SourceFacts) else ""
+        fingerprint = f", fingerprint {source.fingerprint[:16]}" if source.fingerprint else ""
+        yield (
+            f"Encoder{of}",
+            f"{source.encoder or 'not known'}{fingerprint}; {source.in_dim} features",
+        )
+        scale = f"{source.mpp:g} µm/px" if source.mpp else "unknown scale"
+        rule = f", {source.scale_rule}" if source.scale_rule else ""
+        yield f"Patches{of}", f"{source.patch_px or '?'} px at {scale}{rule}"
+    if facts.join:
+        one = "the features of each patch are concatenated"
+        yield "Sources", one if facts.join == "concatenation" else "their patches are one bag"
+    if facts.start is not None:
+        yield "Training starts from", facts.start.describe()
     versions = ", ".join(f"{name} {number}" for name, number in facts.versions.items())
     yield "Trained with", f"caprmil {facts.version}; {versions}"
 

@@ -53,6 +53,7 @@ class EvidenceSum:
     rest: float
     total: float  # from the outputs of the model
     covariates: tuple[tuple[str, float], ...] = ()  # what each adds, by its title
+    scalings: tuple[tuple[str, float], ...] = ()  # what each changes of the patches, by its name
 
     @classmethod
     def of(cls, explanation: Explanation, number: int) -> "EvidenceSum":
@@ -63,6 +64,11 @@ class EvidenceSum:
             rest=totals(explanation.target, rest)[number],
             total=totals(explanation.target, explanation.logits)[number],
             covariates=tuple((each.title, each.of(contrast)) for each in known),
+            scalings=tuple(
+                (each.name, scaling)
+                for each in known
+                if (scaling := each.scaling_of(contrast)) is not None
+            ),
         )
 
     @property
@@ -85,10 +91,20 @@ class EvidenceSum:
     def modalities(self) -> str:
         """Return the share of the patches and of each covariate, in a sentence, if there are any.
 
-        It is that of the sizes of the terms; the patches together are one of them.
+        It is that of the sizes of the terms; the patches together are one of them. Covariates that
+        scale the patches have no share: the sentence says by how much they change the sum.
         """
         if not self.covariates:
             return ""
+        if self.scalings:
+            each = [f"{name} {signed(value)}" for name, value in self.scalings]
+            total = sum(value for _, value in self.scalings)
+            return (
+                "The covariates also scale what the patches add. Against the covariates of the "
+                f"average training slide this changes the sum of the patches by {signed(total)} "
+                f"({', '.join(each)}). It belongs to the patches and to the covariates, so "
+                "neither has a share."
+            )
         adds = [value for _, value in self.covariates]
         patches, parts = shares(self.positive + self.negative, adds)
         each = [

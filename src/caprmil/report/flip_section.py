@@ -23,16 +23,17 @@ def flip_section(inputs: RunInputs) -> Markup:
         return EMPTY
     return render(
         "flips.html",
-        verdict=flips.in_words().replace(" %", PERCENT),
+        verdict=flips.in_words(inputs.run.unit).replace(" %", PERCENT),
+        unit=inputs.run.unit,
         rule=flips.rule,
         map=KINDS[flips.map].name,
         slides=len(flips.slides),
         sampled=PATCHES if any(slide.patches == PATCHES for slide in flips.slides) else 0,
-        chart=flip_chart(flips),
+        chart=flip_chart(flips, inputs.run.unit),
     )
 
 
-def flip_chart(flips: Flips) -> Markup:
+def flip_chart(flips: Flips, unit: str) -> Markup:
     """Draw the share of each slide on a logarithmic axis: by the map, and at random."""
     by_map, by_chance = flips.shares()
     known = [share for share in (*by_map, *by_chance) if not isinf(share)]
@@ -49,7 +50,8 @@ def flip_chart(flips: Flips) -> Markup:
     return strip_chart(
         {"by the map": places(by_map), "at random": places(by_chance)},
         axis=axis,
+        unit=unit,
         title="Removed patches before the prediction turns",
-        alt=f"{count(len(by_map), 'slide')} by the share of patches whose removal turns the "
-        f"prediction. {flips.in_words()}",
+        alt=f"{count(len(by_map), unit)} by the share of patches whose removal turns the "
+        f"prediction. {flips.in_words(unit)}",
     )

@@ -53,7 +53,7 @@ def page(
     **values: object,
 ) -> str:
     """Return a whole page. Scripts find `facts` as JSON and `data` in base64, by these ids."""
-    style, script = asset("report.css"), "\n".join(scripts)
+    style, script = asset("report.css"), "\n".join([*scripts, asset("scrolling.js")])
     text = render(
         template,
         title=title,

@@ -54,19 +54,21 @@ class LabelParts(PredictionParts):
         best = int(order[0])
         groups = self._groups(explained.name, best)
         here = float(mean[best])
-        chart = EMPTY
+        chart, unit = EMPTY, self.run.predicts
         if groups:
             chart = strip_chart(
                 groups,
                 here=here,
                 models=[float(p[best]) for p in explained.answer.by_fold.values()],
+                unit=unit,
                 title=f"Probability of {self.names[best]}",
-                alt=f"Probabilities of {self.names[best]} of the test slides; this slide: "
+                alt=f"Probabilities of {self.names[best]} of the test {unit}s; this {unit}: "
                 f"{here:.3f}.",
             )
         lower = [f"{how_many(values < here)} {side}" for side, values in groups.items()]
         return render(
             "label_prediction.html",
+            unit=unit,
             predicted=self.run.target.predicted(mean[None])[0],
             rows=[rows[n] for n in order],
             first=self.names[best],
@@ -157,7 +159,7 @@ class LabelParts(PredictionParts):
                 )
                 false, none = int((said & (labels == 0)).sum()), int((~said & (labels == 0)).sum())
                 rows.append([name, len(labels), found + missed, found, missed, false, none])
-        return render("label_results.html", rows=rows)
+        return render("label_results.html", unit=predictions.unit, rows=rows)
 
     def worst(self, predictions: Predictions, most: int) -> list[int]:
         """Return the rows with a wrong label, the most certain mistakes first."""

@@ -1,4 +1,4 @@
-"""The section of a patient's slides: what each adds to the prediction, and its attention."""
+"""The section of a patient's slides, or of sources: what each adds, and its attention."""
 
 from typing import NamedTuple
 
@@ -35,6 +35,7 @@ def patient_section(inputs: SlideInputs) -> Markup:
     rest = float(contrast.of(explanation.rest.astype(float)))
     return render(
         "patient_slides.html",
+        part=explanation.info.part_name,
         contrast=contrast,
         exact=explanation.exact,
         rest=rest,

@@ -27,7 +27,7 @@ from caprmil.report.details_section import recipe_of
 from caprmil.report.parts_registry import parts_of
 from caprmil.report.run_page import run_report
 from caprmil.report.slide_page import slide_report
-from caprmil.runs.predict import bags_of
+from caprmil.runs.input_bags import bags_of
 from caprmil.runs.run import Run
 from caprmil.slides.qc import Record
 

@@ -37,6 +37,8 @@ class Row:
     """A test slide in the table of all slides."""
 
     slide: str
+    patient: str
+    names: Sequence[str]  # of the slides of a patient
     cells: Sequence[Cell]
     is_marked: bool
     fold: str
@@ -56,6 +58,8 @@ def slide_table_section(inputs: RunInputs) -> Markup:
         rows.append(
             Row(
                 slide=slide,
+                patient=predictions.patients[n] if predictions.patients else "",
+                names=inputs.run.slides.get(slide, ()) if predictions.unit == "patient" else (),
                 cells=parts.cells(predictions, n),
                 is_marked=n in marked,
                 fold=predictions.folds[n] if predictions.folds else "",
@@ -70,13 +74,18 @@ def slide_table_section(inputs: RunInputs) -> Markup:
         unit=predictions.unit,
         columns=parts.columns,
         rows=rows,
+        has_patients=any(row.patient not in ("", row.slide) for row in rows),
         marked_filter=parts.marked_filter,
         marked_note=f"{len(marked):,} {parts.marked_note}",
     )
 
 
 def _patches(run: Run, slide: str) -> int | None:
-    """Return the number of patches of a slide, if its bag is found."""
+    """Return the number of patches of a slide or patient, if the run knows it or finds its bag."""
+    own = [run.patches.get(name) for name in run.slides.get(slide, ())]
+    known = [count for count in own if count is not None]
+    if known and len(known) == len(own):  # opening the bags of many slides takes long
+        return sum(known)
     try:
         return bag_files.inspect(run.bags[slide]).n_patches
     except (BagError, KeyError, OSError):

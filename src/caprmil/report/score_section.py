@@ -72,23 +72,29 @@ def fold_section(inputs: RunInputs) -> Markup:
         sizes = [len(part) for part in (split.train, split.validation, split.test)] if split else []
         temperature = "–" if t is None or t == 1 else f"{t:.2f}"
         values = [_number(metrics[name]) for name in names]
-        more = [temperature] if run.target.calibrates else []
+        more = [temperature] if temperatures else []
         rows.append([fold, " / ".join(map(str, sizes)), *values, *more])
     short = [run.target.metric(name).title for name in names]
-    more = ["temperature"] if run.target.calibrates else []
+    more = ["temperature"] if temperatures else []
     head = ["", "train / validation / test", *short, *more]
+    if len(head) > len(rows) + 1:  # several targets have more metrics than a page has room for
+        head, *rows = [list(column) for column in zip(head, *rows, strict=True)]
     notes = calibration_notes(run)
     return render("table_section.html", title="Scores by fold", head=head, rows=rows, notes=notes)
 
 
 def calibration_notes(run: Run) -> list[str]:
     """Return what the temperatures change on the test slides."""
-    found = run.scores.get("calibration")
-    if not found:
-        return []
+    found = run.scores.get("calibration") or {}
+    each = {"": found} if found.get("temperatures") else found.get("targets", {})
+    return [line for name, own in each.items() for line in _calibration_notes(run, name, own)]
+
+
+def _calibration_notes(run: Run, name: str, found: Mapping[str, Any]) -> list[str]:
     before, after = found.get("before", {}), found.get("after", {})
     line = (
-        "Temperature scaling changes the mean ACE of the test slides from "
+        f"{f'{name}: temperature' if name else 'Temperature'} scaling changes the mean ACE of the "
+        f"test {run.predicts}s from "
         f"{_number(before.get('ace'))} to {_number(after.get('ace'))}. A perfectly calibrated "
         f"model with the same probabilities would have {_number(before.get('ace_floor'))} and "
         f"{_number(after.get('ace_floor'))}. Scores on this page are before "

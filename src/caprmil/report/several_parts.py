@@ -41,7 +41,7 @@ class SeveralParts(PredictionParts):
     # A slide report
 
     def prediction(self, explained: ExplainedSlide) -> Markup:
-        shown = {n: own.prediction(part_of(explained, n)) for n, own in self.parts.items()}
+        shown = {n: own.prediction(part_of(explained, n, own.run)) for n, own in self.parts.items()}
         # An id is only once on a page.
         targets = [(name, Markup(IDS.sub("", text))) for name, text in shown.items()]
         return render("several_predictions.html", targets=targets)
@@ -133,11 +133,14 @@ class SeveralParts(PredictionParts):
         return self._split[1][name]
 
 
-def part_of(explained: ExplainedSlide, name: str) -> ExplainedSlide:
-    """Return an explained slide as if only one of its several targets were predicted."""
+def part_of(explained: ExplainedSlide, name: str, run: Run | None = None) -> ExplainedSlide:
+    """Return an explained slide as if only one of its several targets were predicted.
+
+    `run` is that of the target, and calibrates the answers if it is given.
+    """
     explanation, answer = explained.explanation, explained.answer
     part = explanation.target.parts[name]
-    label = None
+    label, by_fold = None, {fold: own[part.answers] for fold, own in answer.by_fold.items()}
     if explained.label is not None:
         own = part.label_of(explanation.target.parse_label(explained.label))
         label = None if own is None else part.target.show_label(own)
@@ -147,8 +150,8 @@ def part_of(explained: ExplainedSlide, name: str) -> ExplainedSlide:
         answer=replace(
             answer,
             mean=answer.mean[part.answers],
-            calibrated=None,
-            by_fold={fold: own[part.answers] for fold, own in answer.by_fold.items()},
+            calibrated=None if run is None else run.calibrate(by_fold),
+            by_fold=by_fold,
         ),
         explanation=_explanation_of(explanation, part),
         regions=None,

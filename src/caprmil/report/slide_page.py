@@ -5,7 +5,7 @@ To add a section, write a function of `SlideInputs` that returns HTML, and add i
 
 from markupsafe import Markup
 
-from caprmil.errors import SlideError
+from caprmil.errors import SlideError, count
 from caprmil.explain import KINDS, ExplainedSlide
 from caprmil.explain import browser as pages
 from caprmil.explain.browser import BrowserData, pack
@@ -100,15 +100,17 @@ def _page(
         has_heads=has_heads,
         no_pictures=reason,
     )
+    parts = explained.explanation.info.slides
     sections = [section(inputs) for section in SECTIONS]
     return page(
         "slide_report.html",
-        title=f"{explained.name}, {'patient' if explained.reference.slides else 'slide'} report",
+        title=f"{explained.name}, {numbers.facts['unit']} report",
         name=explained.name,
         model=explained.explanation.model,
         run=run.folder.resolve().name,
         patches=len(explained.explanation),
-        slides=len(explained.explanation.info.slides),
+        unit=numbers.facts["unit"],
+        parts=count(len(parts), explained.explanation.info.part_name) if parts else "",
         sections=sections,
         symbols=inputs.pictures.symbols(progress),
         scripts=(pages.asset("paint.js"), asset("slide_report.js")),

@@ -64,6 +64,7 @@ class SurvivalParts(PredictionParts):
         died = np.array([other.label[1] > 0 for other in others], dtype=np.bool_)
         return render(
             "survival_prediction.html",
+            unit=self.run.predicts,
             risk=float(answer[0]),
             shown=signed(float(answer[0])),
             ratio=f"{np.exp(np.clip(answer[0], -50, 50)):.3g}",
@@ -109,9 +110,11 @@ class SurvivalParts(PredictionParts):
             {name: own for name, own in groups.items() if len(own)},
             here=here,
             models=models,
+            unit=self.run.predicts,
             axis=Axis.around([*risks, *models, here, 0.0]),
             title="Risk (log hazard ratio)",
-            alt=f"Risks of the other test slides by event; this slide: {signed(here)}.",
+            alt=f"Risks of the other test {self.run.predicts}s by event; this {self.run.predicts}: "
+            f"{signed(here)}.",
         )
 
     def _label_text(self, label: str | None) -> str | None:
@@ -140,7 +143,8 @@ class SurvivalParts(PredictionParts):
         if panels := calibration_panels(labels, answers, self.target.horizons, self.target.unit):
             alt = "Observed against predicted survival at each horizon"
             svg = figures.as_svg(figures.survival_calibration(panels), alt=alt)
-            found["Calibration at horizons"] = Markup(svg)
+            wide = f'<div class="wide"><div class="wide-figure">{svg}</div></div>'
+            found["Calibration at horizons"] = Markup(wide)
         return found
 
     def results(self, predictions: Predictions) -> Markup:

@@ -102,15 +102,16 @@ class ValueParts(PredictionParts):
     def _chart(self, explained: ExplainedSlide, predicted: Values, labels: Values) -> Markup:
         here = float(explained.answer.mean[0])
         models = [float(answer[0]) for answer in explained.answer.by_fold.values()]
-        alt = "Predicted and true values of the other test slides"
+        unit = self.run.predicts
+        alt = f"Predicted and true values of the other test {unit}s"
         return strip_chart(
             {"predicted": predicted, "true value": labels},
             here=here,
             models=models,
-            unit=self.run.predicts,
+            unit=unit,
             axis=Axis.around([*predicted, *labels, *models, here]),
             title="Value",
-            alt=f"{alt}; this slide: {self.number(here)}.",
+            alt=f"{alt}; this {unit}: {self.number(here)}.",
         )
 
     def _true(self, explained: ExplainedSlide) -> float | None:
@@ -120,20 +121,22 @@ class ValueParts(PredictionParts):
 
     @property
     def task(self) -> str:
-        return f"{self.run.target.kind}, a number per slide"
+        return f"{self.run.target.kind}, a number per {self.run.predicts}"
 
     def figures(self, predictions: Predictions) -> dict[str, Markup]:
         """Return predicted against true numbers, and residuals."""
         if predictions.labels is None:
             return {"Predicted and true": Markup('<p class="quiet">There are no labels.</p>')}
         table = predictions.labelled()
-        folds = table.by_fold() or {"all slides": table}
+        folds = table.by_fold() or {f"all {table.unit}s": table}
         points = {name: (fold.truth[0], fold.answers[:, 0]) for name, fold in folds.items()}
-        scatter = figures.predicted_against_true(points)
-        residuals = figures.residuals(points)
+        scatter = figures.predicted_against_true(points, title=f"Test {table.unit}s")
+        residuals = figures.residuals(points, title=f"Test {table.unit}s")
         return {
             "Predicted and true": Markup(
-                figures.as_svg(scatter, alt="Predicted against true value of each test slide")
+                figures.as_svg(
+                    scatter, alt=f"Predicted against true value of each test {table.unit}"
+                )
             ),
             "Errors": Markup(figures.as_svg(residuals, alt="Error against true value")),
         }
@@ -141,7 +144,7 @@ class ValueParts(PredictionParts):
     def results(self, predictions: Predictions) -> Markup:
         """Return the errors by quarter of the true value: low ones are often predicted too high."""
         if predictions.labels is None:
-            return render("value_errors.html", rows=[])
+            return render("value_errors.html", unit=predictions.unit, rows=[])
         table = predictions.labelled()
         labels, errors = table.truth[0], _errors(table)
         codes, _ = table.target.strata({str(n): v for n, v in enumerate(labels.tolist())})
@@ -152,7 +155,7 @@ class ValueParts(PredictionParts):
             low, high = (self.number(float(end)) for end in (labels[own].min(), labels[own].max()))
             mean, size = float(errors[own].mean()), float(np.abs(errors[own]).mean())
             rows.append((f"{low} to {high}", int(own.sum()), self.signed(mean), self.number(size)))
-        return render("value_errors.html", rows=rows)
+        return render("value_errors.html", unit=predictions.unit, rows=rows)
 
     def worst(self, predictions: Predictions, most: int) -> list[int]:
         """Return the rows of the largest errors."""

@@ -4,15 +4,15 @@ from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from math import inf, isnan
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from caprmil.features import bags
+from caprmil.features import bag_files
+from caprmil.features.bag_files import BagFiles
 from caprmil.io.leftovers import temporary_folder
-from caprmil.models import MILModel
+from caprmil.models import MILModel, average_slide
 from caprmil.runs.inference import TrainedModel
 
 TOLERANCE = 1e-4
@@ -31,12 +31,12 @@ class Finding:
         return self.deviation is None or self.deviation <= TOLERANCE
 
 
-def check(trained: TrainedModel, paths: Sequence[Path]) -> list[Finding]:
-    """Measure every promise on these bags."""
+def check(trained: TrainedModel, paths: Sequence[BagFiles]) -> list[Finding]:
+    """Measure every promise on these bags. Covariates are those of the average slide."""
     trained.model.cpu().eval()
     seen: dict[str, list[float]] = {promise: [] for promise in PROMISES}
     for path in paths:
-        bag = bags.read(path)
+        bag = bag_files.read(path)
         features, cells = torch.from_numpy(bag.features)[None], bag.grid()
         grid = None if cells is None else torch.from_numpy(cells)[None]
         before = _predict(trained, features, grid)
@@ -57,7 +57,8 @@ def check(trained: TrainedModel, paths: Sequence[Path]) -> list[Finding]:
 def _predict(
     trained: TrainedModel, features: Tensor, grid: Tensor | None, mask: Tensor | None = None
 ) -> Tensor:
-    return trained.target.answer(trained.model(features, mask=mask, grid=grid).logits)
+    model = average_slide(trained.model)
+    return trained.target.answer(model(features, mask=mask, grid=grid).logits)
 
 
 def _padding(trained: TrainedModel, features: Tensor, grid: Tensor | None) -> Tensor:
@@ -81,7 +82,7 @@ def _precision(trained: TrainedModel, features: Tensor, grid: Tensor | None) -> 
 
 def _chunks(trained: TrainedModel, features: Tensor, _: Tensor | None) -> Tensor:
     size = features.shape[1] // 7 + 1
-    chunks = trained.model.stream(lambda: torch.split(features, size, dim=1))
+    chunks = average_slide(trained.model).stream(lambda: torch.split(features, size, dim=1))
     return trained.target.answer(chunks.logits)
 
 

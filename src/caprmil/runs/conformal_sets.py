@@ -5,17 +5,15 @@ novelty.safetensors  the mean features of its slides, and how far held-out slide
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from caprmil import config
-from caprmil.errors import BagError, CohortError, RecipeError, count, shorten
+from caprmil.errors import BagError, CohortError, count, shorten
 from caprmil.evaluation.guarantees import (
     Guarantees,
-    RiskPoint,
     combined_sets,
     guaranteed,
     measure_guarantees,
@@ -26,6 +24,7 @@ from caprmil.evaluation.predictions import Predictions
 from caprmil.features import bag_files
 from caprmil.features.bag_files import BagFiles
 from caprmil.features.bags import Bag, Stream
+from caprmil.features.source_bags import mean_patch, means_by_source, sums_by_source
 from caprmil.io.atomic import write_text
 from caprmil.io.json_files import as_json
 from caprmil.runs.run import Run
@@ -36,49 +35,12 @@ UNLIKE_COLUMN = "unlike_training"
 ADVICE = "Sets are calibrated on them. Omit --coverage, or train with splits.validation above 0."
 
 
-@dataclass(frozen=True, kw_only=True)
-class StoredRow:
-    """A row of coverage, in guarantees.json."""
-
-    group: str
-    slides: int
-    patients: int
-    covered: float
-    low: float
-    high: float
-    size: float | None
-    abstained: float | None
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.covered <= 1 or min(self.slides, self.patients) < 1:
-            raise RecipeError(f"the coverage of {self.group} cannot be {self.covered}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class StoredGuarantees:
-    """What guarantees.json holds."""
-
-    coverage: float
-    size_name: str
-    risk_title: str
-    rows: tuple[StoredRow, ...]
-    risks: tuple[RiskPoint, ...]
-    notes: tuple[str, ...]
-
-    def __post_init__(self) -> None:
-        if not 0 < self.coverage < 1 or not self.rows:
-            raise RecipeError("there is no coverage, or no slide")
-        for point in self.risks:
-            if not (0 < point.kept <= 1 and 0 <= point.risk < float("inf")):
-                raise RecipeError(f"a risk cannot be {point.risk} of {point.kept}")
-
-
-def read_guarantees(folder: Path) -> StoredGuarantees | None:
+def read_guarantees(folder: Path) -> Guarantees | None:
     """Return what was measured on the test slides of a run; None if nothing was."""
     path = folder / GUARANTEES
     if not path.exists():
         return None
-    return config.load_json(path, into=StoredGuarantees, advice="Restore it from a copy.")
+    return config.load_json(path, into=Guarantees, advice="Restore it from a copy.")
 
 
 def score_guarantees(
@@ -127,10 +89,11 @@ def summary(run: Run, table: Predictions, coverage: float | None) -> Iterator[st
         models = {int(cell.partition(" ")[0]) for cell in table.extra["models"]}
         yield promise(coverage, max(models))
         if abstained := list(table.extra.get("abstain", ())):
-            yield f"The models abstain on {abstained.count(YES)} of {count(len(table), 'slide')}."
+            of = count(len(table), table.unit)
+            yield f"The models abstain on {abstained.count(YES)} of {of}."
         cells = zip(table.slides, table.extra["models"], strict=True)
         if seen := [slide for slide, cell in cells if "saw" in cell]:
-            yield f"Nothing is promised for slides that all models saw: {shorten(seen)}."
+            yield f"Nothing is promised for {table.unit}s that all models saw: {shorten(seen)}."
     shares = table.extra.get(UNLIKE_COLUMN, ())
     unlike = [
         slide
@@ -138,8 +101,10 @@ def summary(run: Run, table: Predictions, coverage: float | None) -> Iterator[st
         if cell and is_unlike(float(cell))
     ]
     if unlike:
+        which = " with a slide" if run.combine else ""
         yield (
-            f"Caution: {count(len(unlike), 'slide')} unlike the training slides of {run.folder}: "
+            f"Caution: {count(len(unlike), table.unit)}{which} unlike the training {run.unit}s of "
+            f"{run.folder}: "
             f"{shorten(unlike)}. Scores and guarantees may not hold for them."
         )
 
@@ -193,7 +158,11 @@ def novelty_column(run: Run, paths: Mapping[str, BagFiles]) -> tuple[str, ...]:
 def mean_feature(bag: Bag | Stream | BagFiles) -> NDArray[np.float32]:
     """Return the mean feature of a bag, in memory or in chunks."""
     if isinstance(bag, Bag):
-        return np.asarray(bag.features.mean(axis=0, dtype=np.float32))
+        return mean_patch(bag)
+    if isinstance(bag, Stream) and bag.info.widths:
+        widths = bag.info.widths
+        sums = np.sum([sums_by_source(chunk, widths) for chunk in bag()], axis=0)
+        return means_by_source(sums, widths)
     if isinstance(bag, Stream):
         total = np.zeros(bag.info.width)
         for chunk in bag():

@@ -1,9 +1,10 @@
 """What a run says of itself: run.json, and fold.json of each fold. Every value is checked."""
 
-from dataclasses import dataclass
+import re
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from caprmil import config
 from caprmil.errors import RecipeError, RunError
@@ -11,8 +12,50 @@ from caprmil.io.json_files import read_json
 from caprmil.runs.remote import FOLD
 
 FORMAT = 2  # of the files in a run
-FACTS = "run.json"
+FACTS, RECIPE, MAPS = "run.json", "recipe.toml", "maps.json"
+SEVERAL = ("sources", "join")  # fields of a run with several sources
+START = "start"  # where the weights start: a field of run.json, and a folder of the run
 ADVICE = "Train the run again, in a new folder, or restore the file from a copy."
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceFacts:
+    """The metadata of the bags of one source, if a run has several."""
+
+    name: str
+    in_dim: int
+    encoder: str | None = None
+    mpp: float | None = None
+    fingerprint: str | None = None
+    patch_px: int | None = None
+    scale_rule: str | None = None
+    settings: str | None = None
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"(?!\.\.?$)[^/\\\0]+", self.name):  # bags are encoded into this folder
+            raise RecipeError(f"{self.name!r} cannot be the name of a source")
+        for name in ("in_dim", "mpp", "patch_px"):
+            check_positive(name, getattr(self, name))
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartFacts:
+    """The model whose weights the training of every fold starts from."""
+
+    source: str
+    """A folder, or a repository of the hub."""
+    weights: str
+    """The hash of its weights."""
+    copied: int
+    """The number of tensors that start from it."""
+    anew: tuple[str, ...] = ()
+    """Those that start at random, because the target is another one."""
+    notes: tuple[str, ...] = ()
+
+    def describe(self) -> str:
+        """Return it in a line."""
+        new = f"; anew: {', '.join(self.anew)}" if self.anew else ""
+        return f"{self.source} (weights {self.weights}, {self.copied} tensors{new})"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,11 +77,29 @@ class Facts:
     fingerprint: str | None = None  # of the encoder
     patch_px: int | None = None
     scale_rule: str | None = None
+    label: str | None = None  # the column of the label, if it is one that no target names
     settings: str | None = None  # how `caprmil encode` made a bag of the cohort
+    sources: tuple[SourceFacts, ...] = ()  # if there are several
+    join: Literal["concatenation", "bag"] | None = None  # how they were joined
+    start: StartFacts | None = None  # where the weights start, unless at random
 
     def __post_init__(self) -> None:
         for name in ("in_dim", "mpp", "patch_px"):
             check_positive(name, getattr(self, name))
+        names = {source.name for source in self.sources}
+        if len(names) < len(self.sources) or bool(names) != (self.join is not None):
+            raise RecipeError("its sources are incomplete")
+
+    @property
+    def mean_dim(self) -> int:
+        """The width of the mean feature of a bag: of one source after the other."""
+        return sum(source.in_dim for source in self.sources) or self.in_dim
+
+    def as_table(self) -> dict[str, Any]:
+        """Return the content of run.json. Sources and start are in it only if there are some."""
+        table = asdict(self)
+        unused = (*(() if self.sources else SEVERAL), *(() if self.start else (START,)))
+        return {name: value for name, value in table.items() if name not in unused}
 
 
 @dataclass(frozen=True, kw_only=True)

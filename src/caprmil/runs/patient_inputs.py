@@ -2,11 +2,11 @@
 
 import logging
 from collections.abc import Mapping
-from pathlib import Path
 
 from caprmil.cohort.patient_units import slides_of_patients
 from caprmil.errors import CohortError, RunError, shorten
 from caprmil.features.bag_files import BagFiles, SlideBags
+from caprmil.features.source_bags import SlideFiles
 from caprmil.io import tables
 from caprmil.io.tables import TableLike, find_column, is_known
 from caprmil.runs.run import Run
@@ -17,7 +17,7 @@ _log = logging.getLogger("caprmil")
 
 def group_bags(
     run: Run,
-    paths: Mapping[str, Path],
+    paths: Mapping[str, SlideFiles],
     *,
     table: TableLike | None = None,
     patient: str | None = None,
@@ -46,7 +46,7 @@ def group_bags(
 
 
 def _owners(
-    run: Run, paths: Mapping[str, Path], table: TableLike | None, patient: str | None
+    run: Run, paths: Mapping[str, SlideFiles], table: TableLike | None, patient: str | None
 ) -> dict[str, str]:
     """Return the patient of each slide that is predicted."""
     if table is not None and patient is not None:
@@ -66,7 +66,7 @@ def _owners(
     return known | {slide: slide for slide in unknown}
 
 
-def _read_owners(run: Run, paths: Mapping[str, Path], table: TableLike) -> dict[str, str]:
+def _read_owners(run: Run, paths: Mapping[str, SlideFiles], table: TableLike) -> dict[str, str]:
     """Return the patients of slides in a table. Slides that it does not list are left out."""
     frame, name = tables.read_table(table, pad=True), tables.table_name(table)
     columns = {}
@@ -81,12 +81,18 @@ def _read_owners(run: Run, paths: Mapping[str, Path], table: TableLike) -> dict[
         columns[role] = column
     cells = zip(frame[columns["slide"]], frame[columns["patient"]], strict=True)
     listed = {slide_name(slide): patient for slide, patient in cells if is_known(slide)}
-    missing = [slide for slide in listed if slide not in paths]
+    if not listed.keys() & paths.keys():
+        raise CohortError(
+            f"{name} lists none of these slides: {shorten(paths)}. It lists {shorten(listed)}."
+        )
+    wanted = {listed[slide] for slide in paths if slide in listed}
+    missing = [slide for slide in listed if slide not in paths and listed[slide] in wanted]
     if missing:
         raise CohortError(
-            f"{name} lists slides that are not among the inputs: {shorten(missing)}. Pass their "
-            "bags too, or remove their rows: a patient is predicted from all slides."
+            f"{name} lists further slides of these patients: {shorten(missing)}. Pass their bags "
+            "too, or remove their rows: a patient is predicted from all slides."
         )
+    listed = {slide: patient for slide, patient in listed.items() if slide in paths}
     nameless = [slide for slide, patient in listed.items() if not is_known(patient)]
     if nameless:
         raise CohortError(f"{name} has slides without a patient: {shorten(nameless)}. Fill them.")

@@ -1,117 +1,106 @@
-"""Bags for a prediction: slides are encoded with the settings of a run."""
+"""The predictions of a run for bags, known or new."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
-from caprmil import config, encoders
-from caprmil.cohort.cohort import find_bags
-from caprmil.errors import EncoderError, RunError, SlideError
-from caprmil.features import bags
-from caprmil.features.extract import Extraction
-from caprmil.features.settings import VERSION, ExtractionConfig, Settings
-from caprmil.io.paths import as_path
-from caprmil.io.progress import Bar
+import numpy as np
+from numpy.typing import NDArray
+
+from caprmil.cohort.folds import Fold
+from caprmil.errors import BagError
+from caprmil.evaluation.patient_answers import combine_folds, combine_slides
+from caprmil.evaluation.predictions import Predictions
+from caprmil.features.bag_files import BagFiles, SlideBags
+from caprmil.io.progress import Step
 from caprmil.models.device import pick_device
+from caprmil.runs import conformal_sets
+from caprmil.runs.bag_checks import check_bags
+from caprmil.runs.inference import predict_file, report_failed
 from caprmil.runs.run import Run
-from caprmil.slides.names import SLIDE_SUFFIXES
-from caprmil.slides.patches import PatchConfig
-from caprmil.slides.qc import Record
-from caprmil.slides.slide import find_slides
+from caprmil.runs.slide_covariates import check_known
 
 
-def bags_of(
+def predict_bags(
     run: Run,
-    inputs: Sequence[Path],
-    out: Path,
+    paths: Mapping[str, BagFiles],
     *,
-    weights: Path | None = None,
-    trust_remote_code: bool = False,
-    mpp: float | None = None,
-    device: str = "auto",
-    force: bool = False,
-    progress: Bar | None = None,
-) -> tuple[dict[str, Path], list[Record]]:
-    """Return the bags of the inputs (slides or bags), and the records of slides without one.
-
-    Slides are encoded into `out` with the settings of the run, unless their bag is an input too.
-    """
-    inputs, out = [as_path(path) for path in inputs], as_path(out)
-    given = [path for path in inputs if _holds(path, bags.SUFFIXES)]
-    found = find_bags(given) if given else {}
-    pixels = [path for path in inputs if path not in given or _holds(path, SLIDE_SUFFIXES)]
-    slides = find_slides(pixels, exclude=out) if pixels else {}
-    slides = {name: path for name, path in slides.items() if name not in found}
-    if not slides:
-        return found, []
-    loading: dict[str, Any] = {"weights": weights, "trust_remote_code": trust_remote_code}
-    job = for_run(run, out, device=device, force=force, **loading)
-    job.mpp = mpp
-    records = job.run(slides, progress=progress)
-    failed = [
-        replace(r, reason=r.reason or "No tissue was found.") for r in records if r.state != "done"
-    ]
-    found |= {r.slide: out / f"{r.slide}.h5" for r in records if r.state == "done"}
-    if not found:
-        raise SlideError(f"No slide could be encoded. {failed[0].slide}: {failed[0].reason}")
-    return found, failed
-
-
-def for_run(
-    run: Run, out: Path, *, device: str = "auto", force: bool = False, **loading: Any
-) -> Extraction:
-    """Return an extraction with the settings of the bags that a run was trained on.
-
-    `loading` is passed to `encoders.load`.
-    """
-    facts = run.facts
-    if facts.encoder is None or facts.mpp is None or facts.patch_px is None:
-        raise RunError(
-            f"The bags of {run.folder} do not state their encoder and scale. Encode the slides in "
-            "the same way, and pass the bags."
-        )
-    if ":" in facts.encoder and not (
-        facts.encoder.startswith("timm:") or loading.get("trust_remote_code")
-    ):
-        raise EncoderError(
-            f"The bags of {run.folder} were made by custom code, {facts.encoder}, which would run "
-            "with your permissions. Allow it with --trust-remote-code, or pass bags."
-        )
-    encoder = encoders.load(facts.encoder, device=pick_device(device), **loading)
-    if facts.fingerprint not in (None, encoder.fingerprint) and not force:
-        raise EncoderError(
-            f"The weights or the transform of {encoder.name} are not those that {run.folder} was "
-            f"trained with: {encoder.fingerprint[:12]}, not {str(facts.fingerprint)[:12]}. "
-            "Pass the right ones with --weights, or accept these with --force."
-        )
-    if facts.settings is not None:
-        return Extraction(out=out, encoder=encoder, config=_settings(run, facts.settings, force))
-    rule: Any = facts.scale_rule or "exact"
-    grid = PatchConfig(px=facts.patch_px, mpp=facts.mpp, scale_rule=rule)
-    return Extraction(out=out, encoder=encoder, config=ExtractionConfig(patches=grid))
+    patients: Mapping[str, str],
+    fold: str | None,
+    force: bool,
+    device: str,
+    coverage: float | None,
+    progress: Step | None,
+    failed: dict[str, BagError] | None,
+) -> Predictions:
+    """Return the predictions of bags. For the arguments see `Run.predict`."""
+    chosen = run.trained_folds(fold)
+    check_bags(run, paths, force=force)
+    if names := list(run.covariate_names):
+        check_known(names, list(paths), run.covariates, run.unit)
+    torch_device = pick_device(device)
+    trained = {each.name: run.trained(each.name) for each in chosen}
+    for each in trained.values():
+        each.model.to(torch_device)
+    rows: dict[str, NDArray[np.float64]] = {}
+    by_fold: dict[str, dict[str, NDArray[np.float64]]] = {}
+    extra: dict[str, list[str]] = {"models": [], "spread": []}
+    problems: dict[str, BagError] = {}
+    for number, (slide, path) in enumerate(paths.items(), 1):
+        unseen = [each.name for each in chosen if not _saw(run, each, slide, path)]
+        names = unseen or list(trained)
+        try:
+            models = [trained[name] for name in names]
+            own = [m._replace(model=run.for_slide(m.model, slide)) for m in models]
+            answers = predict_file(own, path, torch_device)
+        except BagError as problem:
+            problems[slide] = problem
+            continue
+        rows[slide] = answers.mean(axis=0)
+        by_fold[slide] = dict(zip(names, answers, strict=True))
+        spread = run.target.disagreement(answers) if len(names) > 1 else None
+        extra["models"].append(f"{len(names)}{'' if unseen else ' (all saw it in training)'}")
+        extra["spread"].append("" if spread is None else f"{spread:.4f}")
+        if progress:
+            progress(number, len(paths))
+    report_failed(problems, failed, len(paths))
+    owners = {slide: slide for slide in rows} | dict(patients)
+    columns = {name: tuple(cells) for name, cells in extra.items()}
+    shares = dict[str, str]()
+    if run.novelty is not None:
+        unlike = conformal_sets.novelty_column(run, {slide: paths[slide] for slide in rows})
+        columns[conformal_sets.UNLIKE_COLUMN] = unlike
+        shares = dict(zip(rows, unlike, strict=True))
+    if run.combine == "learned":
+        learned = run.combinations({name: None for own in by_fold.values() for name in own})
+        return _with_highest(combine_folds(by_fold, owners, run.target, learned), shares, owners)
+    if coverage is not None:
+        columns |= conformal_sets.set_columns(run, by_fold, coverage)
+    found = Predictions(
+        slides=tuple(rows),
+        target=run.target,
+        answers=np.stack(list(rows.values())),
+        extra=columns,
+        unit=run.unit,
+    )
+    if run.combine is None:
+        return found
+    return _with_highest(combine_slides(found, run.combine, owners), shares, owners)
 
 
-def _settings(run: Run, text: str, force: bool) -> ExtractionConfig:
-    """Return the settings of a bag of the run, if slides can be encoded with them."""
-    try:
-        made = config.parse(config.read_toml(text), into=Settings)
-    except (ValueError, RecursionError) as problem:
-        raise RunError(f"The bags of {run.folder} are of another caprmil ({problem}).") from None
-    if made.version != VERSION:
-        raise RunError(
-            f"The bags of {run.folder} were made by method {made.version}, and this caprmil has "
-            f"{VERSION}. Use the caprmil that made them, or encode and train again."
-        )
-    if made.regions is not None and not force:
-        raise RunError(
-            f"The bags of {run.folder} are from annotated regions. Encode the slides with "
-            "`caprmil encode --regions` and pass the bags, or use all tissue with --force."
-        )
-    return replace(made.extraction, regions="and tissue", region_classes=())
+def _with_highest(
+    table: Predictions, shares: Mapping[str, str], owners: Mapping[str, str]
+) -> Predictions:
+    """Return a table of patients with the highest share that is unlike training of their slides."""
+    if not shares:
+        return table
+    highest = dict.fromkeys(table.slides, "")
+    for slide, share in shares.items():  # numbers of equal length, or empty: compared as text
+        highest[owners[slide]] = max(highest[owners[slide]], share)
+    extra = {**table.extra, conformal_sets.UNLIKE_COLUMN: tuple(highest.values())}
+    return replace(table, extra=extra)
 
 
-def _holds(path: Path, endings: Sequence[str]) -> bool:
-    """Return whether a file, or any file in a folder, has one of these suffixes."""
-    files = path.rglob("*") if path.is_dir() else [path]
-    return any(file.suffix.lower() in endings and file.parent.name != "qc" for file in files)
+def _saw(run: Run, fold: Fold, name: str, files: BagFiles) -> bool:
+    """Return whether the model of a fold knows a bag, or one of the slides in it."""
+    parts = files.slides if isinstance(files, SlideBags) else ()
+    return any(fold.saw(run.unit_of(each)) for each in (name, *parts))

@@ -20,6 +20,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from caprmil.errors import RunError, StorageError
+from caprmil.io.cache_folder import cache_folder
 from caprmil.io.json_files import parse_json
 from caprmil.io.paths import RemotePath, download_all, upload, upload_all
 
@@ -142,12 +143,6 @@ def download_fold(remote: RemotePath, name: str, to: Path) -> Path:
     files = [file for file in folder.rglob("*") if "log" not in file.relative_to(folder).parts]
     download_all(files, folder, to)
     return to
-
-
-def cache_folder() -> Path:
-    """Return the cache folder of this user."""
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(home) / "caprmil"
 
 
 def _state(file: Path) -> tuple[int, int]:

@@ -3,9 +3,9 @@
 run.json          versions, seed, target, encoder and scale of the bags, digest of the recipe
 recipe.toml       every setting, resolved
 splits.json       the slides in each part of each fold
-covariates.csv    the covariates of each slide, if the models read any; vectors.npz, its vector
+covariates.csv    the covariates of each bag, if the models read any; vectors.npz, its vector
 folds/NAME/       model/ (config.json, model.safetensors), fold.json, history.csv, timing.json,
-                  test.csv, ...
+                  test.csv, ...; combination.json, if the answers of slides are combined by it
 predictions.csv   every test slide (or patient), predicted by models that have not seen it
 guarantees.json, novelty.safetensors: see runs/conformal_sets.py
 baselines/        the same slides, predicted without a model: patch_count.csv, mean_feature.csv, ...
@@ -13,61 +13,81 @@ calibration.json  the temperature of each fold, and errors before and after
 scores.json, scores.md, curves.png, roc.png, reliability.png
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from caprmil import config
-from caprmil.cohort.cohort import CohortConfig, load_cohort
 from caprmil.cohort.covariates import VECTOR, SlideCovariates
 from caprmil.cohort.folds import Fold
 from caprmil.cohort.slide_vectors import read_vectors
-from caprmil.encoders.card import same_encoder
 from caprmil.errors import (
     BagError,
     CaprmilError,
-    RecipeError,
     RunError,
     UnknownNameError,
     count,
     shorten,
 )
 from caprmil.evaluation.calibration import soften
+from caprmil.evaluation.learned_combination import LearnedCombination
 from caprmil.evaluation.novelty import FILE as NOVELTY
 from caprmil.evaluation.novelty import Reference
-from caprmil.evaluation.patient_answers import combine_slides
 from caprmil.evaluation.predictions import Predictions
 from caprmil.features import bag_files
 from caprmil.features.bag_files import BagFiles, SlideBags
-from caprmil.features.bags import BagInfo
-from caprmil.features.batches import Cache, Sample
+from caprmil.features.source_bags import SlideFiles
+from caprmil.io.moved_files import find_moved
+from caprmil.io.notebook import first_rows, show_html
 from caprmil.io.paths import RemotePath, as_path, scratch_folder
 from caprmil.io.progress import Step
-from caprmil.io.tables import TableLike, read_table, table_name
+from caprmil.io.tables import TableLike, table_name
 from caprmil.models import MILModel
-from caprmil.models.device import pick_device
-from caprmil.runs.facts import ADVICE, FACTS, read_facts, read_fold_facts
-from caprmil.runs.inference import TrainedModel, predict_each, predict_file, report_failed
+from caprmil.runs.facts import (
+    ADVICE,
+    FACTS,
+    read_facts,
+    read_fold_facts,
+)
+from caprmil.runs.inference import TrainedModel
 from caprmil.runs.remote import FOLD, download_fold, finished_folds
-from caprmil.runs.scores import SCORES, read_calibration, read_scores
+from caprmil.runs.run_recipe import RunRecipe
+from caprmil.runs.scores import (
+    SCORES,
+    CalibrationFile,
+    Temperatures,
+    read_calibration,
+    read_scores,
+)
 from caprmil.runs.slide_covariates import (
-    check_known,
     covariates_of_table,
-    encoded,
     model_of_slide,
     read_slide_covariates,
 )
+from caprmil.runs.source_inputs import find_slide_bags, source_bags
 from caprmil.runs.splits import SPLITS, read_splits
-from caprmil.slides.scale import same_scale
-from caprmil.targets import Target, find_target
+from caprmil.targets import Target
+from caprmil.targets.target_table import parse_target
 
-RECIPE, PREDICTIONS = "recipe.toml", "predictions.csv"
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+PREDICTIONS = "predictions.csv"
 BASELINES, RELIABILITY = "baselines", "reliability.png"
+
+
+def reliability_file(target: str = "") -> str:
+    """Return the file of the reliability diagram of a run, or of one of its several targets."""
+    return f"{target}-{RELIABILITY}" if target else RELIABILITY
+
+
+COMBINATION, MEAN_OF_SLIDES = "combination.json", "mean_of_slides.csv"  # of a fold
 
 
 class Run:
@@ -81,12 +101,49 @@ class Run:
         self.facts = read_facts(self.folder)
         self.target = self._parse_target(self.facts.target, FACTS)
         splits = read_splits(self.folder)
-        self.patients, self.labels, self.paths = splits.patients, splits.labels, splits.paths
+        self.patients, self.labels = splits.patients, splits.labels
+        self.patches = splits.patches
+        moved = find_moved(splits.paths, self.folder)
+        self.paths = {slide: str(path) for slide, path in moved.items()}
         self.splits = list(splits.folds)
         self.unit, self.combine = splits.unit, splits.combine
         self.slides = splits.slides
+        self.sources = {
+            name: {slide: str(path) for slide, path in find_moved(own, self.folder).items()}
+            for name, own in splits.sources.items()
+        }
+        if [*self.sources] != [source.name for source in self.facts.sources]:
+            raise RunError(f"{self.folder / SPLITS} is damaged (other sources). {ADVICE}")
         for label in self.labels.values():
             self._parse_label(label)
+
+    @classmethod
+    def from_pretrained(
+        cls, repository: str, *, revision: str | None = None, token: str | bool | None = None
+    ) -> "Run":
+        """Load a run that was pushed to the hub, OWNER/NAME. It predicts; it names no slides."""
+        from caprmil.runs.hub_run import pull_run
+
+        return pull_run(repository, revision=revision, token=token)
+
+    def push_to_hub(
+        self,
+        repository: str,
+        *,
+        fold: str | None = None,
+        private: bool = True,
+        token: str | bool | None = None,
+        branch: str | None = None,
+        licence: str | None = None,
+    ) -> str:
+        """Upload the models with a card, or that of one fold, and return the URL of the commit.
+
+        Slides and patients are not named, and a new repository is private by default.
+        """
+        from caprmil.runs.hub_run import push_run
+
+        options: dict[str, Any] = {"private": private, "token": token, "branch": branch}
+        return push_run(self, repository, fold=fold, licence=licence, **options)
 
     def _parse_target(self, table: Mapping[str, Any], name: str) -> Target:
         try:
@@ -106,9 +163,45 @@ class Run:
             raise RunError(f"{self.folder / SPLITS} is damaged ({problem}) {ADVICE}") from None
 
     def __repr__(self) -> str:
-        state = "" if self.finished else ", unfinished"
+        state = "" if self.finished else ", unfinished" if self.paths else ", of unnamed slides"
         folds = count(len(self.splits), "fold")
         return f"Run({str(self.folder)!r}: {self.facts.model}, {folds}{state})"
+
+    def _repr_html_(self) -> str:
+        """Show the run in a notebook: its model, features and scores."""
+        facts = self.facts
+        scale = f" at {facts.mpp:g} µm per pixel" if facts.mpp else ""
+        known = [
+            ("model", facts.model),
+            ("target", self.target.kind),
+            ("features", f"{facts.encoder or 'encoder not known'}{scale}"),
+            ("slides", len(self.paths) or None),
+            ("patients", len({*self.patients.values()}) or None),
+            ("folds", f"{len(self.done)} of {len(self.splits)} trained"),
+            ("folder", self.folder),
+        ]
+        if not self.finished:
+            return show_html("Run, unfinished" if self.paths else "Run, of unnamed slides", known)
+        return show_html("Run", known, first_rows(self.score_table(), most=40))
+
+    def score_table(self) -> "pd.DataFrame":
+        """Return a row per metric: over folds, all together, and the ends of its interval."""
+        import pandas as pd  # here: it takes longer to load than a table to print
+
+        rows = []
+        for name, metric in self.scores["metrics"].items():
+            low, high = metric["interval"] or (None, None)
+            rows.append(
+                {
+                    "metric": name,
+                    "mean over folds": metric["mean_over_folds"],
+                    "std over folds": metric["std_over_folds"],
+                    "all together": metric["all_slides_pooled"],
+                    "low": low,
+                    "high": high,
+                }
+            )
+        return pd.DataFrame(rows).convert_dtypes()
 
     @property
     def finished(self) -> bool:
@@ -122,11 +215,38 @@ class Run:
         A name in it is what folds list, and what can be explained.
         """
         if self.unit == "slide":
-            return {slide: as_path(path) for slide, path in self.paths.items()}
+            return dict(self.slide_bags)
         return {
-            patient: SlideBags.of({slide: as_path(self.paths[slide]) for slide in own})
+            patient: SlideBags.of({slide: self.slide_bags[slide] for slide in own})
             for patient, own in self.slides.items()
         }
+
+    @cached_property
+    def slide_bags(self) -> dict[str, SlideFiles]:
+        """The bag of each slide by name: a file, or a file of each source."""
+        if not self.sources:
+            return {slide: as_path(path) for slide, path in self.paths.items()}
+        return {
+            slide: source_bags(self.facts, [as_path(own[slide]) for own in self.sources.values()])
+            for slide in self.paths
+        }
+
+    def use_features(self, *folders: str | Path) -> None:
+        """Read the bags of the run's slides from folders: they may have been moved there."""
+        found = find_slide_bags(self.facts, folders)
+        known = {slide: found[slide] for slide in self.paths if slide in found}
+        if not known:
+            raise RunError(
+                f"{shorten(map(str, folders))} has bags of other slides "
+                f"({shorten([*found][:5])}), none of those of "
+                f"{self.folder} ({shorten([*self.paths][:5])}). Pass the folder with its bags."
+            )
+        own = {slide: bag_files.paths_of(files) for slide, files in known.items()}
+        self.paths |= {slide: str(paths[0]) for slide, paths in own.items()}
+        for number, source in enumerate(self.sources.values()):
+            source |= {slide: str(paths[number]) for slide, paths in own.items()}
+        for name in ("bags", "slide_bags"):
+            self.__dict__.pop(name, None)
 
     def owner(self, name: str) -> str:
         """Return the patient of a slide or patient; the name itself if it is not of the run."""
@@ -169,7 +289,7 @@ class Run:
     def part(self, name: str) -> "Run":
         """Return the run as if it predicted only one of its several targets.
 
-        For what shows predictions. It has no scores, baselines or temperatures of its own.
+        For what shows predictions. It has no scores or baselines of its own.
         """
         part, view = self.target.parts[name], copy(self)
         texts = {
@@ -183,7 +303,9 @@ class Run:
             part.target,
             {slide: cell for slide, cell in texts.items() if cell},
         )
-        view.__dict__["temperatures"] = {}
+        own = self.calibration.targets.get(name, Temperatures(temperatures={}))
+        view.__dict__["calibration"] = CalibrationFile(**vars(own))
+        view.__dict__.pop("temperatures", None)
         if self.finished:
             view.__dict__["predictions"] = self.predictions.part(name)
         return view
@@ -210,7 +332,7 @@ class Run:
     def novelty(self) -> Reference | None:
         """What slides are compared with to find those unlike the training slides, if known."""
         path = self.folder / NOVELTY
-        return Reference.read(path, self.facts.in_dim) if path.exists() else None
+        return Reference.read(path, self.facts.mean_dim) if path.exists() else None
 
     @property
     def validation(self) -> dict[str, Predictions]:
@@ -236,9 +358,14 @@ class Run:
         return found
 
     @cached_property
+    def calibration(self) -> CalibrationFile:
+        """The temperatures of the run, and those of each of its several targets."""
+        return read_calibration(self.folder)
+
+    @cached_property
     def temperatures(self) -> dict[str, float]:
         """The calibration temperature of each calibrated fold. A temperature of 1 means none."""
-        return read_calibration(self.folder).used
+        return self.calibration.used
 
     def calibrate(self, by_fold: Mapping[str, NDArray[np.float64]]) -> NDArray[np.float64] | None:
         """Return the mean of calibrated answers; None if a fold is not calibrated."""
@@ -295,83 +422,57 @@ class Run:
         """Load the model of a fold with its target."""
         return TrainedModel(self.model(fold), self.fold_target(fold))
 
+    def combinations(self, folds: Iterable[str]) -> dict[str, LearnedCombination]:
+        """Return how the model of each fold combines the answers of slides, if that is learned."""
+        if self.combine != "learned":
+            return {}
+        found = {}
+        for name in folds:
+            path = self.fold_folder(name) / COMBINATION
+            found[name] = config.load_json(path, into=LearnedCombination, advice=ADVICE)
+            if (*found[name].slopes,) != self.target.columns:
+                raise RunError(f"{path} is damaged (it is of another target). {ADVICE}")
+        return found
+
     def for_slide(self, model: MILModel, slide: str) -> MILModel:
         """Return a model with the covariates of a slide, if it reads any."""
-        return model_of_slide(model, slide, self.covariates)
+        return model_of_slide(model, slide, self.covariates, self.unit)
 
     @cached_property
     def covariates(self) -> dict[str, SlideCovariates]:
-        """The covariates of each slide, as far as they are known; empty if the models read none."""
-        return read_slide_covariates(self.folder) if self.covariate_names else {}
+        """The covariates of each bag, as far as they are known; empty if the models read none."""
+        names = [name for name in self.covariate_names if name != VECTOR]
+        if not self.covariate_names:
+            return {}
+        return read_slide_covariates(self.folder, self.unit, names)
 
     @property
     def covariate_names(self) -> tuple[str, ...]:
         """The columns that the models read besides the patches."""
-        names = self._recipe_data().get("covariates", [])
-        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise self._damaged_recipe("covariates is not a list of columns")
-        return (*names, *([VECTOR] if self._recipe_data().get("vectors") else []))
+        return self.recipe.covariates
 
     def add_covariates(
         self, table: TableLike | None = None, vectors: TableLike | None = None
     ) -> None:
         """Add the covariates of further slides: a table with a column for the slide, and vectors.
 
-        `vectors` is a table with a row per slide, or a folder.
+        `vectors` is a table with a row per slide, or a folder. If all slides of a patient are one
+        bag, both are of patients.
         """
         names = tuple(name for name in self.covariate_names if name != VECTOR)
         for source, read in ((table, names), (vectors, VECTOR in self.covariate_names)):
             if source is not None and not read:
                 raise RunError(f"The models of {self.folder} do not read {table_name(source)}.")
-        own = {} if vectors is None else read_vectors(vectors, None)
+        own = {} if vectors is None else read_vectors(vectors, None, unit=self.unit)
         if table is not None:
-            found = covariates_of_table(table, names, self.columns.get("slide"))
+            found = covariates_of_table(
+                table, names, self.columns, unit=self.unit, predicts=self.predicts
+            )
             self.covariates.update(found)
         elif not names:
             self.covariates.update({name: SlideCovariates(name, {}) for name in own})
         for name in own.keys() & self.covariates.keys():
             self.covariates[name] = self.covariates[name]._replace(vector=own[name])
-
-    def check_bag(self, slide: str, info: BagInfo, *, force: bool = False) -> None:
-        """Refuse a bag that differs from those the models were trained on.
-
-        `force` accepts another encoder or scale, never another width.
-        """
-        for part in info.slides:
-            self.check_bag(part.name, part.info, force=force)
-        facts = self.facts
-        width, encoder, scale = info.width, info.encoder, info.mpp
-        if width != facts.in_dim:
-            differs, advice = f"{width} features, not {facts.in_dim}", ""
-        elif encoder and facts.encoder and not same_encoder(encoder, facts.encoder):
-            differs, advice = f"encoder {encoder}, not {facts.encoder}", ", or pass --force"
-        elif info.fingerprint and facts.fingerprint and info.fingerprint != facts.fingerprint:
-            differs = f"other weights or another transform of encoder {encoder}, not those"
-            advice = ", or pass --force"
-        elif scale and facts.mpp and not same_scale(scale, facts.mpp):
-            differs, advice = f"{scale:g} um/px, not {facts.mpp:g}", ", or pass --force"
-        else:
-            return
-        if not (force and advice):
-            raise BagError(
-                f"{slide} is of {differs} as the models of {self.folder} were trained on. "
-                f"Extract its features in the same way{advice}."
-            )
-
-    def _check_bags(self, paths: Mapping[str, BagFiles], *, force: bool) -> None:
-        """Refuse bags that differ, all of them in one error. Damaged ones fail one by one later."""
-        problems = []
-        for slide, path in paths.items():
-            try:
-                info = bag_files.inspect(path)
-            except BagError:
-                continue
-            try:
-                self.check_bag(slide, info, force=force)
-            except BagError as problem:
-                problems.append(str(problem))
-        if problems:
-            raise BagError(shorten(problems, separator="\n- "))
 
     def predict(
         self,
@@ -391,69 +492,30 @@ class Run:
         those of slides, if the run combines the answers of their slides. A slide of the training
         cohort is predicted only by models that have not seen it, if there are any. The column
         `models` is their number, `spread` the standard deviation over them, `unlike_training` the
-        share of held-out slides that are more like the training slides. With a coverage there are
-        also columns for the set that holds the label with this probability.
+        share of held-out slides that are more like the training slides; of a patient whose slides
+        are combined, the highest. With a coverage there are also columns for the set that holds
+        the label with this probability.
         A bag that is damaged, or has no finite answer, does not cost the others: its slide is added
         to `failed`, or logged.
         """
-        from caprmil.runs import conformal_sets
+        from caprmil.runs.predict import predict_bags
 
-        chosen = self.trained_folds(fold)
-        self._check_bags(paths, force=force)
-        if names := list(self.covariate_names):
-            check_known(names, list(paths), self.covariates)
-        torch_device = pick_device(device)
-        trained = {each.name: self.trained(each.name) for each in chosen}
-        for each in trained.values():
-            each.model.to(torch_device)
-        rows: dict[str, NDArray[np.float64]] = {}
-        by_fold: dict[str, dict[str, NDArray[np.float64]]] = {}
-        extra: dict[str, list[str]] = {"models": [], "spread": []}
-        problems: dict[str, BagError] = {}
-        for number, (slide, path) in enumerate(paths.items(), 1):
-            unseen = [each.name for each in chosen if not self._saw(each, slide, path)]
-            names = unseen or list(trained)
-            try:
-                models = [trained[name] for name in names]
-                own = [m._replace(model=self.for_slide(m.model, slide)) for m in models]
-                answers = predict_file(own, path, torch_device)
-            except BagError as problem:
-                problems[slide] = problem
-                continue
-            rows[slide] = answers.mean(axis=0)
-            by_fold[slide] = dict(zip(names, answers, strict=True))
-            spread = self.target.disagreement(answers) if len(names) > 1 else None
-            extra["models"].append(f"{len(names)}{'' if unseen else ' (all saw it in training)'}")
-            extra["spread"].append("" if spread is None else f"{spread:.4f}")
-            if progress:
-                progress(number, len(paths))
-        report_failed(problems, failed, len(paths))
-        columns = {name: tuple(cells) for name, cells in extra.items()}
-        if self.novelty is not None:
-            unlike = conformal_sets.novelty_column(self, {slide: paths[slide] for slide in rows})
-            columns[conformal_sets.UNLIKE_COLUMN] = unlike
-        if coverage is not None:
-            columns |= conformal_sets.set_columns(self, by_fold, coverage)
-        found = Predictions(
-            slides=tuple(rows),
-            target=self.target,
-            answers=np.stack(list(rows.values())),
-            extra=columns,
-            unit=self.unit,
+        return predict_bags(
+            self,
+            paths,
+            patients=patients or {},
+            fold=fold,
+            force=force,
+            device=device,
+            coverage=coverage,
+            progress=progress,
+            failed=failed,
         )
-        return combine_slides(
-            found, self.combine, {slide: slide for slide in rows} | dict(patients or {})
-        )
-
-    def _saw(self, fold: Fold, name: str, files: BagFiles) -> bool:
-        """Return whether the model of a fold knows a bag, or one of the slides in it."""
-        parts = files.slides if isinstance(files, SlideBags) else ()
-        return any(fold.saw(self.unit_of(each)) for each in (name, *parts))
 
     def evaluate(
         self,
         table: TableLike,
-        features: str | Path | None = None,
+        features: str | Path | Sequence[str | Path] | None = None,
         *,
         label: str | None = None,
         vectors: str | Path | None = None,
@@ -465,127 +527,35 @@ class Run:
         """Predict the slides of an external cohort with each fold's model, with their labels.
 
         Columns have the names that they have in the run, where the table has them. Slides without
-        an answer are left out, and added to `failed`, or logged.
+        an answer are left out, and added to `failed`, or logged. If the run has several sources,
+        `features` is a folder for each.
         """
-        frame = read_table(table)
-        columns: dict[str, Any] = {
-            role: name for role, name in self.columns.items() if name in frame.columns
-        }
-        if label is not None:
-            columns["label"] = label
-        read = tuple(name for name in self.covariate_names if name != VECTOR)
-        columns |= {"covariates": read or None, "vectors": vectors and str(vectors)}
-        if VECTOR in self.covariate_names and vectors is None:
-            raise RunError(f"The models of {self.folder} read a vector of each slide: --vectors.")
-        unit: dict[str, Any] = {"mixed_patients": True}
-        if self.predicts == "patient":
-            unit = {"unit": "patient", "combine": self.combine or "bag"}
-        settings = CohortConfig(**columns, **unit, scan=False)
-        cohort, _ = load_cohort(table, features, settings, target=self.target)
-        slides = {slide.name: slide.patient for slide in cohort.slides}
-        self.check_unseen(slides if cohort.joins else cohort.patients)
-        for slide, info in cohort.bags.items():
-            self.check_bag(slide, info, force=force)
-        samples = [Sample(e.name, e.path) for e in cohort.entries]
-        covariates = cohort.covariates
-        cache, chosen, problems = Cache(4.0), pick_device(device), dict[str, BagError]()
-        by_fold = {}
-        for number, fold in enumerate(self.trained_folds(), 1):
-            trained = self.trained(fold.name)
-            samples = [sample for sample in samples if sample.slide not in problems]
-            if covariates is not None:
-                samples = [
-                    s._replace(covariates=encoded(trained.model, covariates.of(s.slide)))
-                    for s in samples
-                ]
-            by_fold[fold.name] = predict_each(
-                trained, samples, problems, cache=cache, device=chosen
-            )
-            if progress:
-                progress(number, len(self.done))
-        report_failed(problems, failed, len(cohort))
-        kept = [entry for entry in cohort.entries if entry.name not in problems]
-        tables = [
-            Predictions(
-                slides=tuple(entry.name for entry in kept),
-                target=self.target,
-                answers=np.stack([answers[entry.name] for entry in kept]),
-                labels=self.target.as_labels(entry.label for entry in kept),
-                patients=tuple(entry.patient for entry in kept),
-                folds=(fold,) * len(kept),
-                unit=self.unit,
-            )
-            for fold, answers in by_fold.items()
-        ]
-        return combine_slides(Predictions.concatenate(tables), self.combine)
+        from caprmil.runs.external_cohort import answer_cohort, combine_answers, read_external
+
+        cohort = read_external(self, table, features, label=label, vectors=vectors, force=force)
+        found = answer_cohort(self, cohort, device=device, progress=progress, failed=failed)
+        return combine_answers(self, found)[0]
+
+    @cached_property
+    def recipe(self) -> RunRecipe:
+        """The recipe of the run, as far as a prediction needs it."""
+        return RunRecipe(self.folder)
 
     @property
     def columns(self) -> dict[str, str]:
-        """The columns of slide, patient and label, as far as the recipe of the run names them."""
-        data = self._recipe_data()
-        roles = ("slide", "patient", "label")
-        found: dict[str, str] = {role: data[role] for role in roles if role in data}
-        if not all(isinstance(name, str) for name in found.values()):
-            raise self._damaged_recipe("the name of a column is not text")
-        return found
+        """The columns of slide, patient, label and site, as far as they are known.
 
-    def _recipe_data(self) -> dict[str, Any]:
-        """Return the table [data] of the recipe."""
-        try:
-            data = config.read_toml(self.recipe_text).get("data", {})
-        except (ValueError, RecursionError) as problem:
-            raise self._damaged_recipe(_reason(problem)) from problem
-        if not isinstance(data, dict):
-            raise self._damaged_recipe("data is not a table")
-        return data
+        They are those that the recipe names. The label's may also have been recognised.
+        """
+        label = self.facts.label
+        return {**({} if label is None else {"label": label}), **self.recipe.columns}
 
-    @property
-    def recipe_text(self) -> str:
-        """The recipe of the run, as TOML."""
-        try:
-            return (self.folder / RECIPE).read_bytes().decode("utf-8")
-        except (OSError, UnicodeDecodeError) as problem:
-            raise self._damaged_recipe(_reason(problem)) from problem
-
-    def _damaged_recipe(self, reason: str) -> RunError:
-        path = self.folder / RECIPE
-        return RunError(f"{path} is missing or damaged ({reason}). Restore it from a copy.")
-
-    def bag_paths(self) -> list[Path]:
-        """Return the run's own bags, as far as they still exist."""
-        found = [path for path in map(as_path, self.paths.values()) if path.exists()]
+    def bag_paths(self) -> list[SlideFiles]:
+        """Return the bags of the run's slides, as far as they still exist."""
+        found = [files for files in self.slide_bags.values() if files.exists()]
         if not found:
-            raise RunError(f"The bags of {self.folder} no longer exist. Pass some.")
-        return found
-
-    def check_unseen(self, patients: Mapping[str, str]) -> None:
-        """Refuse to score slides or patients that a model was trained or validated on."""
-        units = {unit for fold in self.splits for unit in (*fold.train, *fold.validation)}
-        seen = {slide for unit in units for slide in self.slides[unit]}
-        owners = {self.patients[slide] for slide in seen}
-        known = [name for name, patient in patients.items() if name in seen or patient in owners]
-        if known:
             raise RunError(
-                f"The models of {self.folder} were trained on {len(known)} of these slides, or on "
-                f"their patients: {shorten(known)}. Leave them out. For the scores on test slides: "
-                f"caprmil evaluate {self.folder}"
+                f"The bags of {self.folder} are no longer where they were. Pass the folder that "
+                "has them now."
             )
-
-
-def parse_target(table: Mapping[str, Any]) -> Target:
-    """Return the target of a table with its kind and settings."""
-    if not isinstance(table, Mapping) or "kind" not in table:
-        raise RecipeError(f"target must be a table with a kind, not {table!r}")
-    settings = {name: value for name, value in table.items() if name != "kind"}
-    return config.parse(settings, into=find_target(str(table["kind"])), name="target")
-
-
-def target_table(target: Target) -> dict[str, Any]:
-    """Return a target as the table that `parse_target` reads."""
-    return {"kind": target.kind, **config.as_table(target)}
-
-
-def _reason(problem: Exception) -> str:
-    """Return a problem in a few words, with its type unless it is an error of ours."""
-    kind = "" if isinstance(problem, CaprmilError) else f"{type(problem).__name__}: "
-    return f"{kind}{problem}".rstrip(".")
+        return found

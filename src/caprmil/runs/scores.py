@@ -31,7 +31,7 @@ class MetricScores:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CalibrationFile:
+class Temperatures:
     """The temperature of each fold, and its effect."""
 
     temperatures: dict[str, Number]
@@ -51,6 +51,14 @@ class CalibrationFile:
         """The temperatures that change something: a temperature of 1 means none."""
         known = {name: t for name, t in self.temperatures.items() if t is not None}
         return {name: t for name, t in known.items() if not isclose(t, 1.0)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalibrationFile(Temperatures):
+    """The calibration of a run. Of several targets, each has its own temperatures."""
+
+    temperatures: dict[str, Number] = field(default_factory=dict)
+    targets: dict[str, Temperatures] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +124,6 @@ def read_calibration(folder: Path) -> CalibrationFile:
     """Return the calibration of a run. Without a file, nothing is calibrated."""
     path = folder / CALIBRATION
     if not path.exists():
-        return CalibrationFile(temperatures={})
+        return CalibrationFile()
     advice = f"Delete the file, then: caprmil calibrate {folder}"
     return config.load_json(path, into=CalibrationFile, advice=advice)

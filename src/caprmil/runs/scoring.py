@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 
 from caprmil import figures
 from caprmil.cohort.cohort import Cohort
-from caprmil.evaluation import calibration, predictions
+from caprmil.evaluation import calibration, score_summary
 from caprmil.evaluation.baselines import find_sites, mean_features, predict_baselines
 from caprmil.evaluation.comparison import compare_with_baselines
 from caprmil.evaluation.differences import Comparison
+from caprmil.evaluation.learned_combination import describe_combinations
 from caprmil.evaluation.predictions import Predictions
 from caprmil.executors import job_status
 from caprmil.features.description import describe_features
@@ -22,11 +23,11 @@ from caprmil.io.atomic import write_text
 from caprmil.io.json_files import as_json
 from caprmil.io.progress import bar
 from caprmil.runs.conformal_sets import score_guarantees
-from caprmil.runs.facts import read_fold_facts
+from caprmil.runs.facts import SourceFacts, read_fold_facts
 from caprmil.runs.history import HISTORY, read_history
 from caprmil.runs.modalities import TITLE, compare_modalities, describe_modalities, read_beside
 from caprmil.runs.remote import MEAN
-from caprmil.runs.run import BASELINES, PREDICTIONS, RELIABILITY, Run
+from caprmil.runs.run import BASELINES, MEAN_OF_SLIDES, PREDICTIONS, Run, reliability_file
 from caprmil.runs.scores import CALIBRATION, SCORES
 
 _log = logging.getLogger("caprmil")
@@ -39,27 +40,35 @@ def score_run(run: Run, cohort: Cohort, *, progress: bool = True) -> None:
     everything = Predictions.concatenate(list(tables.values()))
     _write_again(everything, run.folder / PREDICTIONS)
     _draw(run, folders, tables)
-    summary = predictions.summary(everything)
+    summary = score_summary.summary(everything)
     with bar("Reading bags for baselines", shown=progress) as step:
         means = mean_features(cohort, step)
     compared, remarks = _compare_with_baselines(run, cohort, everything, means)
     facts = run.facts
-    features = describe_features(facts.encoder, facts.in_dim, facts.mpp, facts.patch_px)
+    features = "\n\n".join(
+        (f"{each.name}. " if isinstance(each, SourceFacts) else "")
+        + describe_features(each.encoder, each.in_dim, each.mpp, each.patch_px)
+        for each in facts.sources or (facts,)
+    )
     sections = {
         "": f"{features}\n\n{summary.as_markdown()}",
         "## Comparison with baselines\n\n": f"{remarks}\n\n{compared.as_markdown()}",
     }
     scores: dict[str, Any] = summary.as_dict() | {"baselines": compared.as_dict()}
+    if combinations := run.combinations(folders):
+        sections["## Combination of slides\n\n"] = describe_combinations(combinations)
     modalities = compare_modalities(run, everything)
     if modalities is not None:
         sections[TITLE] = describe_modalities(modalities)
         scores["modalities"] = modalities.as_dict()
     if run.target.calibrates:
-        calibrated = calibration.calibrate(everything, run.validation)
-        write_text(run.folder / CALIBRATION, as_json(calibrated.as_dict()), replace=True)
-        figures.save(calibrated.draw(), run.folder / RELIABILITY, replace=True)
-        sections["## Calibration\n\n"] = calibrated.as_markdown()
-        scores["calibration"] = calibrated.as_dict()
+        calibrated = calibration.calibrate_each(everything, run.validation)
+        scores["calibration"] = calibration.as_file(calibrated)
+        write_text(run.folder / CALIBRATION, as_json(scores["calibration"]), replace=True)
+        for name, own in calibrated.items():
+            figures.save(own.draw(), run.folder / reliability_file(name), replace=True)
+            title = f"## Calibration of {name}\n\n" if name else "## Calibration\n\n"
+            sections[title] = own.as_markdown()
     if guarantees := score_guarantees(run, means, find_sites(cohort).of):
         sections["## Prediction sets\n\n"] = guarantees.as_markdown()
     text = "\n".join(title + section for title, section in sections.items())
@@ -92,11 +101,19 @@ def _compare_with_baselines(
 ) -> tuple[Comparison, str]:
     """Predict the same slides without a model, and list the baselines that it does not beat."""
     found = predict_baselines(cohort, run.splits, means=means) | _mean_model(run)
+    if run.combine == "learned":
+        found["mean of slides"] = _mean_of_slides(run)
     for name, table in found.items():
         _write_again(table, run.folder / BASELINES / f"{name.replace(' ', '_')}.csv")
     compared = compare_with_baselines("The model", answers, found)
     remarks = list(compared.warnings()) or ["The model beats every baseline."]
     return compared, "\n\n".join([*remarks, find_sites(cohort).remark])
+
+
+def _mean_of_slides(run: Run) -> Predictions:
+    """Return the predictions of the same models with the mean of the slides' answers."""
+    paths = [run.fold_folder(fold.name) / MEAN_OF_SLIDES for fold in run.splits]
+    return Predictions.concatenate([run.read_predictions(path) for path in paths])
 
 
 def _mean_model(run: Run) -> dict[str, Predictions]:

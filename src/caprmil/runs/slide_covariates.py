@@ -18,8 +18,11 @@ from caprmil.cohort.covariates import (
     encode,
     parse_columns,
 )
+from caprmil.cohort.patient_covariates import join_cells
+from caprmil.cohort.patient_units import slides_of_patients
 from caprmil.errors import CaprmilError, CohortError, RunError, one_line, shorten, suggest
 from caprmil.io.atomic import atomic_write
+from caprmil.io.findings import Findings
 from caprmil.io.tables import COLUMNS, TableLike, find_column, read_table, rows, table_name
 from caprmil.models import FusedModel, MILModel
 from caprmil.runs.facts import ADVICE
@@ -28,24 +31,33 @@ from caprmil.slides.names import slide_name
 COVARIATES, VECTORS = "covariates.csv", "vectors.npz"
 
 
-def covariates_text(covariates: Covariates) -> str:
-    """Return the cells of the slides as the file of a run."""
+def covariates_text(covariates: Covariates, unit: str) -> str:
+    """Return the cells of slides or patients as the file of a run."""
     out = StringIO()
     table = csv.writer(out, lineterminator="\n")
-    table.writerow(["slide", *covariates.names])
+    table.writerow([unit, *covariates.names])
     table.writerows(
-        [slide, *(row[name] for name in covariates.names)]
-        for slide, row in covariates.cells.items()
+        [key, *(row[name] for name in covariates.names)] for key, row in covariates.cells.items()
     )
     return out.getvalue()
 
 
 def write_vectors(folder: Path, covariates: Covariates) -> None:
-    """Write the vectors of the slides of a run, if there are any; those of a run to resume stay."""
+    """Write the vectors of the slides of a run, if there are any. A run to resume has the same."""
     path = folder / VECTORS
-    if covariates.vectors is None or path.exists():
+    if covariates.vectors is None:
         return
     names = sorted(covariates.vectors)
+    if path.exists():
+        before = _read_vectors(folder)
+        if names != sorted(before) or any(
+            not np.array_equal(before[name], covariates.vectors[name]) for name in names
+        ):
+            raise RunError(
+                f"{path} has other vectors than this recipe gives now: they have changed since the "
+                "run started. Start a new run in another folder."
+            )
+        return
     content = BytesIO()
     values = np.stack([covariates.vectors[name] for name in names])
     np.savez(content, slides=np.array(names), vectors=values)
@@ -67,41 +79,72 @@ def _read_vectors(folder: Path) -> dict[str, Numbers]:
         raise RunError(f"{path} is damaged ({one_line(problem)}). {ADVICE}") from None
 
 
-def read_slide_covariates(folder: Path) -> dict[str, SlideCovariates]:
-    """Return the covariates of the slides of the run in a folder; none if it has no such file."""
+def read_slide_covariates(
+    folder: Path, unit: str, names: Sequence[str]
+) -> dict[str, SlideCovariates]:
+    """Return the covariates in the folder of a run, by slide or by patient; none without them."""
     path = folder / COVARIATES
     if not path.is_file():
         return {}
     vectors = _read_vectors(folder)
     try:
+        frame = read_table(path)
+        if missing := [name for name in (unit, *names) if name not in frame.columns]:
+            raise CohortError(f"it has no column {missing[0]}")
+        if frame[unit].duplicated().any():
+            raise CohortError(f"it has two rows of one {unit}")
         return {
-            row["slide"]: SlideCovariates(row["slide"], row, vectors.get(row["slide"]))
-            for row in rows(read_table(path))
+            row[unit]: SlideCovariates(row[unit], row, vectors.get(row[unit]))
+            for row in rows(frame)
         }
     except (CaprmilError, KeyError) as problem:
         raise RunError(f"{path} is damaged ({str(problem).rstrip('.')}). {ADVICE}") from None
 
 
 def covariates_of_table(
-    table: TableLike, names: Sequence[str], slide: str | None
+    table: TableLike, names: Sequence[str], columns: Mapping[str, str], *, unit: str, predicts: str
 ) -> dict[str, SlideCovariates]:
-    """Return the covariates in a table by slide. `slide` is the column of the slide, if known."""
+    """Return the covariates in a table, by slide or by patient: the unit of a bag.
+
+    `columns` are those of slide and patient, as far as they are known. Where patients are
+    predicted, the rows of each must agree.
+    """
     frame, title = read_table(table, pad=True), table_name(table)
-    column = slide if slide in frame.columns else find_column(frame, COLUMNS["slide"])
-    if column is None:
+    keys = {}
+    for role in ("slide", "patient"):
+        named = columns.get(role)
+        keys[role] = named if named in frame.columns else find_column(frame, COLUMNS[role])
+    if keys[unit] is None:
         raise CohortError(
-            f"{title} has no column for the slide. Columns: {', '.join(frame.columns)}."
+            f"{title} has no column for the {unit}. Columns: {', '.join(frame.columns)}."
         )
     for name in names:
         if name not in frame.columns:
             near = suggest(name, frame.columns)
             raise CohortError(f"{title} has no column '{name}', which the models read.{near}")
-    return {
-        slide_name(row[column]): SlideCovariates(
-            slide_name(row[column]), {name: row[name] for name in names}
-        )
-        for row in rows(frame)
-    }
+    cells, found = {str(number): row for number, row in enumerate(rows(frame))}, Findings()
+    if predicts == "patient" and keys["patient"] is not None:
+        groups = slides_of_patients({at: row[keys["patient"]] for at, row in cells.items()})
+        patients = join_cells(cells, groups, names, found)
+        if found.problems:
+            raise CohortError(f"{title} cannot be used. {found.problems[0]}")
+        cells = {
+            at: {**cells[at], **{name: patients[p][name] for name in names}}
+            for p, own in groups.items()
+            for at in own
+        }
+    key = str(keys[unit])
+    read: dict[str, SlideCovariates] = {}
+    for row in cells.values():
+        own = slide_name(row[key]) if unit == "slide" else row[key]
+        values = {name: row[name] for name in names}
+        if own in read and read[own].cells != values:
+            raise CohortError(
+                f"{title} has rows of {own} with different covariates. Leave one row of each "
+                f"{unit}."
+            )
+        read[own] = SlideCovariates(own, values)
+    return read
 
 
 def columns_of(model: MILModel) -> tuple[Column, ...]:
@@ -120,14 +163,17 @@ def encoded(model: MILModel, known: SlideCovariates | None) -> Numbers | None:
     return encode(columns, known) if columns and known is not None else None
 
 
-def model_of_slide(model: MILModel, slide: str, known: Mapping[str, SlideCovariates]) -> MILModel:
+def model_of_slide(
+    model: MILModel, slide: str, known: Mapping[str, SlideCovariates], unit: str
+) -> MILModel:
     """Return a model that reads the patches of one slide, with the covariates of that slide.
 
-    A model without covariates is returned as it is.
+    `unit` is what a bag is of: for patients, `slide` is one. A model without covariates is returned
+    as it is.
     """
     if not isinstance(model, FusedModel):
         return model
-    check_known(model.names, [slide], known)
+    check_known(model.names, [slide], known, unit)
     columns, own = columns_of(model), known[slide]
     numbers: Numbers = encode(columns, own)
     return model.of_slide(
@@ -135,12 +181,15 @@ def model_of_slide(model: MILModel, slide: str, known: Mapping[str, SlideCovaria
     )
 
 
-def check_known(names: list[str], slides: list[str], known: Mapping[str, SlideCovariates]) -> None:
-    """Raise if the covariates of a slide are not known."""
+def check_known(
+    names: list[str], slides: list[str], known: Mapping[str, SlideCovariates], unit: str
+) -> None:
+    """Raise if the covariates of a slide or patient are not known."""
     missing = [slide for slide in slides if slide not in known]
     if missing:
+        columns = ", ".join((unit, *names))
         raise RunError(
-            f"The models read covariates ({shorten(names)}), and these slides have none: "
-            f"{shorten(missing)}. Pass a table with the columns slide, {', '.join(names)}: --table "
+            f"The models read covariates ({shorten(names)}), and these {unit}s have none: "
+            f"{shorten(missing)}. Pass a table with the columns {columns}: --table "
             f"TABLE{' (the vector: --vectors TABLE_OR_FOLDER)' if VECTOR in names else ''}."
         )

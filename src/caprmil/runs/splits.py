@@ -30,8 +30,10 @@ class Splits:
     patches: dict[str, int] = field(default_factory=dict)
     unit: Literal["slide", "patient"] = "slide"
     """What a bag is of."""
-    combine: Literal["mean", "max"] | None = None
+    combine: Literal["mean", "max", "learned"] | None = None
     """How the answers of a patient's slides become one, if the slides are answered alone."""
+    sources: dict[str, dict[str, str]] = field(default_factory=dict)
+    """The bag of each slide by source, if there are several. `paths` then has the first one's."""
 
     def __post_init__(self) -> None:
         names = [fold.name for fold in self.folds]
@@ -39,9 +41,11 @@ class Splits:
             raise RecipeError("there must be folds, each of its own name")
         if odd := [name for name in names if not re.fullmatch(r"(?!\.)[^/\\\0]+", name)]:
             raise RecipeError(f"{odd[0]!r} cannot be the name of a fold")
-        for path in self.paths.values():
+        for path in [p for own in (self.paths, *self.sources.values()) for p in own.values()]:
             if "\0" in path or max(map(len, path.split("/"))) > 255 or len(path) > 4096:
                 raise RecipeError(f"{path[:80]!r} cannot be a path")
+        if any(own.keys() != self.paths.keys() for own in self.sources.values()):
+            raise RecipeError("a slide does not have a path in every source")
         listed = {slide for fold in self.folds for part in PARTS for slide in getattr(fold, part)}
         if unknown := sorted(listed - self.slides.keys()):
             raise RecipeError(

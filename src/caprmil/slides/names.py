@@ -4,7 +4,7 @@ from pathlib import PurePosixPath
 
 SLIDE_SUFFIXES = (
     *(".svs", ".tif", ".tiff", ".ndpi", ".mrxs", ".dcm", ".scn", ".bif", ".svslide", ".vms"),
-    *(".png", ".jpg", ".jpeg"),
+    *(".png", ".jpg", ".jpeg", ".bmp"),
 )
 """Suffixes of slide files."""
 

@@ -18,6 +18,8 @@ from caprmil.slides.slide import Slide
 MAGNIFICATIONS = ((0.16, 80), (0.2, 60), (0.3, 40), (0.6, 20), (1.2, 10), (2.4, 5))
 """Buckets of the nominal rule: upper bound in um/px (exclusive), magnification."""
 
+LEFT_OUT = 0.1  # of a patch: a narrower rest of a picture is not covered
+
 
 @dataclass(frozen=True, kw_only=True)
 class PatchConfig:
@@ -99,6 +101,43 @@ def lay_grid(slide: Slide, mask: NDArray[np.bool_], scale: float, config: PatchC
     step = side * (1 - config.overlap / config.px)
     x, y = (step * np.arange(ceil(length / step), dtype=np.float64) for length in slide.size)
     share = _grid_means(mask, x / scale, y / scale, side / scale)
+    return _chosen(share, x, y, config, side=side, step=step)
+
+
+def cover(slide: Slide, mask: NDArray[np.bool_], scale: float, config: PatchConfig) -> Patches:
+    """Return patches that cover all of a picture, from edge to edge, where the mask is.
+
+    They overlap more than the settings say, by as much as it takes for the last ones to end at the
+    edge. Where less than a tenth of a patch would remain, it is left out on both sides instead. A
+    patch of a picture that is smaller is white on the right and below.
+    """
+    side = side_level0(config, slide)
+    step = side * (1 - config.overlap / config.px)
+    spread = [_spread(length, side, step) for length in slide.size]
+    x, y = (start + gap * np.arange(n, dtype=np.float64) for start, gap, n in spread)
+    inside = _grid_means(np.ones_like(mask), x / scale, y / scale, side / scale)
+    share = _grid_means(mask, x / scale, y / scale, side / scale) / inside
+    gaps = [gap for _, gap, n in spread if n > 1]
+    return _chosen(share, x, y, config, side=side, step=min(gaps, default=step))
+
+
+def _spread(length: float, side: float, step: float) -> tuple[float, float, int]:
+    """Return the first position, the distance and the number of patches along a side."""
+    more = max(0, ceil((length - side - LEFT_OUT * side) / step))
+    gap = min(step, (length - side) / more) if more else step
+    return max(0.0, (length - side - more * gap) / 2), gap, more + 1
+
+
+def _chosen(
+    share: NDArray[np.float64],
+    x: NDArray[np.float64],
+    y: NDArray[np.float64],
+    config: PatchConfig,
+    *,
+    side: float,
+    step: float,
+) -> Patches:
+    """Return the squares of a grid that have enough tissue."""
     enough = share >= config.min_tissue if config.min_tissue else share > 0
     rows, columns = np.nonzero(enough)
     corners = np.rint(np.stack([x[columns], y[rows]], axis=1)).astype(np.int64)

@@ -78,7 +78,10 @@ def worst_first(records: Iterable[Record]) -> list[Record]:
 
 
 def overlay(
-    thumbnail: Thumbnail, mask: NDArray[np.bool_], pen: NDArray[np.bool_], patches: Patches
+    thumbnail: Thumbnail,
+    mask: NDArray[np.bool_],
+    pen: NDArray[np.bool_],
+    patches: Patches | None = None,
 ) -> Image.Image:
     """Return the thumbnail with the tissue outline, the detected pen marks and the patch grid."""
     height, width = mask.shape
@@ -87,8 +90,9 @@ def overlay(
     size = (max(1, round(width * zoom)), max(1, round(height * zoom)))
     canvas = Image.fromarray(thumbnail.image).resize(size, Image.Resampling.BICUBIC)
     draw = ImageDraw.Draw(canvas)
-    for x, y in (patches.coords * zoom / thumbnail.scale).tolist():
-        side = patches.side * zoom / thumbnail.scale
+    corners = [] if patches is None else (patches.coords * zoom / thumbnail.scale).tolist()
+    for x, y in corners:
+        side = patches.side * zoom / thumbnail.scale if patches else 0
         draw.rectangle((x, y, x + side, y + side), outline=GRID)
     pixels = np.array(canvas)
     pixels[_edge(pen, size)] = PEN

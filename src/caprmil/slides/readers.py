@@ -233,20 +233,35 @@ def _same_pixels(reader: VipsReader, slide: openslide.OpenSlide, level: int) -> 
 
 
 def plain_image(path: Path) -> Any:
-    """Return a PNG, JPEG or TIFF image as 8-bit RGB on white.
+    """Return a PNG, JPEG, TIFF or BMP image as 8-bit RGB on white.
 
     libvips can read many other formats, whose headers are not checked, and some with libraries that
     are not made for files of strangers.
     """
     with path.open("rb") as file:
         start = file.read(8)
+    if start.startswith(b"BM"):
+        return _bmp_image(path)
     loader = next((name for magic, name in _LOADERS.items() if start.startswith(magic)), None)
     if loader is None:
-        raise _no_image(path, "it is not PNG, JPEG or TIFF")
+        raise _no_image(path, "it is not PNG, JPEG, TIFF or BMP")
     try:
         return as_rgb(getattr(pyvips.Image, loader)(str(path), fail_on="warning"))
     except pyvips.Error as problem:
         raise _no_image(path, first_line(problem)) from problem
+
+
+def _bmp_image(path: Path) -> Any:
+    """Return a BMP image, which libvips cannot read. It is decoded into memory as a whole."""
+    try:
+        with Image.open(path, formats=["BMP"]) as image:
+            found = pyvips.Image.new_from_array(np.asarray(image.convert("RGB")))
+            dpi = image.info.get("dpi")
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as problem:
+        raise _no_image(path, first_line(problem)) from problem
+    if dpi and max(dpi) < 1e6:  # more is damage
+        found = found.copy(xres=dpi[0] / 25.4, yres=dpi[1] / 25.4)
+    return found.copy(interpretation="srgb")
 
 
 def _no_image(path: Path, reason: str) -> SlideError:

@@ -1,5 +1,6 @@
 """Selection of slides: those in a table, or one shard of all."""
 
+import logging
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,21 +9,29 @@ from caprmil.errors import CohortError, RecipeError, shorten
 from caprmil.io import tables
 from caprmil.slides.names import slide_name
 
+_log = logging.getLogger("caprmil")
+
 
 def select_listed(
     slides: Mapping[str, Path], table: Path
 ) -> tuple[dict[str, Path], dict[str, float]]:
-    """Return the slides that are listed in a table, and the scales in its column `mpp`."""
+    """Return the slides that are listed in a table, and the scales in its column `mpp`.
+
+    Listed slides that were not found are left out, with a note: a table may be of several folders.
+    """
     content = tables.read_table(table)
     column = tables.find_column(content, tables.COLUMNS["slide"])
     if column is None:
         raise CohortError(f"{table} has no slide column. Call it 'slide'.")
     names = [slide_name(cell) for cell in tables.names(content, column)]
-    if missing := [name for name in names if name not in slides]:
+    missing = [name for name in names if name not in slides]
+    if len(missing) == len(names):
         raise CohortError(
-            f"Slides in {table} that were not found ({len(missing)}): {shorten(missing)}. "
-            "Remove their rows, or pass the folder with their files."
+            f"None of the slides in {table} was found: {shorten(missing)}. The slides are called "
+            f"{shorten(slides)}. Correct the names, or pass the folder with their files."
         )
+    if missing:
+        _log.warning("note: in %s, and not found (%d): %s.", table, len(missing), shorten(missing))
     scale = tables.find_column(content, tables.COLUMNS["mpp"])
     mpps: dict[str, float] = {}
     if scale is not None:
@@ -33,7 +42,7 @@ def select_listed(
                 raise CohortError(
                     f"{position}: {name} has another {scale} in an earlier row. Keep one."
                 )
-    return {name: slides[name] for name in dict.fromkeys(names)}, mpps
+    return {name: slides[name] for name in dict.fromkeys(names) if name in slides}, mpps
 
 
 def parse_shard(text: str) -> tuple[int, int]:

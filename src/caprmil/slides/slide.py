@@ -20,6 +20,7 @@ from PIL import Image
 from scipy.sparse import csr_array
 
 from caprmil.errors import SlideError
+from caprmil.io.notebook import html_picture, show_html
 from caprmil.io.paths import RemotePath, as_path, check_utf8, download_all, scratch_folder
 from caprmil.slides.isolated_file import open_slide_file
 from caprmil.slides.names import SLIDE_SUFFIXES, slide_name
@@ -89,6 +90,42 @@ class Slide:
         width, height = self.size
         return f"Slide({str(self.path)!r}: {self.vendor}, {width} x {height})"
 
+    def _repr_html_(self) -> str:
+        """Show the slide in a notebook: a thumbnail with the outline of the tissue, and its scale.
+
+        The thumbnail is read and the tissue detected once.
+        """
+        width, height = self.size
+        mpp = self._given or self.reported_mpp
+        facts = [
+            ("size", f"{width:,} x {height:,} px"),
+            ("scale", f"{mpp:g} µm per pixel" if mpp else "not known: pass mpp"),
+            ("format", self.vendor),
+            *self._preview[0],
+        ]
+        return show_html(f"Slide {self.name}", facts, self._preview[1])
+
+    @cached_property
+    def _preview(self) -> tuple[list[tuple[str, object]], str]:
+        """What is known of the tissue, and the thumbnail with its outline, as HTML."""
+        from caprmil.slides import qc, tissue
+
+        if not (self._given or self.reported_mpp):
+            return [], ""
+        try:
+            small = self.thumbnail(max(tissue.DEFAULT.mpp, max(self.size) * self.mpp / 1500))
+            found = tissue.find(small.image, small.mpp)
+        except (SlideError, ReadError, OSError, ValueError) as problem:  # e.g. it is closed
+            return [("thumbnail", f"cannot be read ({problem})")], ""
+        flags = ", ".join(found.flags) or None
+        image = np.asarray(qc.overlay(small, found.mask, found.pen))
+        facts: list[tuple[str, object]] = [
+            ("tissue", f"{found.area_mm2:.3g} mm²"),
+            ("remarks", flags),
+        ]
+        picture = html_picture(image, f"Slide {self.name} with the outline of its tissue")
+        return facts, picture
+
     def __enter__(self) -> Self:
         return self
 
@@ -134,7 +171,7 @@ class Slide:
         return None
 
     def _read_mpp(self) -> float:
-        remedy = "Pass --slide-mpp, or add an mpp column to the table."
+        remedy = "Pass --slide-mpp."
         values = [self.properties.get(f"openslide.mpp-{axis}") for axis in "xy"]
         try:
             x, y = (float(value) for value in values if value)
@@ -319,7 +356,7 @@ def exact_downsample(full: tuple[int, int], part: tuple[int, int]) -> float:
     """
     quotient = (full[0] / part[0] * full[1] / part[1]) ** 0.5
     for integer in (2.0 ** round(np.log2(quotient)), float(round(quotient))):
-        if all(abs(a / integer - b) < 1 for a, b in zip(full, part, strict=True)):
+        if integer and all(abs(a / integer - b) < 1 for a, b in zip(full, part, strict=True)):
             return integer
     return quotient
 

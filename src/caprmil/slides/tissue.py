@@ -98,6 +98,12 @@ def find(thumbnail: NDArray[np.uint8], mpp: float, config: TissueConfig = DEFAUL
     return _result(mask, pen, mpp, density)
 
 
+def everywhere(thumbnail: NDArray[np.uint8], mpp: float) -> Tissue:
+    """Return all of a thumbnail as tissue."""
+    shape = thumbnail.shape[:2]
+    return Tissue(mask=np.ones(shape, bool), mpp=mpp, pen=np.zeros(shape, bool), flags=())
+
+
 def _result(mask: Mask, pen: Mask, mpp: float, density: Density, *flags: str) -> Tissue:
     if not mask.any():
         flags += ("no tissue",)

@@ -9,6 +9,7 @@ from caprmil.synthetic.rendering import ARTEFACTS
 from caprmil.synthetic.sections import Rendered, Section, SlideCohort
 from caprmil.synthetic.survival_bags import SurvivalBags
 from caprmil.synthetic.two_modalities import TwoModalities
+from caprmil.synthetic.two_sources import TwoSources
 
 __all__ = [
     "ARTEFACTS",
@@ -23,4 +24,5 @@ __all__ = [
     "SlideCohort",
     "SurvivalBags",
     "TwoModalities",
+    "TwoSources",
 ]

@@ -34,34 +34,45 @@ def square_grid(n: int) -> NDArray[np.int64]:
     return PATCH * np.stack([places % side, places // side], axis=1)
 
 
+def write_bag(
+    path: Path, features: NDArray[Any], coords: NDArray[Any], *, mpp: float = 1.0
+) -> None:
+    """Write a bag of a slide with 1 um per pixel, from patches at a scale."""
+    side = PATCH * mpp
+    bags.write(
+        path,
+        features,
+        coords,
+        encoder=GENERATED,
+        mpp=mpp,
+        scale_rule="exact",
+        patch_px=PATCH,
+        patch_level0=side,
+        step=side,
+    )
+
+
 def write_cohort(
     folder: str | Path,
     cohort: Any,
     table: Sequence[Sequence[object]],
     bag: Callable[[int], tuple[NDArray[Any], NDArray[Any]]],
     *,
+    features: str = "features",
     progress: Any = None,
 ) -> Path:
     """Write the bags and the table of a cohort into a folder, and return the table's path.
 
     The first row of the table is the header, and its first column the slide. `bag` returns features
-    and coordinates of the slide with a number. Existing bags of the same cohort are kept.
+    and coordinates of the slide with a number; `features` is the folder of bags. Existing bags of
+    the same cohort are kept.
     """
     folder = Path(folder)
     claim_folder(folder, cohort)
     for number, (slide, *_) in enumerate(table[1:]):
-        path = folder / "features" / f"{slide}.h5"
+        path = folder / features / f"{slide}.h5"
         if not path.exists():
-            bags.write(
-                path,
-                *bag(number),
-                encoder=GENERATED,
-                mpp=1.0,
-                scale_rule="exact",
-                patch_px=PATCH,
-                patch_level0=float(PATCH),
-                step=float(PATCH),
-            )
+            write_bag(path, *bag(number))
         if progress:
             progress(number + 1, len(table) - 1)
     text = StringIO()

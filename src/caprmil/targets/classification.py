@@ -14,6 +14,8 @@ from caprmil.io.findings import Findings
 from caprmil.io.tables import is_known, is_number
 from caprmil.targets.classification_metrics import ace_floor, auc, check_probabilities
 from caprmil.targets.conformal import ClassSets, Conformal
+from caprmil.targets.metric import Metric
+from caprmil.targets.recalibration import LOG_LOSS, Recalibration, of_probabilities
 from caprmil.targets.target import Answers, Contrast, Criterion, Label, Labels, Target
 
 if TYPE_CHECKING:
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
 PREFIXES = ("prob_", "probability_", "p_")
 SCORE = ("probability", "prob", "score")
+FEW = 10  # different whole numbers that may be classes, however few slides there are
 ITERATIONS = 10_000  # of the logistic regression: far more than it takes
 
 
@@ -70,6 +73,14 @@ class Classification(Target):
     ) -> tuple["Classification", dict[str, Label]]:
         words = {name: cell for name, cell in cells.items() if self.is_label(cell)}
         classes = self.classes or _in_order(set(words.values()))
+        if required and not self.classes and _are_measurements(words.values()):
+            found.problems.append(
+                f"Column {column} has {len(classes)} different numbers, not classes: "
+                f"{shorten(classes[:5])}, ... To predict the number, set [target] kind = "
+                '"regression" (--set target.kind=regression). If they are classes, name them in '
+                "[target] classes."
+            )
+            return self, {}
         report = found.problem if required else found.note
         blank = {name: cell for name, cell in cells.items() if name not in words}
         advice = f"Fill column {column}, or remove their rows."
@@ -81,7 +92,9 @@ class Classification(Target):
         found.problem("Slides with a label that is not a class", odd, advice)
         if required and len(classes) < 2:
             text = f"Column {column} has fewer than two classes: {shorten(classes) or 'none'}."
-            found.problems.append(f"{text} Set [data] label if the label is in another column.")
+            found.problems.append(
+                f"{text} Set [data] label (--label COLUMN) if the label is in another column."
+            )
         spellings = defaultdict(list)
         for word in classes:
             spellings[float(word) if is_number(word) else word.casefold()].append(word)
@@ -261,7 +274,7 @@ class Classification(Target):
 
         if not any(self.can_score(labels) for labels, _ in folds.values()):
             return {}
-        return {"roc.png": figures.roc_curves(folds, self.classes)}
+        return {"roc.png": figures.roc_curves(folds, self.classes, name=self.class_name)}
 
     # Baselines
 
@@ -301,6 +314,15 @@ class Classification(Target):
     def losses(self, labels: Labels, answers: Answers) -> NDArray[np.float64]:
         return np.asarray(answers.argmax(axis=1) != labels, dtype=np.float64)
 
+    # Other sites
+
+    def recalibrate(self, labels: Labels, answers: Answers) -> Recalibration:
+        return of_probabilities(labels, answers)
+
+    @property
+    def calibration_metrics(self) -> dict[str, Metric]:
+        return {LOG_LOSS.name: LOG_LOSS}
+
     # Evidence
 
     @property
@@ -333,6 +355,15 @@ class Classification(Target):
 
     def turned(self, before: NDArray[np.floating], after: NDArray[np.floating]) -> bool:
         return bool(before.argmax() != after.argmax())
+
+
+def _are_measurements(words: Collection[str]) -> bool:
+    """Return whether labels are numbers that nearly all differ, or have decimals."""
+    values = {float(word) for word in words if is_number(word)}
+    if not values or not all(map(is_number, words)):
+        return False
+    has_decimals = any(not value.is_integer() for value in values)
+    return len(values) > (2 if has_decimals else max(FEW, len(words) / 2))
 
 
 def _in_order(words: Collection[str]) -> tuple[str, ...]:

@@ -11,7 +11,6 @@ from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import rankdata
 
 from caprmil.errors import CohortError
 from caprmil.targets import weighted_metrics as weighted
@@ -209,6 +208,8 @@ def _checked(
 
 def _area(hits: NDArray[np.bool_], scores: NDArray[np.float64]) -> float:
     """Return how often a hit scores above a miss, by ranks; ties count half."""
+    from scipy.stats import rankdata
+
     positives = int(np.count_nonzero(hits))
     negatives = len(hits) - positives
     if not positives or not negatives:

@@ -18,6 +18,7 @@ from caprmil.targets.metric import Metric
 from caprmil.targets.named_cells import join_cells, split_cells
 from caprmil.targets.part import Part, lay_out
 from caprmil.targets.part_metrics import of_part
+from caprmil.targets.recalibration import Recalibration, unchanged
 from caprmil.targets.target import Answers, Contrast, Criterion, Label, Labels, Target
 
 if TYPE_CHECKING:
@@ -243,6 +244,10 @@ class Composite(Target):
         raise NotImplementedError
 
     @property
+    def calibrates(self) -> bool:  # type: ignore[override]
+        return any(target.calibrates for target in self.targets.values())
+
+    @property
     def completes(self) -> bool:  # type: ignore[override]
         return any(target.completes for target in self.targets.values())
 
@@ -405,6 +410,32 @@ class Composite(Target):
     def as_answers(self, labels: Labels) -> Answers:
         own = [p.target.as_answers(p.labels_of(labels)) for p in self.parts.values()]
         return np.concatenate(own, axis=1)
+
+    # Other sites: each part is corrected by itself, on the slides that have its label.
+
+    def recalibrate(self, labels: Labels, answers: Answers) -> Recalibration:
+        found = {}
+        for name, part in self.parts.items():
+            own = part.known_of(labels, answers)
+            known = len(own[0]) > 0
+            found[name] = part.target.recalibrate(*own) if known else unchanged("no label")
+
+        def apply(other: Answers) -> Answers:
+            own = (found[name].apply(part.answers_of(other)) for name, part in self.parts.items())
+            return np.concatenate(list(own), axis=1)
+
+        return Recalibration(
+            apply, "; ".join(f"{name}: {own.words}" for name, own in found.items())
+        )
+
+    @property
+    def calibration_metrics(self) -> dict[str, Metric]:
+        each = (
+            of_part(metric, part)
+            for part in self.parts.values()
+            for metric in part.target.calibration_metrics.values()
+        )
+        return {metric.name: metric for metric in each}
 
     # Evidence
 

@@ -6,7 +6,6 @@ those of X. Sun and W. Xu, IEEE Signal Processing Letters 21 (2014).
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import rankdata
 
 
 def auc_influence(
@@ -29,6 +28,8 @@ def _of_class(
     The placement of a hit (V10 in DeLong) is the share of misses below it, that of a miss (V01)
     the share of hits above it. A single patient has no spread: its influence is NaN.
     """
+    from scipy.stats import rankdata
+
     values = np.empty(len(hits))
     ranks = rankdata(scores)
     for own in (hits, ~hits):

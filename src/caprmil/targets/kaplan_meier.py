@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import chi2, norm
 
 Times = NDArray[np.float64]
 Events = NDArray[np.bool_]
@@ -46,6 +45,8 @@ class SurvivalCurve(NamedTuple):
 
 def kaplan_meier(times: Times, events: Events, level: float = 0.95) -> SurvivalCurve:
     """Return the estimate of Kaplan and Meier."""
+    from scipy.stats import norm
+
     unique, deaths, at_risk = event_table(times, events)
     with np.errstate(divide="ignore", invalid="ignore"):
         survival = np.cumprod(1 - deaths / at_risk, dtype=np.float64)
@@ -77,6 +78,8 @@ def log_rank(times: Times, events: Events, groups: Sequence[int] | NDArray[np.in
 
     It is NaN where there are fewer than two groups, or no event.
     """
+    from scipy.stats import chi2
+
     codes = np.unique(np.asarray(groups), return_inverse=True)[1]
     size = int(codes.max()) + 1 if len(codes) else 0
     if size < 2:

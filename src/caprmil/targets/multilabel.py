@@ -15,6 +15,7 @@ from caprmil.targets.composite import Composite
 from caprmil.targets.label_metrics import LABEL_METRICS
 from caprmil.targets.metric import Metric, register_metric, registered_metrics
 from caprmil.targets.part_metrics import mean_of
+from caprmil.targets.recalibration import LABEL_LOG_LOSS, Recalibration, of_label
 from caprmil.targets.target import Answers, Contrast, Criterion, Label, Labels, Target
 
 if TYPE_CHECKING:
@@ -142,6 +143,13 @@ class BinaryLabel(Target):
         from sklearn.metrics import log_loss
 
         return float(log_loss(labels, answers[:, 0], labels=[0, 1]))
+
+    def recalibrate(self, labels: Labels, answers: Answers) -> Recalibration:
+        return of_label(labels, answers)
+
+    @property
+    def calibration_metrics(self) -> dict[str, Metric]:
+        return {LABEL_LOG_LOSS.name: LABEL_LOG_LOSS}
 
     @property
     def contrasts(self) -> tuple[Contrast, ...]:

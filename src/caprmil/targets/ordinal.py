@@ -42,6 +42,7 @@ class Ordinal(Classification):
     kind: ClassVar[str] = "ordinal"
     has_classes: ClassVar[bool] = False  # an output belongs to a step between two grades
     strata_title: ClassVar[str] = "Grades"
+    class_name: ClassVar[str] = "grade"
     contrast_name: ClassVar[str] = "step"
     lead_name: ClassVar[str] = "log odds of the step to the predicted grade"
     turn_name: ClassVar[str] = "another grade is predicted"
@@ -132,7 +133,7 @@ class Ordinal(Classification):
                 name=f"a grade above {name}",
                 against=f"against grade {name}, for a grade of at least {name}",
                 of=step(number),
-                total=f"log odds of a grade above {name}, if it is at least {name}",
+                total=f"log odds of a grade above {name} given that it is at least {name}",
                 ends=(f"grade {name}", f"above {name}"),
             )
             for number, name in enumerate(self.classes[:-1])

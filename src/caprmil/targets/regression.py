@@ -15,6 +15,7 @@ from caprmil.io.tables import is_known, is_number
 from caprmil.targets.conformal import Conformal, IntervalSets
 from caprmil.targets.interval_metrics import INTERVAL_METRICS, LEVEL
 from caprmil.targets.metric import register_metric
+from caprmil.targets.recalibration import Recalibration, of_numbers
 from caprmil.targets.regression_metrics import REGRESSION_METRICS
 from caprmil.targets.target import Answers, Contrast, Criterion, Label, Labels, Target
 
@@ -104,7 +105,7 @@ class Regression(Target):
         if required and len(labels) and len(set(labels.values())) == 1:
             found.problems.append(
                 f"Column {column} has the same number everywhere: {next(iter(labels.values())):g}. "
-                "Set [data] label if the label is in another column."
+                "Set [data] label (--label COLUMN) if the label is in another column."
             )
         return self, labels
 
@@ -327,6 +328,11 @@ class Regression(Target):
     def losses(self, labels: Labels, answers: Answers) -> NDArray[np.float64]:
         return np.asarray(np.abs(answers[:, 0] - labels), dtype=np.float64)
 
+    # Other sites
+
+    def recalibrate(self, labels: Labels, answers: Answers) -> Recalibration:
+        return of_numbers(labels, answers)
+
     # Evidence
 
     @property
@@ -337,7 +343,7 @@ class Regression(Target):
                 name="a higher value",
                 of=lambda outputs: outputs[..., 0] * self.std,
                 negative="for a lower value",
-                total=f"difference from the mean of the training labels, {self.mean:.4g}",
+                total=f"difference from the mean of the training labels ({self.mean:.4g})",
                 ends=("lower", "higher"),
             ),
         )

@@ -8,7 +8,6 @@ from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import rankdata
 
 from caprmil.targets.metric import Answers, Labels, Metric, Values, Weights, ratio
 
@@ -38,6 +37,8 @@ def pearson(labels: Labels, answers: Answers) -> float:
 
 def spearman(labels: Labels, answers: Answers) -> float:
     """Return the correlation of ranks."""
+    from scipy.stats import rankdata  # here: it takes longer to load than a command to fail
+
     return pearson(rankdata(labels), rankdata(answers[:, 0])[:, None])
 
 

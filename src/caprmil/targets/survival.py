@@ -15,6 +15,7 @@ from caprmil.io.tables import is_number
 from caprmil.targets.kaplan_meier import cumulative_hazard
 from caprmil.targets.metric import register_metric
 from caprmil.targets.partial_likelihood import partial_likelihood, risk_sets
+from caprmil.targets.recalibration import Recalibration, of_survival
 from caprmil.targets.risk_groups import GROUPS, calibration_panels, group_curves
 from caprmil.targets.survival_columns import RISK, SURVIVAL, horizon_of
 from caprmil.targets.survival_labels import check_whole, read_labels
@@ -350,6 +351,11 @@ class Survival(TimeToEvent):
             return 0.0
         risks = answers[:, 0].astype(np.float64)
         return partial_likelihood(risks, risk_sets(times, events))[0] / int(events.sum())
+
+    # Other sites
+
+    def recalibrate(self, labels: Labels, answers: Answers) -> Recalibration:
+        return of_survival(labels, answers, self.horizons)
 
     # Evidence
 

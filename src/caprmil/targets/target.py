@@ -20,6 +20,7 @@ from caprmil.io.findings import Findings
 from caprmil.io.tables import is_known
 from caprmil.targets.conformal import Conformal
 from caprmil.targets.metric import Metric, registered_metrics
+from caprmil.targets.recalibration import Recalibration
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -92,6 +93,8 @@ class Target:
     """What the numbers of an answer are, in one word: e.g. probabilities."""
     number_name: ClassVar[str] = "value"
     """What one number of an answer is, in one word: e.g. a probability."""
+    class_name: ClassVar[str] = "class"
+    """What one of several possible labels is called: e.g. a grade."""
     contrast_name: ClassVar[str] = "contrast"
     """What evidence is shown for, in one word: e.g. a class."""
     saturates: ClassVar[bool] = False
@@ -442,6 +445,20 @@ class Target:
 
     risk_title: ClassVar[str] = "Error"
     """What the mean of `losses` is called."""
+
+    # Other sites
+
+    def recalibrate(self, labels: Labels, answers: Answers) -> Recalibration:
+        """Return the correction of answers that these slides of another site call for."""
+        raise CohortError(
+            f"There is no recalibration for a {self.kind}. Omit --recalibrate; classifications, "
+            "grades, labels, regressions and survival have one."
+        )
+
+    @property
+    def calibration_metrics(self) -> dict[str, Metric]:
+        """The metrics by which recalibration is judged, besides those of scores."""
+        return {}
 
     # Evidence
 

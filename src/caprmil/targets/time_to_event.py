@@ -17,8 +17,9 @@ class TimeToEvent(Target):
     """A target whose label is a time, and whether the event happened then."""
 
     time: str | None = None
-    """Column of the time, where its name is not recognised; event likewise."""
+    """Column of the time, where its name is not recognised."""
     event: str | None = None
+    """Column that says whether the event was seen (1) or not (0), likewise."""
     unit: str = ""
     """Of time: days, months, ... By default as in the name of its column."""
     says_censored: bool = False

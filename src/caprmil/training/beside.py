@@ -15,6 +15,7 @@ def recipes_beside(recipe: Recipe, *, mean: bool, modalities: bool) -> dict[str,
     if modalities and recipe.data.reads_covariates:
         without = replace(recipe.data, covariates=None, categorical=None, vectors=None)
         found[IMAGE_ONLY] = replace(recipe, data=without, fusion=None, loggers={})
+        # Without patches there is nothing to scale, and one loss only.
         fusion = recipe.fusion and replace(recipe.fusion, how="concatenation")
         found[COVARIATES_ONLY] = replace(
             recipe,

@@ -3,51 +3,36 @@
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from time import perf_counter
-from typing import Any, TypeAlias
+from typing import Any
 
-import numpy as np
 import pandas as pd
-import torch
-from filelock import FileLock
 
 from caprmil import config
-from caprmil.cohort.cohort import Cohort, load_cohort
-from caprmil.cohort.covariates import Column, encode
-from caprmil.cohort.folds import Fold
+from caprmil.cohort.cohort import load_cohort
 from caprmil.errors import RunError, shorten
-from caprmil.evaluation.patient_answers import combine_slides
-from caprmil.evaluation.predictions import Predictions
-from caprmil.executors import Executor, LocalExecutor, Succeeded, Task, Worker
-from caprmil.executors.job_status import process_name, status_path
-from caprmil.features import bags
-from caprmil.features.batches import Cache, Sample
+from caprmil.executors import Executor, LocalExecutor, Succeeded, Task
 from caprmil.io.atomic import check_writable, write_text
-from caprmil.io.json_files import as_json
-from caprmil.io.leftovers import clear_leftovers
 from caprmil.io.paths import RemotePath, as_path, require_local
 from caprmil.io.progress import Bar, bar
 from caprmil.models.compiling import find_compiler
-from caprmil.models.device import device_title, pick_device
-from caprmil.runs.history import Row
-from caprmil.runs.inference import TrainedModel, complete_target, predict_samples
+from caprmil.models.device import pick_device
 from caprmil.runs.remote import remote_run
-from caprmil.runs.run import Run, target_table
+from caprmil.runs.run import Run
 from caprmil.runs.scores import SCORES
 from caprmil.runs.scoring import score_run
-from caprmil.runs.timing import TestTiming, read_timing
 from caprmil.training.beside import recipes_beside
 from caprmil.training.distributed import ProcessGroup
+from caprmil.training.early_checks import check_folder
+from caprmil.training.fold_worker import FoldWorker, OnEpoch, Training
 from caprmil.training.loggers import make_loggers
-from caprmil.training.module import check_distributed, fit, kept_epoch
+from caprmil.training.module import check_distributed
 from caprmil.training.recipe import Recipe
-from caprmil.training.run_folder import check_folder, lock_run, open_run
-
-OnEpoch: TypeAlias = Callable[[str, Row], None]
-"""Called with the name of a fold and its numbers after each epoch. An error stops the training."""
+from caprmil.training.run_folder import lock_run, open_run
+from caprmil.training.trackers import check_trackers
+from caprmil.training.warm_start import open_start
 
 _log = logging.getLogger("caprmil")
 
@@ -200,116 +185,10 @@ def _check(
     if recipe.train.compile:
         find_compiler()
     check_writable(out)
-    make_loggers(recipe.loggers, out, allowed=allow_loggers)
+    check_trackers(make_loggers(recipe.loggers, out, allowed=allow_loggers))
     model = recipe.try_model()
     if group is not None:
         check_distributed(model, recipe.target, recipe.train, group)
-
-
-@dataclass(frozen=True)
-class Training:
-    """An open run with everything that is needed to train its folds."""
-
-    run: Run
-    recipe: Recipe
-    cohort: Cohort
-    folds: tuple[Fold, ...]
-    allow_loggers: tuple[str, ...] = ()
-
-    def tasks(self, out: Path) -> list[Task]:
-        """Return a task for each fold that is not trained yet."""
-        return [
-            Task(f"{out.name}/{fold.name}", status_path(out, fold.name), FoldPayload(out, fold))
-            for fold in self.folds
-            if not self.run.fold_folder(fold.name).exists()
-        ]
-
-    @property
-    def trained(self) -> bool:
-        """Whether all folds are trained."""
-        return len(self.run.done) == len(self.folds)
-
-    def remove_checkpoints(self) -> None:
-        """Remove the checkpoints of finished folds."""
-        for fold in self.folds:
-            for checkpoint in self.run.fold_folder(fold.name).glob("*.ckpt"):
-                checkpoint.unlink(missing_ok=True)  # another worker may do the same
-
-    def remove_statuses(self) -> None:
-        """Remove the status of finished folds: of a process that was killed at that moment."""
-        for fold in self.run.done:
-            status_path(self.run.folder, fold.name).unlink(missing_ok=True)
-
-    def columns(self, fold: Fold) -> tuple[Column, ...]:
-        """Return the covariates, with their statistics over the training part of a fold."""
-        covariates = self.cohort.covariates
-        return () if covariates is None else covariates.fit(fold.train)
-
-    def samples(self, slides: Sequence[str], columns: Sequence[Column] = ()) -> list[Sample]:
-        """Return the bags, labels and covariates of slides."""
-        target, covariates = self.cohort.target, self.cohort.covariates
-        unread = None  # instead of the bag of each slide, for covariates alone
-        if self.recipe.model.name == "none":
-            unread = bags.from_arrays(np.zeros((1, self.cohort.in_dim), dtype=np.float32))
-        return [
-            Sample(
-                e.name,
-                unread or e.path,
-                target.missing if e.label is None else e.label,
-                None if covariates is None else encode(columns, covariates.of(e.name)),
-            )
-            for e in self.cohort.subset(slides)
-        ]
-
-
-@dataclass(frozen=True)
-class FoldPayload:
-    """Which fold of which run to train."""
-
-    out: Path
-    fold: Fold
-
-
-class FoldWorker(Worker):
-    """Trains fold after fold, and keeps bags in memory from one to the next."""
-
-    def __init__(
-        self,
-        trainings: Mapping[Path, Training],
-        device: str,
-        on_epoch: OnEpoch | None,
-        group: ProcessGroup | None = None,
-    ) -> None:
-        self.trainings, self.device = trainings, device
-        self.on_epoch, self.group = on_epoch, group
-        pick_device(device)
-        if missing := [out for out in trainings if not out.is_dir()]:
-            raise RunError(
-                f"{process_name()} does not see {missing[0]}. All nodes of a cluster need it under "
-                "this name: use a shared folder (for a remote run, set XDG_CACHE_HOME to one)."
-            )
-        self.out, self.cache = Path(), Cache(0)
-
-    def run(self, task: Task, report: Bar) -> None:
-        out, fold = task.payload.out, task.payload.fold
-        training = self.trainings[out]
-        if out != self.out:
-            self.out, self.cache = out, Cache(training.recipe.train.cache_gb)
-        shown = ("val_loss", f"val_{training.cohort.target.headline}")
-
-        def epoch_done(row: Row) -> None:
-            numbers = [f"{name} {row[name]:.3f}" for name in shown if name in row]
-            remark = " ".join([fold.name, *numbers])
-            report(row["epoch"] + 1, training.recipe.train.epochs, remark)
-            if self.on_epoch:
-                self.on_epoch(fold.name, row)
-
-        # A worker of a cluster that has lost its head node may still train this fold.
-        with FileLock(out / "folds" / f".{fold.name}.lock"):
-            if not training.run.fold_folder(fold.name).exists():
-                options: dict[str, Any] = {"cache": self.cache, "device": self.device}
-                train_fold(training, fold, **options, group=self.group, on_epoch=epoch_done)
-        training.remove_checkpoints()  # only now: the fold has its name, or can still be resumed
 
 
 class EpochProgress:
@@ -346,13 +225,19 @@ def _open_training(
             recipe.data,
             recipe.splits,
             target=recipe.target,
+            join=recipe.join,
             progress=step,
         )
     try_columns = () if cohort.covariates is None else cohort.covariates.fit(folds[0].train)
-    recipe.build_model(cohort.in_dim, cohort.target, try_columns)
+    model = recipe.build_model(cohort.in_dim, cohort.target, try_columns, cohort.widths)
+    start = None
+    if recipe.model.start is not None:
+        start = open_start(recipe.model.start, out, model, cohort, folds)
+        cohort = replace(cohort, notes=(*cohort.notes, *start.notes))
+        _log.warning("note: training starts from %s", start.describe())
     for note in cohort.notes:
         _log.warning("note: %s", note)
-    run = open_run(out, recipe, cohort, folds)
+    run = open_run(out, recipe, cohort, folds, start=start)
     return Training(run, recipe, cohort, tuple(folds), tuple(allow_loggers))
 
 
@@ -366,7 +251,8 @@ def _open_beside(
         cohort = training.cohort
         if not recipe.data.reads_covariates:
             cohort = replace(cohort, covariates=None)
-        run = open_run(out / name, recipe, cohort, training.folds)
+        start = training.run.facts.start if recipe.model.start else None
+        run = open_run(out / name, recipe, cohort, training.folds, start=start)
         found[out / name] = replace(training, run=run, recipe=recipe, cohort=cohort)
     return found
 
@@ -399,77 +285,6 @@ def _train(
     for training in trainings.values():  # those of a process that was killed at that moment
         training.remove_checkpoints()
     return failures
-
-
-def train_fold(
-    training: Training,
-    fold: Fold,
-    *,
-    cache: Cache,
-    device: str,
-    on_epoch: Callable[[Row], None],
-    group: ProcessGroup | None = None,
-) -> None:
-    """Train a fold in a temporary folder, which gets its name when everything is in it."""
-    run, recipe, cohort = training.run, training.recipe, training.cohort
-    work = run.folder / "folds" / f".{fold.name}.part"
-    work.mkdir(parents=True, exist_ok=True)
-    clear_leftovers(work, locked=True)  # of a process that was killed while it wrote them
-    torch.manual_seed(fold.seed)
-    target = cohort.target.fit([cohort.labels[slide] for slide in fold.train])
-    columns = training.columns(fold)
-    model = recipe.build_model(cohort.in_dim, target, columns)
-    history = fit(
-        model,
-        training.samples(fold.train, columns),
-        training.samples(fold.validation, columns),
-        target=target,
-        settings=recipe.train,
-        seed=fold.seed,
-        cache=cache,
-        folder=work,
-        device=device,
-        group=group,
-        loggers=make_loggers(recipe.loggers, work, allowed=training.allow_loggers),
-        on_epoch=on_epoch,
-    )
-    model.save_pretrained(work / "model")
-    chosen = pick_device(device)
-    trained = complete_target(
-        TrainedModel(model, target),
-        training.samples(fold.train, columns),
-        cache=cache,
-        device=chosen,
-    )
-    for part, slides in (("validation", fold.validation), ("test", fold.test)):
-        path = work / f"{part}.csv"
-        path.unlink(missing_ok=True)  # of a fold that was stopped at this point
-        if slides:
-            start = perf_counter()
-            samples = training.samples(slides, columns)
-            answers = predict_samples(trained, samples, cache=cache, device=chosen)
-            seconds = perf_counter() - start
-            table = Predictions(
-                slides=tuple(slides),
-                target=cohort.target,
-                answers=answers,
-                labels=cohort.target.as_labels(cohort.labels[slide] for slide in slides),
-                patients=tuple(cohort.patients[slide] for slide in slides),
-                folds=(fold.name,) * len(slides),
-                unit="patient" if cohort.joins else "slide",
-            )
-            combine_slides(table, cohort.combine).write(path)
-            if part == "test":
-                device_used = device_title(chosen)
-                tested = TestTiming(seconds=seconds, slides=len(slides), device=device_used)
-                replace(read_timing(work), test=tested).write(work)
-    facts = {
-        "kept_epoch": kept_epoch(history, recipe.train),
-        "epochs": len(history),
-        "target": target_table(trained.target),
-    }
-    write_text(work / "fold.json", as_json(facts), replace=True)
-    work.rename(run.fold_folder(fold.name))
 
 
 def _train_at(recipe: Recipe, out: Path, **options: Any) -> Run:

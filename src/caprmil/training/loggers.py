@@ -15,6 +15,7 @@ from lightning.pytorch import loggers as lightning_loggers
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 
 from caprmil.errors import CaprmilError, RecipeError
+from caprmil.training.trackers import TrackedFold, uses_own_store
 
 OWN = tuple(name for name in lightning_loggers.__all__ if name != "Logger")
 FOLDERS = ("save_dir", "dir", "root_dir", "log_dir", "offline_directory")
@@ -22,9 +23,17 @@ FOLDERS = ("save_dir", "dir", "root_dir", "log_dir", "offline_directory")
 
 
 def make_loggers(
-    settings: Mapping[str, Any], folder: Path, *, allowed: Collection[str] = ()
+    settings: Mapping[str, Any],
+    folder: Path,
+    *,
+    allowed: Collection[str] = (),
+    fold: TrackedFold | None = None,
 ) -> list[Logger]:
-    """Return the loggers of these names: Lightning's own, or package.module.Class if allowed."""
+    """Return the loggers of these names: Lightning's own, or package.module.Class if allowed.
+
+    `fold` names the run of a tracker, for what the settings do not say. Without it only what exists
+    before a run is asked: not the store of MLflow in a run.
+    """
     made = []
     for name, keywords in settings.items():
         kind = _find_logger(name, allowed)
@@ -32,12 +41,20 @@ def make_loggers(
             raise RecipeError(f"loggers: {name} takes a table of settings, not {keywords!r}.")
         for key, value in keywords.items():
             _check_inside(f"{name}: {key}", value)
-        inside = {k: str(folder / str(v)) for k, v in keywords.items() if k in FOLDERS}
+        defaults = fold.defaults(kind.__name__) if fold is not None else {}
+        base = fold.run if fold is not None and defaults else folder
+        inside = {k: str(base / str(v)) for k, v in keywords.items() if k in FOLDERS}
         ours = {"save_dir": str(folder)} if "save_dir" in inspect.signature(kind).parameters else {}
         if issubclass(kind, (CSVLogger, TensorBoardLogger)):  # for others these are not folders
             ours |= {"name": "", "version": "log"}
+        given = dict(keywords)
+        if isinstance(own := given.get("tags"), Mapping):
+            given["tags"] = {**defaults.get("tags", {}), **own}
+        arguments = ours | defaults | given | inside
         try:
-            made.append(kind(**ours | dict(keywords) | inside))
+            inspect.signature(kind).bind(**arguments)
+            if fold is not None or not uses_own_store(kind, given):
+                made.append(kind(**arguments))
         except CaprmilError:
             raise
         except Exception as problem:  # each logger raises errors of its own

@@ -1,12 +1,11 @@
 """The Lightning module: one model is trained on the bags of a fold."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import chain, zip_longest
-from math import cos, isfinite, nan, pi
+from math import nan
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import lightning.pytorch as pl
 import numpy as np
@@ -15,11 +14,10 @@ from lightning.pytorch.callbacks import Callback, EarlyStopping
 from lightning.pytorch.loggers import Logger
 from torch import Tensor
 
-from caprmil.errors import CaprmilError, RecipeError, RunError, one_line
+from caprmil.errors import CaprmilError, RunError, one_line
 from caprmil.features import batches
 from caprmil.features.batches import Batch, Cache, Sample
 from caprmil.models import MILModel
-from caprmil.models.base import Memory
 from caprmil.models.compiling import compiled
 from caprmil.models.layers import weighted_cross_entropy
 from caprmil.runs.history import HISTORY, Row
@@ -29,82 +27,10 @@ from caprmil.training.data import EpochSampler, Steps
 from caprmil.training.distributed import ProcessGroup
 from caprmil.training.epoch_times import EpochTimes
 from caprmil.training.linear_probes import init_from_probes
+from caprmil.training.train_config import TrainConfig, check_classes, learning_rate
 from caprmil.training.trainer import interruptible, make_trainer, quiet
 
 ValidationOutput = tuple[Tensor, Tensor, dict[str, float]]  # outputs, labels, loss terms
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainConfig:
-    """The [train] table of a recipe. The defaults are the paper's."""
-
-    epochs: int = 30
-    lr: float = 2e-4
-    weight_decay: float = 1e-5
-    warmup_epochs: int = 6
-    """0 for a plain cosine, which is what the authors' code does."""
-    warmup_lr: float = 1e-5
-    min_lr: float = 1e-7
-    patience: int = 20
-    """Stop when the validation loss has not fallen by `min_delta` for this number of epochs."""
-    min_delta: float = 1e-4
-    weights: Literal["best", "last"] = "best"
-    """Which epoch's weights to keep: the best on the validation loss, or the last."""
-    batch_size: int = 1
-    """Bags per step, on all devices together, packed without padding. More are faster where bags
-    are small."""
-    sampling: Literal["shuffle", "balanced"] = "shuffle"
-    """balanced: draw bags with replacement, each class (or stratum) as often as the others."""
-    top_k: int = 0
-    """Adds a second loss: that of the mean of the k highest patch logits of each class. It helps to
-    find rare patches. CAPRMIL with a pool only, and classes only. 0: none."""
-    drop_patches: float = 0.0
-    """In every step, leave out a random share of the patches of each bag, at most this one. A bag
-    then looks different in every epoch, and is harder to memorise."""
-    probes: int = 0
-    """Before training, replace this number of rows of the first layer by linear probes: directions
-    in which the top patches of a class stand out. CAPRMIL and ABMIL only, and classes only."""
-    clip: float = 0.0
-    """Clip the norm of the gradient at this value. 0 does not clip."""
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
-    cache_gb: float = 4.0
-    """Gigabytes of bags to keep in memory."""
-    memory: Memory = "auto"
-    """What of a bag stays in memory while CAPRMIL trains on it: whole, keep (the projected
-    patches), stream (one chunk at a time), or auto, by its size. The gradients are the same; less
-    memory costs time."""
-    compile: bool = False
-    """Compile the model with torch.compile. It needs a C++ compiler: see docs/export.md."""
-    workers: int = 0
-    """Processes that read ahead. Bags are then not cached: each process would have its cache."""
-
-    def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size", "patience"):
-            if getattr(self, name) < 1:
-                raise RecipeError(f"{name} must be 1 or more, not {getattr(self, name)}.")
-        positive = ("lr", "warmup_lr", "min_lr")
-        others = ("weight_decay", "clip", "min_delta", "cache_gb", "workers", "top_k", "probes")
-        for name in (*positive, *others):
-            value = getattr(self, name)
-            if not isfinite(value) or value < 0 or (value == 0 and name in positive):
-                raise RecipeError(f"{name} cannot be {value}.")
-        if not 0 <= self.drop_patches < 1:
-            raise RecipeError(
-                f"drop_patches is a share, from 0 to below 1, not {self.drop_patches}."
-            )
-        if not 0 <= self.warmup_epochs < self.epochs:
-            raise RecipeError(
-                f"warmup_epochs must be less than epochs ({self.epochs}), not {self.warmup_epochs}."
-            )
-
-
-def learning_rate(epoch: int, train: TrainConfig) -> float:
-    """Return the learning rate of an epoch: a linear warm-up, then a cosine to the minimum."""
-    warmup = train.warmup_epochs
-    if epoch < warmup:
-        return train.warmup_lr + epoch * (train.lr - train.warmup_lr) / max(warmup - 1, 1)
-    done = (epoch - warmup) / (train.epochs - warmup)
-    return train.min_lr + (train.lr - train.min_lr) * (1 + cos(pi * done)) / 2
 
 
 class MILModule(pl.LightningModule):
@@ -121,8 +47,10 @@ class MILModule(pl.LightningModule):
         n_validation: int | None = None,
         steps: Steps | None = None,
         group: ProcessGroup | None = None,
+        weights: Mapping[str, float] | None = None,
     ) -> None:
         super().__init__()
+        self.weights = weights
         self.n_validation, self.steps = n_validation, steps
         self.group = group or ProcessGroup("cpu")
         self.model, self.target, self.settings = model, target, train
@@ -159,6 +87,9 @@ class MILModule(pl.LightningModule):
         terms = self.loss_terms(batch)[1]
         loss = torch.stack(list(terms.values())).sum()
         self.check_finite(loss, batch)
+        if self.weights is not None:
+            (name,) = batch.slides
+            loss = loss * self.weights[name]
         counted = self.steps.own(number) if self.steps else len(batch.slides)
         self.losses.append((float(loss.detach()), counted))
         return loss * self.steps.weight(number) if self.steps else loss
@@ -244,6 +175,7 @@ class MILModule(pl.LightningModule):
             [group for group in groups if group["params"]],
             lr=settings.lr,
             weight_decay=settings.weight_decay,
+            fused=self.device.type == "cpu" or None,  # a third of the time; elsewhere torch chooses
         )
         schedule = torch.optim.lr_scheduler.LambdaLR(
             optimizer, lambda epoch: learning_rate(epoch, settings) / settings.lr
@@ -265,12 +197,14 @@ def fit(
     group: ProcessGroup | None = None,
     loggers: Sequence[Logger] = (),
     on_epoch: Callable[[Row], None] | None = None,
+    weights: Mapping[str, float] | None = None,
 ) -> list[Row]:
     """Train a model in place, and return its history, one row per epoch.
 
     Every epoch is saved in the folder, and training resumes from the last one found there.
     Without validation bags there is no early stopping, and the last weights are kept.
     A process group divides `batch_size` among its devices; its main process calls this.
+    `weights` multiply the loss of bags by name, one bag per step.
     """
     settings, group = settings or TrainConfig(), group or ProcessGroup(device)
     check_distributed(model, target, settings, group)
@@ -299,6 +233,7 @@ def fit(
         settings=settings,
         seed=seed,
         start=last if last.exists() else None,
+        weights=weights,
     )
     with group.distribute(job):
         rows = job(group, cache=cache, loggers=loggers, on_epoch=on_epoch)
@@ -319,6 +254,7 @@ def _fit(
     settings: TrainConfig,
     seed: int,
     start: Path | None,
+    weights: Mapping[str, float] | None = None,
     cache: Cache | None = None,
     loggers: Sequence[Logger] = (),
     on_epoch: Callable[[Row], None] | None = None,
@@ -349,6 +285,7 @@ def _fit(
         n_validation=len(validation),
         steps=steps,
         group=group,
+        weights=weights,
     )
     with quiet(), interruptible():
         trainer = make_trainer(
@@ -391,29 +328,6 @@ def check_distributed(
         )
     if settings.compile:
         raise RunError("A compiled model trains on one device. Set train.compile = false.")
-
-
-def check_classes(model: MILModel, target: Target, settings: TrainConfig) -> None:
-    """Raise an error if there can be no loss on the top patches, or no probes."""
-    if settings.probes:
-        most = len(model.probe_units)
-        if not most or not target.has_classes:
-            raise RecipeError(
-                "train.probes needs a model with a first linear layer, and classes: choose caprmil "
-                f"or abmil for a classification, not {model.title} for a {target.kind}. Or set "
-                "train.probes = 0."
-            )
-        if settings.probes > most:
-            raise RecipeError(
-                f"{model.title} starts from at most {most} probes, not {settings.probes}: set "
-                "train.probes."
-            )
-    if settings.top_k and not (model.has_patch_logits and target.has_classes):
-        raise RecipeError(
-            "train.top_k needs logits of single patches, and classes: choose caprmil with the pool "
-            f"mean, attention or gated for a classification, not {model.title} for a "
-            f"{target.kind}. Or set train.top_k = 0."
-        )
 
 
 def kept_epoch(history: Sequence[Row], settings: TrainConfig) -> int:

@@ -1,28 +1,29 @@
 """The folder of a run in training: checked, opened or resumed, and locked."""
 
+import json
 import platform
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock, Timeout
 
 from caprmil import config
 from caprmil.cohort.cohort import Cohort
 from caprmil.cohort.folds import Fold
+from caprmil.cohort.sources import Source
 from caprmil.errors import RunError
+from caprmil.features.bag_files import paths_of
 from caprmil.io.atomic import write_text
-from caprmil.io.json_files import as_json
-from caprmil.io.leftovers import clear_leftovers, final_name
-from caprmil.io.paths import RemotePath
-from caprmil.runs.facts import FACTS, FORMAT, Facts
-from caprmil.runs.remote import LOCK
-from caprmil.runs.run import RECIPE, Run, target_table
-from caprmil.runs.scores import SCORES
+from caprmil.io.json_files import as_json, read_json
+from caprmil.runs.facts import FACTS, FORMAT, RECIPE, Facts, SourceFacts, StartFacts
+from caprmil.runs.run import Run
 from caprmil.runs.slide_covariates import COVARIATES, covariates_text, write_vectors
 from caprmil.runs.splits import SPLITS
+from caprmil.targets.target_table import target_table
 from caprmil.training.recipe import Recipe
 
 
@@ -37,27 +38,14 @@ def lock_run(out: Path, *, wait: float = 0.0) -> Iterator[None]:
         raise RunError(f"Another process is training in {out}. Wait for it, or stop it.") from None
 
 
-def check_folder(out: Path, recipe: Recipe) -> None:
-    """Refuse a folder that holds anything but an unfinished run of this recipe."""
-    advice = "Choose another folder for the new run."
-    if not out.exists():
-        return
-    ours = (LOCK, "cohort.csv")
-    is_new = out.is_dir() and all(path.name in ours or final_name(path) for path in out.iterdir())
-    if not is_new and not (out / RECIPE).exists():
-        raise RunError(f"{out} exists and is not a run. {advice}")
-    if not isinstance(out, RemotePath):
-        clear_leftovers(out)  # a process may have been killed at any file
-    if is_new:
-        return
-    if (out / SCORES).exists():
-        raise RunError(f"{out} holds a finished run. {advice}")
-    before = config.load(out / RECIPE, into=Recipe)
-    if changed := config.differences(before, recipe):
-        raise RunError(f"{out} holds a run of another recipe ({'; '.join(changed)}). {advice}")
-
-
-def open_run(out: Path, recipe: Recipe, cohort: Cohort, folds: Sequence[Fold]) -> Run:
+def open_run(
+    out: Path,
+    recipe: Recipe,
+    cohort: Cohort,
+    folds: Sequence[Fold],
+    *,
+    start: StartFacts | None = None,
+) -> Run:
     """Write what is known before training, or check that nothing of it has changed."""
     target = cohort.target
     slides = cohort.slides
@@ -65,7 +53,8 @@ def open_run(out: Path, recipe: Recipe, cohort: Cohort, folds: Sequence[Fold]) -
         "patients": {slide.name: slide.patient for slide in slides},
         "labels": {name: target.show_label(label) for name, label in cohort.labels.items()},
         "patches": {slide.name: slide.patches for slide in slides},
-        "paths": {slide.name: str(slide.path) for slide in slides},
+        "paths": {slide.name: str(paths_of(slide.path)[0].absolute()) for slide in slides},
+        **_source_paths(cohort),
         "folds": [asdict(fold) for fold in folds],
         **({"unit": "patient"} if cohort.joins else {}),
         **({"combine": cohort.combine} if cohort.combine else {}),
@@ -90,23 +79,62 @@ def open_run(out: Path, recipe: Recipe, cohort: Cohort, folds: Sequence[Fold]) -
         patch_px=cohort.first_known("patch_px"),
         scale_rule=cohort.first_known("scale_rule"),
         settings=cohort.first_known("settings"),
+        label=cohort.label,
+        sources=tuple(_source_facts(source) for source in cohort.sources),
+        join=cohort.join,
+        start=start,
     )
     texts = {
         RECIPE: config.dump(recipe),
         SPLITS: as_json(splits),
-        FACTS: as_json(asdict(facts)),
+        FACTS: as_json(facts.as_table()),
     }
     if cohort.covariates is not None:
-        texts[COVARIATES] = covariates_text(cohort.covariates)
+        texts[COVARIATES] = covariates_text(
+            cohort.covariates, "patient" if cohort.joins else "slide"
+        )
         write_vectors(out, cohort.covariates)
     for name, text in texts.items():
         path = out / name
         if not path.exists():
             write_text(path, text)
-        elif path.read_bytes() != text.encode("utf-8"):
+        elif not _same(path, text):
             raise RunError(
                 f"{path} is not what this recipe gives now: the cohort, its bags or the "
                 "installed versions have changed since the run started. Start a new run in another "
                 "folder."
             )
     return Run(out)
+
+
+def _same(path: Path, text: str) -> bool:
+    """Return whether a file of a run has this content. Bags may be at another place by now."""
+    before = path.read_bytes()
+    if path.name != SPLITS or before == text.encode("utf-8"):
+        return before == text.encode("utf-8")
+    return _without_paths(read_json(path)) == _without_paths(json.loads(text))
+
+
+def _without_paths(splits: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the content of splits.json with the names of slides only."""
+    sources = {name: sorted(own) for name, own in splits.get("sources", {}).items()}
+    return {**splits, "paths": sorted(splits.get("paths", {})), "sources": sources}
+
+
+def _source_paths(cohort: Cohort) -> dict[str, dict[str, dict[str, str]]]:
+    """Return the bag of each slide by source, if there are several; `paths` has the first's."""
+    if not cohort.sources:
+        return {}
+    paths = {slide.name: paths_of(slide.path) for slide in cohort.slides}
+    return {
+        "sources": {
+            source.name: {slide: str(own[number].absolute()) for slide, own in paths.items()}
+            for number, source in enumerate(cohort.sources)
+        }
+    }
+
+
+def _source_facts(source: Source) -> SourceFacts:
+    names = ("encoder", "mpp", "fingerprint", "patch_px", "scale_rule", "settings")
+    known = {name: source.first_known(name) for name in names}
+    return SourceFacts(name=source.name, in_dim=source.first_known("width"), **known)

@@ -1,17 +1,21 @@
 """Lightning's trainer for one device or several, with the usual handling of signals."""
 
 import logging
+import os
 import signal
 import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from io import BytesIO
+from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import Logger
+from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
@@ -37,6 +41,7 @@ def make_trainer(
         devices=group.devices if device.index is None or group.environment else [device.index],
         num_nodes=group.nodes,
         strategy=make_strategy(group),
+        plugins=[PlainCheckpoints()],
         precision=usable_precision(precision, device),
         gradient_clip_val=clip or None,
         callbacks=[*callbacks, *([ExitOnSigterm()] if group.world_size > 1 else [])],
@@ -47,6 +52,23 @@ def make_trainer(
         num_sanity_val_steps=0,
         use_distributed_sampler=False,
     )
+
+
+class PlainCheckpoints(TorchCheckpointIO):
+    """Writes a checkpoint to its file alone. `CheckpointKeeper` gives the file its name at the end.
+
+    Lightning writes a file in TMPDIR first, which stays there if the process is killed.
+    """
+
+    def save_checkpoint(
+        self,
+        checkpoint: dict[str, Any],
+        path: str | os.PathLike[str],
+        storage_options: Any | None = None,  # noqa: ARG002
+    ) -> None:
+        content = BytesIO()  # on a full disk, torch itself would raise an error without a reason
+        torch.save(checkpoint, content)
+        Path(path).write_bytes(content.getbuffer())
 
 
 class ExitOnSigterm(Callback):

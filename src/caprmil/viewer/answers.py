@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from caprmil.evaluation.calibration import soften
 from caprmil.explain.browser import totals
 from caprmil.models.base import Output
 from caprmil.runs.run import Run
@@ -94,13 +96,12 @@ def summarise(
         fold: targets[fold].answer(output.logits[0].cpu().double()).numpy()
         for fold, output in outputs.items()
     }
-    calibrated = run.calibrate(by_fold)
     own = outputs[explained]
     logits = (own.aux.get("mean_logits", own.logits) if exact else own.logits)[0].cpu().numpy()
     return {
         "answer": {
             "mean": np.mean(list(by_fold.values()), axis=0).tolist(),
-            "calibrated": None if calibrated is None else calibrated.tolist(),
+            "calibrated": calibrated_numbers(run, by_fold),
         },
         "model": {
             "answer": by_fold[explained].tolist(),
@@ -108,3 +109,19 @@ def summarise(
             "totals": totals(targets[explained], logits),
         },
     }
+
+
+def calibrated_numbers(
+    run: Run, by_fold: Mapping[str, NDArray[np.float64]]
+) -> list[float | None] | None:
+    """Return the calibrated answer of a run. Of several targets, some may have None as numbers."""
+    if not run.target.parts:
+        found = run.calibrate(by_fold)
+        return None if found is None else list(found.tolist())
+    numbers: list[float | None] = [None] * len(next(iter(by_fold.values())))
+    for name, own in run.calibration.targets.items():
+        if set(by_fold) <= set(own.used):
+            place = run.target.parts[name].answers
+            folds = [soften(p[None, place], own.used[fold])[0] for fold, p in by_fold.items()]
+            numbers[place] = np.mean(folds, axis=0).tolist()
+    return None if set(numbers) == {None} else numbers

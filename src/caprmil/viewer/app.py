@@ -4,7 +4,7 @@ import asyncio
 import json
 import math
 import re
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
@@ -20,7 +20,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.routing import Mount, Route
 from starlette.types import Receive, Scope, Send
 
 from caprmil.errors import CaprmilError, is_out_of_memory
@@ -43,17 +43,25 @@ SCRIPTS = (
     *("region_list.js", "patient_slides.js"),
     *("parts.js", "class_parts.js", "grade_parts.js", "label_parts.js", "several_parts.js"),
     *("survival_parts.js", "value_parts.js", "named_cells.js"),
+    *("side_by_side.js", "pane.js"),
     *("keyboard.js", "url_state.js", "layer_text.js", "dom.js", "paint.js"),
     "openseadragon.min.js",
 )
-STATIC = {"viewer.css": "text/css", **dict.fromkeys(SCRIPTS, "text/javascript")}
+STYLES = ("viewer.css", "side_by_side.css")
+STATIC = {**dict.fromkeys(STYLES, "text/css"), **dict.fromkeys(SCRIPTS, "text/javascript")}
 
 
-def create(library: Library, rules: AccessRules | None = None) -> AccessMiddleware:
-    """Return the viewer of a library as an ASGI application."""
-    routes = Routes(library)
+def create(
+    library: Library, rules: AccessRules | None = None, *, second: Library | None = None
+) -> AccessMiddleware:
+    """Return the viewer of a library as an ASGI application.
+
+    `second` is another run, to show side by side with the first one.
+    """
+    beside = None if second is None else Routes(second)
+    routes = Routes(library, second=second)
     app = Starlette(
-        routes=routes.all(),
+        routes=[*routes.all(), *([Mount("/second", routes=beside.all())] if beside else [])],
         middleware=[Middleware(Compression, compresslevel=COMPRESSION)],
         exception_handlers={
             HTTPException: _refused,
@@ -63,7 +71,7 @@ def create(library: Library, rules: AccessRules | None = None) -> AccessMiddlewa
             MemoryError: _too_large,
             Exception: _bug,
         },
-        lifespan=routes.lifespan,
+        lifespan=partial(_lifespan, [routes, *([beside] if beside else [])]),
     )
     app.router.redirect_slashes = False
     return AccessMiddleware(app, rules or AccessRules())
@@ -82,18 +90,16 @@ class Compression(GZipMiddleware):
 class Routes:
     """The requests of the page. The work is done in threads."""
 
-    def __init__(self, library: Library) -> None:
-        self.library = library
+    def __init__(self, library: Library, *, second: Library | None = None) -> None:
+        self.library, self.second = library, second
         self.models = ThreadPoolExecutor(2, "caprmil-models")  # a model uses all cores anyway
         self.tiles = ThreadPoolExecutor(4, "caprmil-tiles")
         self.pictures = ThreadPoolExecutor(2, "caprmil-pictures")  # so that no tile waits for them
         self.slides = list_slides(library)
         self.static = {name: _read(name) for name in STATIC}
-        self.page = _read("index.html")
+        self.pages = {name: _read(f"{name}.html") for name in ("index", "side_by_side")}
 
-    @asynccontextmanager
-    async def lifespan(self, _: Starlette) -> AsyncIterator[None]:
-        yield
+    def stop(self) -> None:
         for pool in (self.models, self.tiles, self.pictures):
             pool.shutdown(wait=False, cancel_futures=True)
 
@@ -101,6 +107,7 @@ class Routes:
         slide = "/api/slides/{id}"
         return [
             Route("/", self.index_page),
+            Route("/compare", self.side_by_side_page),
             Route("/static/{name}", self.static_file),
             Route("/api/run", self.run),
             Route("/api/slides", self.slide_list),
@@ -115,7 +122,10 @@ class Routes:
         ]
 
     async def index_page(self, _: Request) -> Response:
-        return Response(self.page, media_type="text/html", headers={"Cache-Control": "no-cache"})
+        return _html(self.pages["index"])
+
+    async def side_by_side_page(self, _: Request) -> Response:
+        return _html(self.pages["side_by_side"])
 
     async def static_file(self, request: Request) -> Response:
         name = request.path_params["name"]
@@ -125,7 +135,8 @@ class Routes:
         return Response(self.static[name], media_type=STATIC[name], headers=headers)
 
     async def run(self, _: Request) -> Response:
-        return _json(describe_run(self.library.run))
+        beside = self.second.run.folder.resolve().name if self.second else None
+        return _json({**describe_run(self.library.run), "second": beside})
 
     async def slide_list(self, _: Request) -> Response:
         return _json({"slides": self.slides})
@@ -188,6 +199,13 @@ class Routes:
         if key not in self.library.entries:
             raise HTTPException(404, "There is no slide with that id.")
         return key
+
+
+@asynccontextmanager
+async def _lifespan(routes: Sequence[Routes], _: Starlette) -> AsyncIterator[None]:
+    yield
+    for each in routes:
+        each.stop()
 
 
 def removed_rows(body: object, n: int) -> NDArray[np.bool_]:
@@ -275,6 +293,10 @@ def _picture(data: bytes | None, request: Request, missing: str = "") -> Respons
         raise HTTPException(404, missing)
     headers = {"Cache-Control": IMMUTABLE} if request.query_params.get("v") else None
     return Response(data, media_type="image/jpeg", headers=headers)
+
+
+def _html(page: bytes) -> Response:
+    return Response(page, media_type="text/html", headers={"Cache-Control": "no-cache"})
 
 
 def _json(table: Mapping[str, Any], status: int = 200) -> Response:

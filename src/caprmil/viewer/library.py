@@ -15,7 +15,6 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from caprmil.cohort.cohort import find_bags
 from caprmil.errors import RunError, SlideError
 from caprmil.explain import (
     MapRanking,
@@ -34,12 +33,14 @@ from caprmil.explain import browser as pages
 from caprmil.explain.marked_regions import measure_regions, why_no_regions
 from caprmil.features import bag_files
 from caprmil.features.bags import Bag
+from caprmil.features.source_bags import SlideFiles
 from caprmil.models import MILModel
 from caprmil.models.device import pick_device
 from caprmil.runs.run import Run
+from caprmil.runs.source_inputs import find_slide_bags
 from caprmil.slides.readers import Pixels
 from caprmil.slides.slide import Slide, find_slides
-from caprmil.viewer.answers import summarise
+from caprmil.viewer.answers import calibrated_numbers, summarise
 from caprmil.viewer.cache import SizedCache
 from caprmil.viewer.tiles import Pyramid, is_joined, jpeg, tile
 
@@ -105,7 +106,7 @@ class Library:
             )
         self.run, self.device = run, str(pick_device(device))
         self.cache = SizedCache(cache_bytes)
-        extra_bags = find_bags(extra) if extra else {}
+        extra_bags = dict(find_slide_bags(run.facts, extra)) if extra else {}
         if not extra_bags:
             run.bag_paths()
         slides = {} if pixels is None else find_slides([pixels])
@@ -113,7 +114,9 @@ class Library:
         entries = [self._entry(name, extra_bags, slides) for name in names]
         self.entries = {entry.id: entry for entry in entries}
 
-    def _entry(self, name: str, extra_bags: dict[str, Path], slides: dict[str, Path]) -> Entry:
+    def _entry(
+        self, name: str, extra_bags: dict[str, SlideFiles], slides: dict[str, Path]
+    ) -> Entry:
         files = self.run.bags.get(name)
         is_there = files is not None and files.exists()
         try:
@@ -166,6 +169,8 @@ class Library:
             gallery = _first_patches(facts["layers"])
             facts["tiles"] = {"top": Pyramid(*slide.size).top, "version": _version(slide)}
             facts["gallery"] = {"px": GALLERY_PX, "columns": GALLERY_COLUMNS, "rows": gallery}
+        calibrated = calibrated_numbers(self.run, explained.answer.by_fold)
+        facts["answer"] = {**facts["answer"], "calibrated": calibrated}
         version = _digest(numbers.data + repr(facts["model"]).encode())
         facts["numbers"] = version
         record = explained.reference.record
@@ -253,7 +258,10 @@ class Library:
             raise GoneError(_no_pixels(reference))
         for each in reference.all_slides:
             if each.pixels is not None and not each.pixels.exists():
-                raise GoneError(f"The slide {each.name} is no longer at {each.pixels}.")
+                raise GoneError(
+                    f"The slide {each.name} is no longer at {each.pixels}. "
+                    "Start the viewer with --slides FOLDER."
+                )
         return self.cache.get(
             ("slide", key),
             lambda: _opened(reference),

@@ -25,7 +25,8 @@ HEADERS = {
     # frame-ancestors 'self': only a notebook behind the same proxy may show the page in a frame.
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "
-        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'self'"
+        "connect-src 'self'; frame-src 'self'; base-uri 'none'; form-action 'none'; "
+        "frame-ancestors 'self'"
     ),
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
@@ -164,7 +165,7 @@ def _is_same_origin(scope: Scope, headers: Headers, host: str) -> bool:
 
     Any page may link to ours.
     """
-    if scope["method"] in ("GET", "HEAD") and not scope["path"].startswith("/api/"):
+    if scope["method"] in ("GET", "HEAD") and "/api/" not in scope["path"]:
         return True
     site, origin = headers.get("sec-fetch-site"), headers.get("origin")
     if site is not None:

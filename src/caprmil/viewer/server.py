@@ -23,13 +23,17 @@ MAX_TRIES = 50  # number of ports to try
 def serve(
     library: Library,
     *,
+    second: Library | None = None,
     host: str = "127.0.0.1",
     port: int | None = None,
     names: Sequence[str] = (),
     browser: bool = False,
     show: Callable[[str], None] = lambda _: None,
 ) -> None:
-    """Serve until Ctrl-C. The default port is the first free one from 8765."""
+    """Serve until Ctrl-C. The default port is the first free one from 8765.
+
+    `second` is another run, to show side by side.
+    """
     with listen(host, port) as sock:
         free_port = sock.getsockname()[1]
         rules = access_rules(host, free_port, names)
@@ -38,7 +42,7 @@ def serve(
         if browser and _has_display():
             Timer(0.5, webbrowser.open, [address]).start()
         with suppress(KeyboardInterrupt):  # uvicorn raises it again at the end
-            make_server(create(library, rules)).run(sockets=[sock])
+            make_server(create(library, rules, second=second)).run(sockets=[sock])
 
 
 def make_server(app: AccessMiddleware) -> uvicorn.Server:

@@ -32,16 +32,24 @@ def list_slides(library: Library) -> list[dict[str, Any]]:
         _row(
             entry,
             predictions.get(run.owner(entry.name) if run.combine else entry.name, NO_PREDICTION),
+            names=_other_names(run, entry.name),
         )
         for entry in library.entries.values()
     ]
 
 
-def _row(entry: Entry, prediction: dict[str, Any]) -> dict[str, Any]:
+def _other_names(run: Run, name: str) -> list[str]:
+    """Return what else a slide is searched by: its patient, or the slides of a patient."""
+    found = run.slides.get(name, ()) if run.unit == "patient" else (run.owner(name),)
+    return [each for each in found if each != name]
+
+
+def _row(entry: Entry, prediction: dict[str, Any], names: list[str]) -> dict[str, Any]:
     record: Record | None = entry.reference.record if entry.reference else None
     return {
         "id": entry.id,
         "name": entry.name,
+        "names": names,
         **prediction,
         "patches": record.patches if record else None,
         "flags": record.flags if record else "",

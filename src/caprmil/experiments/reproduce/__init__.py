@@ -13,7 +13,6 @@ from caprmil.experiments.reproduce.protocols import (
     find_protocol,
     protocol_recipe,
     read_labels,
-    recipe_folder,
 )
 from caprmil.experiments.reproduce.reproduction import ModelScore, Reproduction, reproduce
 
@@ -28,6 +27,5 @@ __all__ = [
     "find_protocol",
     "protocol_recipe",
     "read_labels",
-    "recipe_folder",
     "reproduce",
 ]

@@ -9,7 +9,6 @@ from typing import Any
 
 import pandas as pd
 
-from caprmil import config
 from caprmil.cohort.folds import PARTS
 from caprmil.cohort.patients import are_labels, not_patients
 from caprmil.errors import CohortError, RecipeError, UnknownNameError, shorten
@@ -19,6 +18,7 @@ from caprmil.io.findings import Findings
 from caprmil.slides.names import slide_name
 from caprmil.targets import Classification
 from caprmil.training.recipe import Recipe
+from caprmil.training.recipe_files import list_recipes, parse_recipe
 
 Row = dict[str, str]
 
@@ -117,13 +117,6 @@ def find_protocol(name: str) -> Protocol:
     return PROTOCOLS[name]
 
 
-def recipe_folder() -> Path:
-    """Return the folder of the recipes: in the package, or in the clone it was installed from."""
-    package = Path(__file__).parents[2]
-    installed = package / "recipes"
-    return installed if installed.is_dir() else package.parents[1] / "recipes"
-
-
 def protocol_recipe(
     name: str, model: str, table: Path, features: Path, changes: Sequence[str]
 ) -> Recipe:
@@ -139,14 +132,14 @@ def protocol_recipe(
     settings |= {"cohort": str(table), "features": str(features), "model": own["model"]}
     settings["train"] = own.get("train", {}) | settings["train"]
     changes = [*find_protocol(name).settings.get(model, ()), *changes]
-    return config.parse(settings, into=Recipe, name=f"{name}.toml", changes=changes)
+    return parse_recipe(settings, name=f"{name}.toml", changes=changes)
 
 
 def _read(name: str) -> dict[str, Any]:
-    path = recipe_folder() / f"{name}.toml"
-    if not path.is_file():
+    recipes = list_recipes()
+    if name not in recipes:
         raise UnknownNameError("model with a recipe", name, all_models())
-    return tomllib.loads(path.read_text(encoding="utf-8"))
+    return tomllib.loads(recipes[name].read_text(encoding="utf-8"))
 
 
 def read_labels(name: str, labels: str | Path, found: Findings | None = None) -> list[Row]:

@@ -7,7 +7,7 @@ from io import StringIO
 from math import isnan, nan
 from pathlib import Path
 
-from caprmil.cohort.cohort import find_bags
+from caprmil.cohort.found_bags import find_bags
 from caprmil.errors import CohortError, shorten
 from caprmil.evaluation import comparison
 from caprmil.executors import Executor

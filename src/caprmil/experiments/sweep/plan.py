@@ -11,7 +11,8 @@ from caprmil import config
 from caprmil.errors import RecipeError, UnknownNameError
 from caprmil.experiments.sweep.axes import Point, Range, SearchSpace, is_axis
 from caprmil.targets import METRICS, Metric
-from caprmil.training.recipe import Recipe, read_recipe
+from caprmil.training.recipe import Recipe
+from caprmil.training.recipe_files import parse_recipe, read_recipe
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,14 +73,15 @@ class Plan:
         """Return the recipe of a point."""
         table = tomllib.loads(config.dump(self.recipe))
         changes = [f"{key}={text}" for key, text in point.changes.items()]
-        return config.parse(table, into=Recipe, changes=changes)
+        return parse_recipe(table, changes=changes)
 
 
 def read_plan(
     source: str | Path,
     changes: Sequence[str],
     *,
-    features: str | Path | None = None,
+    model: str | None = None,
+    features: str | Path | Sequence[str | Path] | None = None,
     search: Literal["grid", "random", "bayes"] = "grid",
     metric: str = "",
     seed: int = 0,
@@ -96,5 +98,5 @@ def read_plan(
             axes[key] = text
         else:
             fixed[key] = change
-    recipe = read_recipe(source, features=features, changes=list(fixed.values()))
+    recipe = read_recipe(source, features=features, changes=list(fixed.values()), model=model)
     return Plan(recipe=recipe, axes=axes, search=search, metric=metric, seed=seed, prune=prune)

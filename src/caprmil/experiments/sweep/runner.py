@@ -259,13 +259,16 @@ def _check_plan(plan: Plan, trials: int | None) -> None:
     else:
         raise problems[0]
     if any(
-        key.split(".")[0] in ("cohort", "features", "data", "splits", "target") for key in plan.axes
+        key.split(".")[0] in ("cohort", "features", "sources", "data", "splits", "target")
+        for key in plan.axes
     ):
         return
     recipe = plan.recipe
     unread = replace(recipe.data, scan=False)
     _, folds = load_cohort(
-        recipe.cohort, recipe.features, unread, recipe.splits, target=recipe.target
+        *(recipe.cohort, recipe.features, unread, recipe.splits),
+        target=recipe.target,
+        join=recipe.join,
     )
     if (plan.search != "grid" or plan.prune) and not any(fold.validation for fold in folds):
         raise RecipeError(

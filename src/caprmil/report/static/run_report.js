@@ -2,24 +2,33 @@
 "use strict";
 
 (() => {
+  const MOST = 500; // rows that are shown before "show all": a browser lays out 10,000 in seconds
   const table = document.getElementById("slides");
-  const rows = [...table.tBodies[0].rows];
   const search = document.getElementById("search");
   const markedOnly = document.getElementById("marked");
   const shown = document.getElementById("shown");
+  const more = document.getElementById("more");
+  let rows = [...table.tBodies[0].rows]; // in order
+  let most = MOST;
+  const texts = new Map(rows.map((row) => [row, `${row.textContent} ${row.dataset.names ?? ""}`.toLowerCase()]));
+  const number = (n) => n.toLocaleString("en");
 
-  function filter() {
+  function show() {
     const words = search.value.toLowerCase().split(/\s+/).filter(Boolean);
-    let count = 0;
-    for (const row of rows) {
-      const text = row.textContent.toLowerCase();
-      row.hidden = (markedOnly.checked && !row.classList.contains("marked")) || !words.every((word) => text.includes(word));
-      count += !row.hidden;
-    }
-    shown.textContent = `${count} of ${rows.length} shown`;
+    const matches = (row) => (!markedOnly.checked || row.classList.contains("marked")) && words.every((word) => texts.get(row).includes(word));
+    const found = rows.filter(matches);
+    const first = found.slice(0, most);
+    fill(table, first);
+    more.hidden = first.length === found.length;
+    more.textContent = `Show all ${number(found.length)}`;
+    const part = more.hidden ? "shown" : `found, the first ${number(first.length)} shown`;
+    shown.textContent = `${number(found.length)} of ${number(rows.length)} ${part}`;
   }
 
-  sortable(table);
-  search.addEventListener("input", filter);
-  markedOnly.addEventListener("change", filter);
+  sortable(table, (sorted) => ((rows = sorted), show()));
+  search.addEventListener("input", show);
+  markedOnly.addEventListener("change", show);
+  more.addEventListener("click", () => ((most = Infinity), show()));
+  addEventListener("beforeprint", () => ((most = Infinity), show()));
+  if (rows.length > MOST) show();
 })();

@@ -20,6 +20,7 @@ const HELP = [
   ["u", "undo the last region or token"],
   ["+  -  0", "zoom in, out, whole slide"],
   ["Shift + arrows", "move the slide"],
+  ["c", "two slides side by side"],
   ["/", "search slides"],
   ["Esc", "leave lasso, patch or panel"],
   ["?", "this help"],
@@ -30,7 +31,7 @@ export function listen(actions) {
   document.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey || $("keys").open) return;
     const typing = event.target.matches?.("input[type=search], select");
-    const sliding = event.target.matches?.("input[type=range]") && event.key.startsWith("Arrow");
+    const sliding = event.target.matches?.("input[type=range], .panel") && event.key.startsWith("Arrow");
     if (event.key === "Escape") {
       if (typing) event.target.blur();
       else actions.leave();
@@ -59,6 +60,7 @@ function plainKeys(actions) {
     o: actions.toggleMap,
     l: actions.lasso,
     u: actions.undo,
+    c: actions.compare,
     "+": () => actions.zoom(1.6), "=": () => actions.zoom(1.6),
     "-": () => actions.zoom(1 / 1.6), _: () => actions.zoom(1 / 1.6),
     0: actions.home,

@@ -28,9 +28,8 @@ export function showPrediction(facts, whatIf, { undo, reset, show }) {
   );
 }
 
-function modelsText({ answer: { models, unseen }, slides }) {
+function modelsText({ answer: { models, unseen }, unit: what }) {
   const number = models === 1 ? "one model" : `mean of ${models} models`;
-  const what = slides.length ? "patient" : "slide";
   return unseen ? `${number}, not trained on this ${what}` : `${number}, trained on this ${what}`;
 }
 
@@ -52,7 +51,7 @@ function modalityTable({ modalities, contrasts, first_contrast: first }) {
   const table = el(
     "div",
     { class: "modalities" },
-    el("h3", { text: `What adds to the ${contrasts[first].total}, and its share` }),
+    el("h3", { text: `What adds to the ${contrasts[first].total}${modalities.patches.shares ? ", and its share" : ""}` }),
     el(
       "table",
       {},
@@ -60,6 +59,9 @@ function modalityTable({ modalities, contrasts, first_contrast: first }) {
         "tbody",
         {},
         row("all patches", modalities.patches),
+        ...modalities.covariates
+          .filter((each) => each.scales)
+          .map((each) => row(`of these, scaled by ${each.title}`, { adds: each.scales })),
         ...modalities.covariates.map((each) => row(each.title, each)),
         row("bias", { adds: modalities.bias }),
       ),

@@ -72,10 +72,9 @@ export const sortGroups = () => [];
 
 export function headline(facts, answer) {
   const lines = targets.map((each) => [each.name, ...each.parts.headline(own(each, facts), each.slice(answer))]);
-  const title = lines.map(([name, text, number]) => `${name}: ${text}${number ? ` ${number}` : ""}`).join(" · ");
-  const verdicts = lines.map(([, , , verdict]) => verdict);
-  const verdict = verdicts.includes("wrong") ? "wrong" : verdicts.includes("right") ? "right" : "";
-  return [title, "", verdict, lines.map(([name, , , , sentence]) => `${name}: ${sentence}`).join(" · ")];
+  const title = lines.map(([name, text, number]) => `${name}: ${text}${number ? ` ${number}` : ""}`).join("\n");
+  const verdicts = [...new Set(lines.map(([, , , verdict]) => verdict))];
+  return [title, "", verdicts.length === 1 ? verdicts[0] : "", lines.map(([name, , , , sentence]) => `${name}: ${sentence}`).join("\n")];
 }
 
 /** `numbers` are those of an answer that go with the contrasts. */
@@ -91,5 +90,6 @@ export const changeText = (facts, before, after) =>
 export function rows(facts, title, before, after) {
   const each = (target) =>
     target.parts.rows(own(target, facts), `${target.name}, ${title}`, target.slice(before), after ? target.slice(after) : after);
-  return el("div", { class: "targets" }, ...targets.map(each));
+  const known = targets.filter((target) => target.slice(before).every((number) => number !== null)); // not all are calibrated
+  return el("div", { class: "targets" }, ...known.map(each));
 }

@@ -24,7 +24,7 @@ export class Stage {
       element: $("slide-canvas"),
       drawer: "canvas",
       showNavigationControl: false,
-      showNavigator: matchMedia("(min-width: 821px)").matches,
+      showNavigator: matchMedia("(min-width: 961px)").matches,
       navigatorPosition: "BOTTOM_RIGHT",
       navigatorSizeRatio: 0.14,
       navigatorOpacity: 1, // else the map is visible through it
@@ -135,10 +135,18 @@ export class Stage {
   }
 
   get view() {
-    if (!this.bag) return null;
+    return this.bag ? this.#viewAt(false) : null;
+  }
+
+  /** The view at this moment; `view` is where a movement will end. */
+  get shownView() {
+    return this.bag ? this.#viewAt(true) : null;
+  }
+
+  #viewAt(current) {
     const { viewport } = this.osd;
-    const centre = viewport.getCenter();
-    const zoom = (viewport.getContainerSize().x * viewport.getZoom()) / this.width;
+    const centre = viewport.getCenter(current);
+    const zoom = (viewport.getContainerSize().x * viewport.getZoom(current)) / this.width;
     return { x: centre.x * this.width, y: centre.y * this.width, zoom };
   }
 

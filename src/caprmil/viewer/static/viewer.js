@@ -3,6 +3,7 @@ import { $, count } from "./dom.js";
 import { listen } from "./keyboard.js";
 import { parse } from "./layer_text.js";
 import { initialLayer, limitOf, showLegend, showMaps, tokenNames } from "./maps.js";
+import { listenToPage, sayHash, sayView, sideBySide } from "./pane.js";
 import { chooseParts } from "./parts.js";
 import { Pictures, showGallery, showPatch } from "./patches.js";
 import { showPrediction } from "./prediction_panel.js";
@@ -25,13 +26,14 @@ let region = 0; // the number of the chosen one
 let pictures = null;
 let isFirstLayer = true; // the map is the first one, of any slide
 let list = null;
+let hasSecond = false; // a second run to show beside this one
 let opening = new AbortController();
 let predicting = new AbortController();
 
 const stage = new Stage({
   patch: (row) => selectPatch(row === state.patch ? -1 : row),
   hover: (row) => bag && showLegend(state.overlay ? layer() : null, limitOf(layer(), state.fit), row),
-  view: () => delay(saveState),
+  view: () => (tellView(), delay(saveState)),
   region: (rows) => offerRegion(rows),
   failed: () => showNotice("A part of the slide cannot be read. It may be damaged or missing."),
 });
@@ -119,6 +121,7 @@ async function showSlide(decoded, wanted, signal) {
   updateRegions();
   showScale();
   saveState();
+  tellView();
   measureRegions(signal);
 }
 
@@ -214,11 +217,16 @@ function delay(run) {
   timer = setTimeout(run, 180);
 }
 
+function tellView() {
+  if (bag && stage.bag) sayView(state.slide, bag.facts.size, stage.shownView);
+}
+
 /** Write the state into the address. With `step` the back button returns to the state before. */
 function saveState(step = false) {
   if (!bag) return;
   state.view = stage.view;
   const hash = write({ ...state, removed: removed.some(Boolean) ? packRows(removed) : "", off });
+  sayHash(hash);
   if (hash === location.hash) return;
   const address = location.pathname + location.search.replace(/[?&]token=[^&]*/, "") + hash;
   history[step ? "pushState" : "replaceState"](null, "", address);
@@ -247,7 +255,7 @@ function restoreState() {
 // Actions
 
 function goToSlide(id) {
-  if (!id || id === state.slide) return;
+  if (!id || id === state.slide || !list.slides.some((slide) => slide.id === id)) return;
   const { slide } = state;
   if (slide && bag) history.pushState(null, "", `#s=${id}`);
   open(id);
@@ -385,11 +393,15 @@ async function predict() {
   updatePrediction();
 }
 
-const isWide = () => matchMedia("(min-width: 821px)").matches;
+const isWide = () => matchMedia("(min-width: 961px)").matches;
 
 function showTab(name) {
   document.body.dataset.tab = name;
   for (const button of $("tabs").children) button.setAttribute("aria-expanded", button.dataset.tab === name);
+}
+
+function compare() {
+  if (bag) location.assign(sideBySide(location.hash, hasSecond));
 }
 
 function help() {
@@ -415,14 +427,18 @@ async function start() {
     `${run.folds} folds`,
     run.finished ? run.score : "not finished",
   ].filter(Boolean).join("  ·  ");
+  hasSecond = Boolean(run.second);
+  $("compare").title = `Side by side${hasSecond ? ` with ${run.second}` : ""} (c)`;
   await chooseParts(run, slides);
   if (run.unit === "patient") {
-    $("search").placeholder = "Search patients";
+    $("search").placeholder = "Search patients or slides";
+    document.querySelector("label[for=search]").textContent = "Search patients or slides";
     document.querySelector('[data-tab="slides"]').textContent = "Patients";
   }
   list = new SlideList(slides, { open: goToSlide, unit: run.unit });
   showBusy("");
   await restoreState();
+  listenToPage({ go: (view) => bag && stage.bag && (stage.view = view), open: goToSlide });
 }
 
 const actions = {
@@ -434,7 +450,7 @@ const actions = {
   lasso: () => lasso($("lasso").getAttribute("aria-pressed") !== "true"),
   bag: () => bag,
   layer: () => state.layer,
-  chooseLayer, toggleMap, toggleToken, undo, help, leave,
+  chooseLayer, toggleMap, toggleToken, undo, compare, help, leave,
 };
 
 function addListeners() {
@@ -444,6 +460,8 @@ function addListeners() {
   click("home", () => stage.home());
   click("overlay", toggleMap);
   click("lasso", actions.lasso);
+  click("compare", compare);
+  $("compare").hidden = window.parent !== window;
   click("help", help);
   click("remove", () => removeRegion({ keep: false }));
   click("keep-only", () => removeRegion({ keep: true }));

@@ -1,0 +1,68 @@
+"""Compare training steps on small bags: one bag, packed bags, one large bag, the plain form.
+
+python benchmarks/packed_steps.py --patches 500 --bags 16
+"""
+
+import argparse
+from collections.abc import Callable, Sequence
+from statistics import median
+from time import process_time
+
+import torch
+from torch import Tensor
+
+from caprmil.models import CAPRMIL, MILModel, create
+from plain import PlainCAPRMIL
+
+
+def make_step(
+    model: MILModel, features: Tensor, sizes: tuple[int, ...] | None
+) -> Callable[[], None]:
+    """Return a training step with the fused AdamW of `caprmil train`."""
+    optimizer = torch.optim.AdamW(model.train().parameters(), lr=1e-4, fused=True)
+    labels = torch.arange(len(sizes or (0,))) % 2
+
+    def step() -> None:
+        output = model(features, sizes=sizes) if sizes else model(features)
+        loss = torch.stack(list(model.loss(output, labels).values())).sum()
+        optimizer.zero_grad()
+        torch.autograd.backward(loss)
+        optimizer.step()
+
+    return step
+
+
+def measure(patches: int, bags: int, width: int, rounds: int) -> dict[str, float]:
+    """Return the milliseconds of processor time per bag; the forms alternate."""
+    torch.manual_seed(0)
+    one, many = torch.randn(1, patches, width), torch.randn(1, patches * bags, width)
+    plain, sizes = create("caprmil", width, 2), (patches,) * bags
+    assert isinstance(plain, CAPRMIL)
+    steps = {
+        "the plain form, one bag": (make_step(PlainCAPRMIL(plain), one, None), 1),
+        "one bag": (make_step(create("caprmil", width, 2), one.half(), None), 1),
+        f"{bags} packed": (make_step(create("caprmil", width, 2), many.half(), sizes), bags),
+        "one bag of their size": (make_step(create("caprmil", width, 2), many.half(), None), bags),
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in steps}
+    for _ in range(rounds + 1):
+        for name, (step, count) in steps.items():
+            start = process_time()
+            step()
+            seconds[name].append((process_time() - start) / count)
+    return {name: 1000 * median(found[1:]) for name, found in seconds.items()}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print the milliseconds of each form."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    for name, value in {"patches": 500, "bags": 16, "width": 1024, "rounds": 15}.items():
+        parser.add_argument(f"--{name}", type=int, default=value)
+    args = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    for name, found in measure(args.patches, args.bags, args.width, args.rounds).items():
+        print(f"{name:24s} {found:8.2f} ms per {args.patches} patches")
+
+
+if __name__ == "__main__":
+    main()

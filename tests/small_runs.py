@@ -1,0 +1,50 @@
+"""Finished runs of every kind that a page can show, small and quickly trained."""
+
+from pathlib import Path
+from typing import Any
+
+from caprmil.cohort.cohort import CohortConfig
+from caprmil.cohort.folds import SplitConfig
+from caprmil.runs.run import Run
+from caprmil.synthetic import TwoModalities, TwoSources
+from caprmil.targets import find_target
+from caprmil.training.cross_validation import cross_validate
+from caprmil.training.recipe import FusionConfig, ModelConfig, Recipe
+from caprmil.training.train_config import TrainConfig
+from patient_cohort import patient_recipe, with_epochs, write_patients
+from targets.small_cohorts import CELLS, SETTINGS, write_cohort
+
+KINDS = (*CELLS, "patient", "covariates", "sources")
+
+
+def small_run(kind: str, folder: Path) -> Run:
+    """Return a finished run of two or three folds: of a target, or as named in `KINDS`."""
+    return cross_validate(_recipe(kind, folder), folder / "run", device="cpu", progress=False)
+
+
+def _recipe(kind: str, folder: Path) -> Recipe:
+    if kind == "patient":
+        return with_epochs(patient_recipe(write_patients(folder, 12)), 2)
+    if kind == "covariates":
+        table = TwoModalities(slides=24, patches=(20, 30)).write(folder)
+        data = CohortConfig(label="label", covariates=("marker", "age", "ward"))
+        return _small(table, data=data, fusion=FusionConfig(dim=8, how="film"))
+    if kind == "sources":
+        table = TwoSources(slides=24).write(folder)
+        return _small(table, features=(str(folder / "fine"), str(folder / "coarse")))
+    target = find_target(kind)(**SETTINGS.get(kind, {}))
+    return _small(write_cohort(folder, CELLS[kind]), target=target)
+
+
+def _small(table: Path, **settings: Any) -> Recipe:
+    return Recipe(
+        **{
+            "cohort": str(table),
+            "features": str(table.parent / "features"),
+            "model": ModelConfig(settings={"dim": 8, "heads": 2, "tokens": 2}),
+            "splits": SplitConfig(folds=2, validation=0.25),
+            "train": TrainConfig(epochs=2, warmup_epochs=0, lr=1e-2),
+            "loggers": {},
+            **settings,
+        }
+    )
