@@ -4,13 +4,18 @@ PYTHON ?= python3
 BIN    := $(VENV)/bin
 # timm and torchvision have their own environment: next to a CPU build of torch, torchvision breaks Lightning.
 ENCODERS ?= .venv-encoders
+# What runs without torch, on another Python: make test-light PYTHON=python3.13
+LIGHT ?= .venv-light
+LIGHT_TESTS := atomic classification_metrics cohort config extraction folder_lock folds image_header isolated_file million_slides_benchmark patches predictions progress qc rare_signal regions scheduler slides tables tasks thumbnails tissue
+# The documentation site: neither caprmil nor torch is installed there.
+DOCS ?= .venv-docs
 # torchmil, only for the benchmark of speed, with the dependencies that caprmil does not have.
 TORCHMIL ?= .torchmil
 
 # Without bytecode, every process would compile torch and Lightning again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo bench test test-slow test-encoders torture check format lock clean
+.PHONY: help demo bench test test-slow test-encoders test-light torture docs notebooks check format lock clean
 
 help:  ## List the targets.
 	@sed -n 's/^\([a-z-]*\):.*## /\1  /p' $(MAKEFILE_LIST)
@@ -45,12 +50,35 @@ $(ENCODERS)/.done: pyproject.toml
 test-encoders: $(ENCODERS)/.done  ## Test the encoders of timm and transformers in their own environment.
 	$(ENCODERS)/bin/pytest tests/encoders tests/test_encoders.py
 
+$(LIGHT)/.done: pyproject.toml
+	$(PYTHON) -m venv $(LIGHT)
+	$(LIGHT)/bin/python tests/light_packages.py > $(LIGHT)/packages.txt
+	$(LIGHT)/bin/python -m pip install -qq --no-compile -r $(LIGHT)/packages.txt
+	@touch $@
+
+test-light: $(LIGHT)/.done  ## Test what runs without torch, on the Python of PYTHON=python3.13.
+	PYTHONPATH=src $(LIGHT)/bin/python -m pytest $(addprefix tests/test_,$(addsuffix .py,$(LIGHT_TESTS)))
+
+$(DOCS)/.done: pyproject.toml
+	$(PYTHON) -m venv $(DOCS)
+	$(DOCS)/bin/python -m pip install -qq 'pip>=25.1'
+	$(DOCS)/bin/python -m pip install -qq --no-compile --group docs
+	@touch $@
+
+docs: $(DOCS)/.done  ## Build the documentation site into public/. A warning, such as a broken link, is an error.
+	DISABLE_MKDOCS_2_WARNING=true NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --quiet
+
+# The kernel has the packages of both environments: nbclient is in one, caprmil and torch are in the other.
+notebooks: $(VENV)/.core $(DOCS)/.done  ## Execute the notebooks in docs/notebooks and keep their outputs.
+	PATH=$(abspath $(BIN)):$(PATH) $(DOCS)/bin/python website/run_notebooks.py $(VENV) docs/notebooks
+
 $(TORCHMIL)/.done: $(VENV)/.core
 	$(BIN)/python -m pip install -qq --no-deps --target $(TORCHMIL) torchmil tensordict pyvers cloudpickle orjson importlib_metadata zipp
 	@touch $@
 
-bench: $(VENV)/.core $(TORCHMIL)/.done  ## Compare speed and memory with the plain form and torchmil; writes docs/performance.md.
+bench: $(VENV)/.core $(TORCHMIL)/.done  ## Speed and memory, also of the plain form and torchmil, and of whole commands; writes docs/performance.md.
 	PYTHONPATH=$(TORCHMIL) $(BIN)/python benchmarks/speed.py $(BENCH)
+	$(BIN)/python benchmarks/journey.py $(JOURNEY)
 
 check: $(VENV)/.dev  ## Format, lint, types and import contracts.
 	$(BIN)/ruff format --check .
@@ -69,4 +97,4 @@ lock: $(VENV)/.dev  ## Write the versions in the environment to constraints.txt.
 	@touch $(VENV)/.core $(VENV)/.dev
 
 clean:  ## Remove environments and caches.
-	rm -rf $(VENV) $(ENCODERS) $(TORCHMIL) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(ENCODERS) $(TORCHMIL) $(DOCS) $(LIGHT) public .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
