@@ -82,6 +82,9 @@ class DGRMIL(MILModel):
     Label 0 is negative and any other is positive, also if classes are subtypes. With a grid,
     patches are sorted by row and column, so that their order in a file does not matter.
 
+    The defaults are the authors' setting for CAMELYON16, which has the paper's number of
+    parameters; recipes/dgrmil.toml is their last one.
+
     Differs from the authors' code: cross-entropy over all classes, also over two; centres are
     updated only in training, never by test labels; the diversity term is finite. Two matrices of
     256 x 256 that are never used are left out (131,072 parameters). Cross-attention is computed
@@ -111,7 +114,7 @@ class DGRMIL(MILModel):
         vectors: int = 5,
         dropout: float = 0.4,
         patch_dropout: float = 0.1,
-        warmup_epochs: int = 10,
+        warmup_epochs: int = 5,
         diversity_weight: float = 0.1,
         triplet_weight: float = 0.1,
     ) -> None:
