@@ -33,8 +33,8 @@ $(VENV)/.dev: $(VENV)/.core
 demo: $(VENV)/.core  ## Generate a cohort, cross-validate three models on it, print a table and a plot.
 	$(BIN)/caprmil demo
 
-test: $(VENV)/.dev  ## Run the tests, without the slow ones.
-	$(BIN)/pytest
+test: $(VENV)/.dev  ## Run the tests, without the slow ones. All of them: make test ALL=1
+	$(BIN)/pytest $(if $(ALL),-m 'slow or not slow')
 
 test-slow: $(VENV)/.dev  ## Run the slow tests.
 	$(BIN)/pytest -m slow
