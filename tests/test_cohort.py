@@ -168,6 +168,28 @@ def test_without_patients_each_slide_is_a_patient_and_there_is_a_note(tmp_path: 
     assert cohort.patients == {"s0": "s0", "s1": "s1"}
 
 
+def test_an_empty_patient_column_counts_as_none_with_a_note(tmp_path: Path) -> None:
+    write_study(tmp_path)
+    rows = [f",s{n},{'ab'[n % 2]}" for n in range(8)]
+    cohort, folds = read(write_table(tmp_path, "case_id,slide_id,label", *rows), TWO_FOLDS)
+    assert (cohort.patients["s3"], len(folds)) == ("s3", 2)
+    assert cohort.notes == (
+        "Column case_id is empty, and is left out.",
+        "No patient column: every slide counts as its own patient.",
+    )
+    chosen = problems(tmp_path / "cohort.csv", patient="case_id")
+    assert "Slides without a patient (8)" in chosen
+
+
+def test_slides_without_a_patient_are_not_also_reported_as_too_few_patients(tmp_path: Path) -> None:
+    write_study(tmp_path)
+    rows = [f"{'p0' if n == 0 else ''},s{n},{'ab'[n % 2]}" for n in range(8)]
+    text = problems(write_table(tmp_path, "case_id,slide_id,label", *rows))
+    assert "Slides without a patient (7): s1, s2" in text
+    assert "Fill column case_id, remove their rows, or delete the column if every" in text
+    assert "too few" not in text
+
+
 def test_without_splits_labels_may_be_missing(tmp_path: Path) -> None:
     write_study(tmp_path)
     cohort, folds = read(write_table(tmp_path, "patient,slide,label", "p,s0,a", "p,s1,"))
@@ -280,6 +302,20 @@ def test_bags_of_other_names_are_shown_with_the_nearest(tmp_path: Path) -> None:
     assert "The folder holds bags of other names (3): TCGA-01-0001-01Z.a1b2, TCGA-" in text
     nearest = "TCGA-01-0001-01Z.a1b2 for TCGA-01-0001-01Z, TCGA-01-0002-01Z.c3d4 for TCGA-01-0002"
     assert f"Nearest: {nearest}: names must be equal." in text
+
+
+def test_a_folder_of_coordinates_is_answered_once_and_names_that_of_features(
+    tmp_path: Path,
+) -> None:
+    table = write_study(tmp_path, size=12)
+    for number in range(12):
+        (tmp_path / "bags" / f"s{number}.npy").unlink()
+        with h5py.File(tmp_path / "bags" / f"s{number}.h5", "w") as file:
+            file["coords"] = np.ones((3, 2), dtype=np.int64)
+    text = problems(table)
+    assert "Files of coordinates, without features (12): s0, s1" in text
+    assert text.count("h5_files of CLAM") == 1
+    assert "cannot be used (" not in text
 
 
 def test_a_folder_of_slides_is_not_one_of_features(tmp_path: Path) -> None:

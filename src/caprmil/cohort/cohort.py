@@ -23,7 +23,13 @@ from caprmil.cohort.patient_units import (
     propose_patients,
     slides_of_patients,
 )
-from caprmil.cohort.patients import are_labels, check_patients, not_patients, read_patients
+from caprmil.cohort.patients import (
+    are_labels,
+    check_patients,
+    not_patients,
+    patient_column,
+    read_patients,
+)
 from caprmil.cohort.peer_tables import folder_of, read_cohort_table
 from caprmil.cohort.slide_vectors import check_vectors, read_vectors
 from caprmil.cohort.sources import (
@@ -232,6 +238,8 @@ def load_cohort(
     )
     columns, own = find_columns(list(frame.columns), config, target, found, required=required)
     listed = _by_slide(tables.rows(frame), columns, found)
+    if patient_column(listed, columns, chosen=config.patient is not None, found=found) is None:
+        columns.pop("patient", None)
     folders = folders_of(features)
     located = [
         locate_bags(listed, columns, folder, each, config, found, required=required)
@@ -283,7 +291,8 @@ def load_cohort(
     slide_labels, labels = labels, join_labels(units, labels, target) if config.joins else labels
     made: list[Fold] = []
     if splits is not None:
-        usable = {unit: owners[unit] for unit in units if unit in owners and unit in labels}
+        # A slide without a patient counts as one: it alone must not leave a class without patients.
+        usable = {unit: owners.get(unit, unit) for unit in units if unit in labels}
         joined = patients if config.joins else {}
         fixed = read_fixed(listed, usable, joined, folder, splits, found)
         shared = splits.allow_shared_patients

@@ -11,6 +11,7 @@ from caprmil.features import bag_files, bags
 from caprmil.features.bag_files import Part
 from caprmil.features.bags import BagInfo
 from caprmil.features.checked_bags import CheckedBags
+from caprmil.features.formats import CoordinatesError
 from caprmil.io.findings import Findings
 from caprmil.io.progress import Step
 from caprmil.slides.scale import same_scale
@@ -25,6 +26,7 @@ def inspect_bags(
     """
     infos: dict[str, BagInfo] = {}
     broken: list[str] = []
+    places: list[str] = []
     checked = CheckedBags(paths.values() if scan else ())
     for done, (name, path) in enumerate(paths.items(), 1):
         try:
@@ -34,11 +36,14 @@ def inspect_bags(
                 before = checked.state(path)
                 infos[name] = bags.read(path).info
                 checked.add(path, before)
+        except CoordinatesError:
+            places.append(name)
         except BagError as problem:
             broken.append(str(problem))
         if progress is not None:
             progress(done, len(paths))
     checked.write()
+    found.problem("Files of coordinates, without features", places, CoordinatesError.advice)
     if broken:
         each = shorten(broken, separator="\n    ")
         found.problems.append(f"Bags that cannot be used ({len(broken)}):\n    {each}")

@@ -10,6 +10,17 @@ from caprmil.targets import Target
 from caprmil.targets.target import Label
 
 
+def patient_column(
+    rows: Mapping[str, Row], columns: Mapping[str, str], *, chosen: bool, found: Findings
+) -> str | None:
+    """Return the column of the patient; None, with a note, for an empty one that nobody chose."""
+    column = columns.get("patient")
+    if column is None or chosen or not rows or any(is_known(row[column]) for row in rows.values()):
+        return column
+    found.notes.append(f"Column {column} is empty, and is left out.")
+    return None
+
+
 def read_patients(rows: Mapping[str, Row], column: str | None, found: Findings) -> dict[str, str]:
     """Return the patient of each slide that has one."""
     if column is None:
@@ -17,7 +28,10 @@ def read_patients(rows: Mapping[str, Row], column: str | None, found: Findings) 
         return {name: name for name in rows}
     patients = {name: row[column] for name, row in rows.items()}
     unknown = [name for name, patient in patients.items() if not is_known(patient)]
-    advice = f"Fill column {column}, or remove their rows."
+    advice = (
+        f"Fill column {column}, remove their rows, or delete the column if every slide is of "
+        "another patient."
+    )
     found.problem("Slides without a patient", unknown, advice)
     return {name: patient for name, patient in patients.items() if is_known(patient)}
 

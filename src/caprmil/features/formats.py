@@ -44,6 +44,12 @@ SCHEMA = 1
 _torch_lock = Lock()  # torch's list of safe classes is global to the process
 
 
+class CoordinatesError(BagError):
+    """A file of coordinates was given for one of features."""
+
+    advice = "Pass the folder of the features: h5_files of CLAM, features_ENCODER of TRIDENT."
+
+
 @dataclass(kw_only=True)
 class FileContent:
     """Arrays and attributes of a feature file, unchecked. HDF5 and `.npy` are read on demand."""
@@ -185,6 +191,8 @@ def _content(
     known = [name for name in FEATURES if name in arrays]
     if not known and len(others) == 1 and kind != "h5":
         known = others
+    if not known and coords is not None and not others:
+        raise CoordinatesError(f"{path} has coordinates, and no features. {CoordinatesError.advice}")
     if not known:
         raise BagError(
             f"{path} has no features; it has: {', '.join(arrays) or 'nothing'}. Pass a feature "
