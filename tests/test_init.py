@@ -61,6 +61,36 @@ def test_a_filled_in_table_of_features_can_be_trained(tmp_path: Path) -> None:
     assert (recipe.features, recipe.model.name) == ("f", "abmil")
 
 
+@pytest.mark.parametrize("out", ["study", ".", "../study"])
+def test_a_recipe_of_init_works_from_any_folder(tmp_path: Path, out: str) -> None:
+    home, elsewhere = tmp_path / "home", tmp_path / "elsewhere"
+    for number in range(4):
+        bags.write(home / "f" / f"s{number}.h5", np.ones((3, 4), dtype=np.float32))
+    elsewhere.mkdir()
+    with chdir(home):
+        init("f", "--out", out)
+    study = (home / out).resolve()
+    for folder in (home, study, elsewhere):
+        with chdir(folder):
+            found = read_recipe(study / "recipe.toml")
+            assert isinstance(found.features, str)
+            assert Path(found.cohort).resolve() == study / "labels.csv"
+            assert Path(found.features).resolve() == home / "f"
+
+
+def test_the_table_in_the_working_directory_is_the_one_that_a_recipe_means(tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "study"):
+        folder.mkdir(exist_ok=True)
+        (folder / "labels.csv").touch()
+    recipe = tmp_path / "study" / "recipe.toml"
+    recipe.write_text('cohort = "labels.csv"\nfeatures = ["a", "b"]\n')
+    with chdir(tmp_path):
+        assert read_recipe(recipe).cohort == "labels.csv"
+        Path("labels.csv").unlink()
+        assert read_recipe(recipe).features == tuple(str(recipe.parent / each) for each in "ab")
+        assert read_recipe(recipe, changes=["cohort=other.csv"]).features == ("a", "b")
+
+
 def test_nothing_is_overwritten(tmp_path: Path) -> None:
     bags.write(tmp_path / "a.h5", np.ones((3, 4), dtype=np.float32))
     (tmp_path / "recipe.toml").write_text("mine")

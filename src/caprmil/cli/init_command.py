@@ -9,6 +9,7 @@ import typer
 
 from caprmil.cli.shared import app
 from caprmil.errors import count
+from caprmil.io.paths import as_path
 
 LABELS, RECIPE = "labels.csv", "recipe.toml"
 
@@ -40,9 +41,12 @@ def init(
         raise UnknownNameError("recipe", model, recipes)
     names, are_slides = _names(folder)
     features = "features" if are_slides else str(folder)
+    paths = {"cohort": out / LABELS, "features": as_path(features)}
+    if not out.absolute().resolve().is_relative_to(Path.cwd()):  # the recipe is found from nowhere
+        paths = {key: path.absolute() for key, path in paths.items()}
     text = recipes[model].read_text(encoding="utf-8")
-    for key, value in (("cohort", str(out / LABELS)), ("features", features)):
-        line = f"{key} = {json.dumps(value, ensure_ascii=False)}"  # a string of JSON is one of TOML
+    for key, path in paths.items():
+        line = f"{key} = {json.dumps(str(path), ensure_ascii=False)}"  # a string of JSON is one of TOML
         text = re.sub(rf'^{key} = "[^"]*"', line.replace("\\", r"\\"), text, flags=re.M)
     with new_files(out, [LABELS, RECIPE]) as new:
         rows = ["slide,patient,label", *(f"{_cell(name)},," for name in names)]

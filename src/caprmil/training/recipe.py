@@ -75,7 +75,8 @@ class SourcesConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """All settings of a run. Paths are relative to the working directory."""
+    """All settings of a run. Paths are relative to the working directory; those of a file, if the
+    table is not there, to the nearest folder that has it, from the file's own upwards."""
 
     cohort: str
     """A table of slides, patients and labels."""

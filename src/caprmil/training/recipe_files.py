@@ -49,7 +49,8 @@ def read_recipe(
 
     A table of slides has the recipe of the model, which is by default the paper's. With a recipe,
     `model` replaces its table [model]. `features` is a folder of bags, or one for each of several
-    sources.
+    sources. If the table of a recipe is not in the working directory, the paths of the recipe are
+    those of the nearest folder that has it, from the recipe's own upwards.
     """
     if features is not None:
         names = [str(as_path(each)) for each in folders_of(features) if each is not None]
@@ -58,6 +59,8 @@ def read_recipe(
     path, known = as_path(source), list_recipes()
     if path.suffix.lower() == ".toml":
         table, name = config.load_table(path), path.name
+        if not any(change.partition("=")[0].strip() == "cohort" for change in changes):
+            table = _locate(table, path)
     elif str(source) in known and not path.is_file():
         table, name = config.load_table(known[str(source)]), f"{source}.toml"
     else:
@@ -66,6 +69,35 @@ def read_recipe(
     if model is not None and _model_of(table) != model:
         table["model"] = {"name": model}
     return parse_recipe(table, name=name, changes=changes)
+
+
+def _locate(table: dict[str, Any], recipe: Path) -> dict[str, Any]:
+    """Return a recipe with the paths of the folder that has its table, found from its own upwards.
+
+    As long as the working directory has the table, paths stay as they are.
+    """
+    cohort = table.get("cohort")
+    if not isinstance(cohort, str) or is_remote(cohort) or is_remote(recipe):
+        return table
+    own = recipe.absolute().parent
+    if Path(cohort).exists() or Path(cohort).is_absolute():
+        return table
+    folder = next((each for each in (own, *own.parents) if (each / cohort).exists()), None)
+    if folder is None:
+        return table
+
+    def place(path: Any) -> Any:
+        if isinstance(path, list):
+            return [place(each) for each in path]
+        return path if not isinstance(path, str) or is_remote(path) else str(folder / path)
+
+    _log.warning("note: paths of %s are those of %s.", recipe.name, folder)
+    table |= {name: place(table[name]) for name in ("cohort", "features") if name in table}
+    model = table.get("model")
+    start = model.get("start") if isinstance(model, dict) else None
+    if isinstance(start, str) and (folder / start / "config.json").is_file():
+        table["model"] = {**model, "start": place(start)}
+    return table
 
 
 def _recipe_of(model: str | None, known: Mapping[str, Path]) -> dict[str, Any]:
