@@ -1,6 +1,7 @@
 """Runs work from any working directory, and after they or their features were moved."""
 
 import json
+import shlex
 import shutil
 from contextlib import chdir
 from dataclasses import replace
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from caprmil import figures
 from caprmil.cli import app
 from caprmil.cohort.cohort import load_cohort
 from caprmil.errors import CohortError, RunError
@@ -118,6 +120,28 @@ def test_commands_take_the_folder_of_moved_bags(project: Path, tmp_path: Path) -
     result = CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=False)
     assert result.exit_code == 0
     assert (project / "runs" / "first" / "faithfulness" / "faithfulness.csv").exists()
+
+
+def test_advice_after_moved_bags_has_the_option_that_it_needs(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(figures, "settle", lambda figure: None)
+    monkeypatch.setattr(figures, "save", lambda figure, path, dpi: path.touch())
+    (project / "features").rename(moved := tmp_path / "moved bags")
+    run = project / "runs" / "first"
+    words = ["explain", run, FIRST, "--features", moved, "--fold", "fold-0"]
+    output = CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=False).stdout
+    *_, report, view = output.splitlines()
+    option = f"--features '{moved}'"
+    assert report == f"As one HTML file: caprmil report {run} {FIRST} {option} --fold fold-0"
+    assert view == f"In a viewer: caprmil view {run} {option}"
+    result = CliRunner().invoke(app, shlex.split(report.partition(": caprmil ")[2]))
+    lines = result.output.splitlines()
+    assert f"All slides in a viewer: caprmil view {run} {option}" in lines
+    assert "Open it in a browser." in lines
+    assert result.stderr.startswith(
+        f"Without pictures, because the slide file was not found: {FIRST}. If"
+    )
 
 
 def test_slides_that_were_moved_with_their_bags_are_found(project: Path, tmp_path: Path) -> None:

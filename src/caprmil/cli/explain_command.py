@@ -20,6 +20,7 @@ from caprmil.cli.shared import (
     app,
     open_run,
     show_table,
+    typed,
 )
 from caprmil.errors import count
 from caprmil.io.paths import as_path
@@ -175,7 +176,12 @@ def explain(
     for part in ("slide", "source"):
         if f"{part}s" in names:
             typer.echo(f"For QuPath, each {part} has its own: {part}s/NAME/patches.geojson.")
-    typer.echo(f"As one HTML file: caprmil report {run} {again}. In a viewer: caprmil view {run}")
+    given: dict[str, Any] = {"features": features, "table": table, "vectors": vectors}
+    report = typed(**given, slide=slide, fold=fold, weights=weights, force=force)
+    new = None if what in trained.bags else again
+    view = typed(**given, slides=slide, bags=new)
+    typer.echo(f"As one HTML file: caprmil report {run} {again}{report}")
+    typer.echo(f"In a viewer: caprmil view {run}{view}")
 
 
 def _implant(

@@ -21,10 +21,13 @@ from caprmil.cli.shared import (
     end_with_failed,
     failed_records,
     open_run,
+    typed,
 )
-from caprmil.errors import count
+from caprmil.errors import count, shorten
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from caprmil.runs.run import Run
     from caprmil.slides.qc import Record
 
@@ -63,7 +66,7 @@ def report(
 ) -> None:
     """Write an HTML report of a slide or of a run.
 
-    A report is one file that works offline.
+    A report works offline. That of a run has its slides beside it, in slides/.
 
     \b
     Examples:
@@ -84,7 +87,11 @@ def report(
     else:
         _of_run(trained, out, slides, slide, options)
         failed = []
-    typer.echo(f"All slides in a viewer: caprmil view {run}")
+    given: dict[str, Any] = {"features": features, "table": table, "vectors": vectors}
+    if not inputs:
+        again = typed(**given, slide=slide, force=force)
+        typer.echo(f"Open it in a browser. For one slide: caprmil report {run} SLIDE{again}")
+    typer.echo(f"All slides in a viewer: caprmil view {run}{typed(**given, slides=slide)}")
     end_with_failed(failed)
 
 
@@ -102,7 +109,20 @@ def _of_run(
         typer.secho(f"no report of {line}", err=True, fg="yellow")
     more = f", and {count(len(written), 'slide')} in {written[0].parent}" if written else ""
     typer.echo(f"Written to {path}{more}.")
-    typer.echo(f"Open it in a browser. For one slide: caprmil report {run.folder} SLIDE")
+    if written:
+        named = reports.chosen_slides(run, slides)
+        _show_missing(reports.without_pixels(run, named, pixels=pixels))
+
+
+def _show_missing(names: "Sequence[str]") -> None:
+    """Say which reports have no pictures, and what to do."""
+    if names:
+        typer.secho(
+            f"Without pictures, because the slide file was not found: {shorten(names)}. If it was "
+            "moved, name its folder: --slide FOLDER",
+            err=True,
+            fg="yellow",
+        )
 
 
 def _of_slides(
@@ -145,5 +165,10 @@ def _of_slides(
     for name, path in paths.items():
         if name not in problems:
             typer.echo(f"Written to {path}.")
-    typer.echo("Open it in a browser. The file is complete and can be sent.")
+    bare = [name for name, each in references.items() if not each.has_pixels]
+    if bare:
+        _show_missing(bare)
+        typer.echo("Open it in a browser.")
+    else:
+        typer.echo("Open it in a browser. The file is complete and can be sent.")
     return [*failed, *failed_records(problems)]

@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from contextvars import ContextVar
 from functools import wraps
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -143,6 +144,17 @@ class RayCommand(CommandHelp):
             if not ADDRESS.fullmatch("".join(args[after : after + 1])):
                 args = [*args[:after], "local", *args[after:]]
         return super().parse_args(ctx, args)
+
+
+def typed(**options: Any) -> str:
+    """Return options as they are typed, for a command that is proposed: those that were given."""
+    words: list[str] = []
+    for name, value in options.items():
+        for each in value if isinstance(value, list | tuple) else [value]:
+            if each not in (None, False, ""):
+                word = f"--{name.replace('_', '-')}"
+                words.append(word if each is True else f"{word} {quote(str(each))}")
+    return "".join(f" {word}" for word in words)
 
 
 def find_executor(

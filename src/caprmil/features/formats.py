@@ -192,7 +192,9 @@ def _content(
     if not known and len(others) == 1 and kind != "h5":
         known = others
     if not known and coords is not None and not others:
-        raise CoordinatesError(f"{path} has coordinates, and no features. {CoordinatesError.advice}")
+        raise CoordinatesError(
+            f"{path} has coordinates, and no features. {CoordinatesError.advice}"
+        )
     if not known:
         raise BagError(
             f"{path} has no features; it has: {', '.join(arrays) or 'nothing'}. Pass a feature "

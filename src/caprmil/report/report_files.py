@@ -9,7 +9,7 @@ Files in the run's folder are replaced each time. A file that the user named is 
 
 import re
 from collections.abc import Iterable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -153,6 +153,16 @@ def write_run_report(
         )
         write_text(new / path.name, text, replace=replace)
     return path, written, missing
+
+
+def without_pixels(run: Run, names: Iterable[str], *, pixels: Path | None = None) -> list[str]:
+    """Return the slides whose file is not found, so that their reports have no pictures."""
+    found = []
+    for name in names:
+        with suppress(BagError, RunError):  # there is no report of it, which is said elsewhere
+            if not locate_slide(run, name, pixels=pixels).has_pixels:
+                found.append(name)
+    return found
 
 
 def slide_links(run: Run, folder: Path) -> dict[str, str]:
