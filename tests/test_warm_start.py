@@ -3,6 +3,7 @@
 import json
 import shutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from caprmil.models import ABMIL, CAPRMIL, MILModel, create
 from caprmil.runs.run import Run
 from caprmil.targets import Classification, Regression
 from caprmil.training.cross_validation import cross_validate
+from caprmil.training.early_checks import check_early
 from caprmil.training.recipe import ModelConfig, Recipe
 from caprmil.training.train_config import TrainConfig
 from caprmil.training.warm_start import start_from
@@ -137,6 +139,30 @@ def test_a_start_that_is_a_run_or_nothing_says_what_to_pass(
         cross_validate(starting(tiny_recipe, tiny_run.folder), tmp_path / "run", progress=False)
     with pytest.raises(RecipeError, match="leave start out"):
         replace(tiny_recipe, model=ModelConfig(start="x"), train=TrainConfig(probes=4))
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("runs/gone/folds/fold-0/model", "there is no folder runs/gone/folds/fold-0/model. Pass"),
+        ("nobody/nothing", "There is no folder nobody/nothing, and HF_HUB_OFFLINE is set. If it"),
+        (".", r". has no model: config.json is missing. The models of a run"),
+    ],
+)
+def test_a_missing_start_is_one_line_before_bags_are_checked(
+    tiny_recipe: Recipe,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    source: str,
+    expected: str,
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    recipe = starting(tiny_recipe, source, features="no features")
+    for check in (check_early, partial(cross_validate, progress=False)):
+        with pytest.raises(RecipeError) as caught:
+            check(recipe, tmp_path / "run")
+        assert str(caught.value).startswith(f"[model] start: {expected}")
+        assert len(str(caught.value)) < 200
 
 
 def test_a_copy_of_a_start_without_a_run_is_not_taken_for_another_one(

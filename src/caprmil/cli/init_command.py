@@ -46,7 +46,8 @@ def init(
         paths = {key: path.absolute() for key, path in paths.items()}
     text = recipes[model].read_text(encoding="utf-8")
     for key, path in paths.items():
-        line = f"{key} = {json.dumps(str(path), ensure_ascii=False)}"  # a string of JSON is one of TOML
+        value = json.dumps(str(path), ensure_ascii=False)  # a string of JSON is one of TOML
+        line = f"{key} = {value}"
         text = re.sub(rf'^{key} = "[^"]*"', line.replace("\\", r"\\"), text, flags=re.M)
     with new_files(out, [LABELS, RECIPE]) as new:
         rows = ["slide,patient,label", *(f"{_cell(name)},," for name in names)]

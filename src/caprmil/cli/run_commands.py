@@ -63,7 +63,7 @@ def train(
         int, typer.Option(help="Devices per machine: GPUs, or CPU cores.", min=1)
     ] = 1,
     nodes: Annotated[
-        int, typer.Option(help="Number of machines, with srun or torchrun: docs/slurm.md.", min=1)
+        int, typer.Option(help="Number of machines, with srun or torchrun.", min=1)
     ] = 1,
     mean: Annotated[
         bool, typer.Option(help="Train a Mean on the same folds, to compare with; not at a URL.")
@@ -206,7 +206,10 @@ def predict(
         answers.write(out)
     answers_table(answers)
     more = " The table has the first 20." if len(answers) > 20 else ""
-    typer.echo(f"{count(len(answers), answers.unit)} predicted by {trained}.{more}")
+    by = fold or count(len(trained.trained_folds()), "fold")
+    typer.echo(
+        f"{count(len(answers), answers.unit)} predicted by {run}: {trained.facts.model}, {by}.{more}"
+    )
     for line in conformal_sets.summary(trained, answers, coverage):
         typer.echo(line)
     if out is not None:

@@ -106,7 +106,7 @@ SlideVectors = Annotated[
 ]
 Features = Annotated[
     list[Path] | None,
-    typer.Option(help="Folder with the bags. Repeat it for several sources: docs/sources.md."),
+    typer.Option(help="Folder with the bags. Repeat it for several sources, e.g. two encoders."),
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 or mps.")]
 SlideScale = Annotated[

@@ -56,7 +56,8 @@ Whole = Annotated[
     bool, typer.Option("--whole", help="Patches of all of the picture: for cores and crops.")
 ]
 SlideTable = Annotated[
-    Path | None, typer.Option(help="Encode the slides of this table; a column mpp has their scale.")
+    Path | None,
+    typer.Option(help="Only the slides of this table; a column mpp has their scale."),
 ]
 Drawn = Annotated[
     Path | None, typer.Option(help="GeoJSON of QuPath: a file, or a folder with one per slide.")
@@ -287,4 +288,4 @@ def encoders() -> None:
         source = card.hub or "in the package"
         rows.append([card.name, str(card.width), card.pooled, scale, gate, card.licence, source])
     show_table(["name", "width", "features", "um/px", "weights", "licence", "from"], rows)
-    typer.echo("Also timm:NAME, and package.module:function. More: docs/encoders.md")
+    typer.echo("Also timm:NAME, and package.module:function.")

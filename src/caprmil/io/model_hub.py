@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
 CARD = "README.md"
+CONFIG, WEIGHTS = "config.json", "model.safetensors"  # of a model
 REPLACED = "<!-- caprmil replaces this card when it pushes again. Delete this line to keep it. -->"
 
 
@@ -65,10 +66,22 @@ def download(
         ) from None
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as problem:
         raise RunError(
-            f"There is no folder {name}, and it cannot be loaded from the hub: "
-            f"{_sentence(problem)} Without a network, copy its folder here and pass the path."
+            f"There is no folder {name}, and {_reason(problem)}. If it is on the hub, copy its "
+            "folder here and pass the path."
         ) from problem
     return Path(found)
+
+
+def _reason(problem: Exception) -> str:
+    """Return why the hub did not give a file, in a few words: its library explains at length."""
+    from huggingface_hub import constants
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    if isinstance(problem, LocalEntryNotFoundError):
+        offline = constants.HF_HUB_OFFLINE
+        return "HF_HUB_OFFLINE is set" if offline else "the hub cannot be reached"
+    status = getattr(getattr(problem, "response", None), "status_code", None)
+    return f"the hub answers {status}" if status else f"the hub fails ({one_line(problem)})"
 
 
 def upload(

@@ -14,12 +14,11 @@ from caprmil.errors import CaprmilError, RecipeError, RunError, one_line
 from caprmil.io.atomic import atomic_write, write_text
 from caprmil.io.json_files import as_json, parse_json
 from caprmil.io.leftovers import temporary_folder
-from caprmil.io.model_hub import CARD, download, upload
+from caprmil.io.model_hub import CARD, CONFIG, WEIGHTS, download, upload
 from caprmil.models.base import MILModel
 from caprmil.models.model_card import model_card
 from caprmil.models.registry import MODELS, UNLISTED, create
 
-CONFIG, WEIGHTS = "config.json", "model.safetensors"
 METADATA = "metadata"  # of config.json: what a model was trained on; everything else is settings
 SMALLEST = 2**16  # a setting may be this large for any file
 LARGEST_CONFIG = 2**24  # bytes

@@ -25,7 +25,7 @@ from caprmil.runs.scores import SCORES
 from caprmil.runs.scoring import score_run
 from caprmil.training.beside import recipes_beside
 from caprmil.training.distributed import ProcessGroup
-from caprmil.training.early_checks import check_folder
+from caprmil.training.early_checks import check_folder, check_start
 from caprmil.training.fold_worker import FoldWorker, OnEpoch, Training
 from caprmil.training.loggers import make_loggers
 from caprmil.training.module import check_distributed
@@ -180,6 +180,7 @@ def _check(
 ) -> None:
     """Find what is wrong before anything is written."""
     check_folder(out, recipe)
+    check_start(recipe, out)
     if device is not None:
         pick_device(device)
     if recipe.train.compile:

@@ -1,5 +1,6 @@
 """What can be wrong with a training before torch is loaded, which takes seconds."""
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -7,8 +8,9 @@ from typing import Any
 from caprmil import config
 from caprmil.cohort.cohort import load_cohort
 from caprmil.cohort.sources import folders_of
-from caprmil.errors import CohortError, RunError, UnknownNameError
+from caprmil.errors import CohortError, RecipeError, RunError, UnknownNameError
 from caprmil.io.leftovers import clear_leftovers, final_name
+from caprmil.io.model_hub import CONFIG, download
 from caprmil.io.paths import RemotePath, as_path, is_remote
 from caprmil.runs.facts import MAPS, RECIPE, START, read_facts
 from caprmil.runs.remote import LOCK
@@ -25,6 +27,7 @@ def check_early(recipe: Recipe, out: Path) -> None:
     """
     _check_model(recipe.model.name)
     check_folder(out, recipe)
+    check_start(recipe, out)
     folders = folders_of(recipe.features)
     if any(is_remote(each or "") for each in (recipe.cohort, *folders)):
         return
@@ -46,6 +49,30 @@ def _check_model(name: str) -> None:
     known = model_recipes()
     if name.partition("+")[0] not in known and "caprmil.models.registry" not in sys.modules:
         raise UnknownNameError("model", name, known)
+
+
+def check_start(recipe: Recipe, out: Path) -> None:
+    """Refuse a start that is no saved model, before bags are checked."""
+    source = recipe.model.start
+    if source is None or (out / START / CONFIG).is_file():  # a run to resume has its copy
+        return
+    folder = Path(source)
+    if (folder / CONFIG).is_file():
+        return
+    if folder.is_dir():
+        raise RecipeError(
+            f"[model] start: {source} has no model: {CONFIG} is missing. The models of a run are "
+            "in its folders folds/NAME/model."
+        )
+    if not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+(@.+)?", source):
+        raise RecipeError(
+            f"[model] start: there is no folder {source}. Pass one with a saved model, such as "
+            "RUN/folds/fold-0/model, or OWNER/NAME on the hub."
+        )
+    try:
+        download(source, [CONFIG])
+    except RunError as problem:
+        raise RecipeError(f"[model] start: {problem}") from problem
 
 
 def check_folder(out: Path, recipe: Recipe) -> None:

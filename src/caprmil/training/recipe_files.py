@@ -11,6 +11,7 @@ from caprmil import config
 from caprmil.cohort.peer_tables import is_cohort_folder
 from caprmil.cohort.sources import Folders, folders_of
 from caprmil.errors import RecipeError, UnknownNameError
+from caprmil.io.model_hub import CONFIG
 from caprmil.io.paths import as_path, is_remote
 from caprmil.training.recipe import Recipe
 from caprmil.training.train_config import TrainConfig
@@ -95,7 +96,7 @@ def _locate(table: dict[str, Any], recipe: Path) -> dict[str, Any]:
     table |= {name: place(table[name]) for name in ("cohort", "features") if name in table}
     model = table.get("model")
     start = model.get("start") if isinstance(model, dict) else None
-    if isinstance(start, str) and (folder / start / "config.json").is_file():
+    if isinstance(start, str) and (folder / start / CONFIG).is_file():
         table["model"] = {**model, "start": place(start)}
     return table
 
