@@ -61,6 +61,6 @@ def export(
     more = ""
     if columns:
         numbers = sum(column["width"] for column in columns)
-        more = f", and covariates of ({numbers},), encoded as docs/export.md says,"
+        more = f", and covariates of ({numbers},), encoded as caprmil.json says,"
     typer.echo(f"To run it, with features of (patches, {width}){more} in float32:")
     typer.echo("\n".join(f"    {line}" for line in written[0].usage.splitlines()))

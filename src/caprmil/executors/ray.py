@@ -66,7 +66,7 @@ class RayExecutor:
             raise CaprmilError(
                 f"Cannot connect to a Ray cluster at {self.address} ({reason}). Start one with "
                 "`ray start --head`, or use --ray alone for this machine. If it needs a token, "
-                "set RAY_AUTH_MODE=token: docs/cluster.md"
+                "set RAY_AUTH_MODE=token."
             ) from error
         self.connected = True
         return self

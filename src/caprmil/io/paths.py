@@ -312,12 +312,12 @@ def _one_line_errors(path: Path) -> Iterator[None]:
     except PermissionError as problem:
         raise StorageError(
             f"You have no access to {path} ({_reason(problem)}). Check the permissions, and the "
-            "credentials in the environment: docs/storage.md"
+            "credentials in the environment."
         ) from problem
     except Exception as problem:  # each file system raises its own types
         raise StorageError(
             f"{path} cannot be reached ({_reason(problem)}). Check the network, the address, and "
-            "the credentials in the environment: docs/storage.md"
+            "the credentials in the environment."
         ) from problem
 
 
