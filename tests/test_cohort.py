@@ -188,6 +188,10 @@ def test_slides_without_a_patient_are_not_also_reported_as_too_few_patients(tmp_
     assert "Slides without a patient (7): s1, s2" in text
     assert "Fill column case_id, remove their rows, or delete the column if every" in text
     assert "too few" not in text
+    rows = [f"p{n // 2},s{n},{'ab'[n % 2]}" for n in range(8)]
+    text = problems(write_table(tmp_path, "case_id,slide_id,label", *rows))
+    assert "Patients with more than one label (4)" in text
+    assert "too few" not in text
 
 
 def test_without_splits_labels_may_be_missing(tmp_path: Path) -> None:

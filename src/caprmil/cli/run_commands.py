@@ -207,9 +207,8 @@ def predict(
     answers_table(answers)
     more = " The table has the first 20." if len(answers) > 20 else ""
     by = fold or count(len(trained.trained_folds()), "fold")
-    typer.echo(
-        f"{count(len(answers), answers.unit)} predicted by {run}: {trained.facts.model}, {by}.{more}"
-    )
+    number = count(len(answers), answers.unit)
+    typer.echo(f"{number} predicted by {run}: {trained.facts.model}, {by}.{more}")
     for line in conformal_sets.summary(trained, answers, coverage):
         typer.echo(line)
     if out is not None:

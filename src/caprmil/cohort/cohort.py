@@ -28,6 +28,7 @@ from caprmil.cohort.patients import (
     check_patients,
     not_patients,
     patient_column,
+    presumed_patients,
     read_patients,
 )
 from caprmil.cohort.peer_tables import folder_of, read_cohort_table
@@ -261,8 +262,9 @@ def load_cohort(
         target, labels = target.read(cells, " and ".join(own), found, required=required)
     elif not required:
         found.notes.append("No label column: there is nothing to score against.")
+    mixed: set[str] = set()
     if not config.mixed_patients:
-        check_patients(patients, labels, target, found, unit=config.unit)
+        mixed = check_patients(patients, labels, target, found, unit=config.unit)
     covariates = _read_covariates(
         config, rows, columns, own, patients, folder, found, required=required
     )
@@ -291,8 +293,7 @@ def load_cohort(
     slide_labels, labels = labels, join_labels(units, labels, target) if config.joins else labels
     made: list[Fold] = []
     if splits is not None:
-        # A slide without a patient counts as one: it alone must not leave a class without patients.
-        usable = {unit: owners.get(unit, unit) for unit in units if unit in labels}
+        usable = presumed_patients([unit for unit in units if unit in labels], owners, mixed)
         joined = patients if config.joins else {}
         fixed = read_fixed(listed, usable, joined, folder, splits, found)
         shared = splits.allow_shared_patients

@@ -1,7 +1,7 @@
 """Patients: the column that names them, and what is wrong with it."""
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from caprmil.errors import shorten
 from caprmil.io.findings import Findings
@@ -43,8 +43,8 @@ def check_patients(
     found: Findings,
     *,
     unit: str = "slide",
-) -> None:
-    """Check that every patient has one label."""
+) -> set[str]:
+    """Check that every patient has one label, and return those that have several."""
     seen = _labels_of(patients, labels)
     mixed = {
         patient: [target.show_label(label) for label in sorted(set(own))]
@@ -59,6 +59,18 @@ def check_patients(
         [f"{patient} ({', '.join(own)})" for patient, own in mixed.items()],
         f"Correct them, or set [data] {remedy} if the label belongs to the slide.",
     )
+    return set(mixed)
+
+
+def presumed_patients(
+    units: Iterable[str], owners: Mapping[str, str], mixed: Collection[str]
+) -> dict[str, str]:
+    """Return the patient of each slide, and the slide itself where its patient is missing or wrong.
+
+    A class is then too small only if it is so by itself, and not as a consequence of another error.
+    """
+    known = {unit: owners.get(unit, unit) for unit in units}
+    return {unit: unit if owner in mixed else owner for unit, owner in known.items()}
 
 
 def are_labels(patients: Mapping[str, str], labels: Mapping[str, Label], target: Target) -> bool:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from caprmil import config, encoders
-from caprmil.errors import EncoderError, RunError, SlideError
+from caprmil.errors import EncoderError, RunError, SlideError, UnknownNameError
 from caprmil.features import bags
 from caprmil.features.source_bags import SlideFiles
 from caprmil.io.paths import as_path
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from caprmil.features.extract import Extraction
     from caprmil.features.settings import ExtractionConfig
     from caprmil.slides.qc import Record
+
+
+TABLES = (".csv", ".tsv", ".txt", ".xlsx", ".parquet")
 
 
 def bags_of(
@@ -41,6 +44,9 @@ def bags_of(
     several sources, into a folder for each.
     """
     inputs, out = [as_path(path) for path in inputs], as_path(out)
+    for path in inputs:
+        if path.suffix.lower() in TABLES:
+            raise RunError(f"{path} is a table. Pass slides or bags, or folders of them.")
     given = [path for path in inputs if _holds(path, bags.SUFFIXES)]
     found = dict(find_slide_bags(run.facts, given)) if given else {}
     pixels = [path for path in inputs if path not in given or _holds(path, SLIDE_SUFFIXES)]
@@ -115,7 +121,13 @@ def for_run(
             f"The bags of {run.folder} were made by custom code, {facts.encoder}, which would run "
             "with your permissions. Allow it with --trust-remote-code, or pass bags."
         )
-    encoder = encoders.load(facts.encoder, device=pick_device(device), **loading)
+    try:
+        encoder = encoders.load(facts.encoder, device=pick_device(device), **loading)
+    except UnknownNameError:
+        raise EncoderError(
+            f"The models of {run.folder} read features of {facts.encoder}, an encoder that caprmil "
+            "does not have. Make the features of the slides in the same way, and pass the bags."
+        ) from None
     if facts.fingerprint not in (None, encoder.fingerprint) and not force:
         raise EncoderError(
             f"The weights or the transform of {encoder.name} are not those that {run.folder} was "

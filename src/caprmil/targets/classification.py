@@ -90,7 +90,7 @@ class Classification(Target):
         odd = [f"{name} ({word})" for name, word in words.items() if word not in classes]
         advice = f"[target] classes are {', '.join(classes)}."
         found.problem("Slides with a label that is not a class", odd, advice)
-        if required and len(classes) < 2:
+        if required and len(classes) < 2 and (classes or not blank):
             text = f"Column {column} has fewer than two classes: {shorten(classes) or 'none'}."
             found.problems.append(
                 f"{text} Set [data] label (--label COLUMN) if the label is in another column."
@@ -100,6 +100,8 @@ class Classification(Target):
             spellings[float(word) if is_number(word) else word.casefold()].append(word)
         alike = [" and ".join(group) for group in spellings.values() if len(group) > 1]
         found.problem("Classes that differ only in spelling", alike, "Use one spelling.")
+        if alike:
+            return self, {}
         labels: dict[str, Label] = {
             name: classes.index(word) for name, word in words.items() if word in classes
         }

@@ -17,8 +17,8 @@ from caprmil.cohort.cohort import Cohort
 from caprmil.cohort.folds import Fold
 from caprmil.encoders.card import same_encoder
 from caprmil.errors import CaprmilError, RecipeError, count, shorten
-from caprmil.models import MILModel, create
 from caprmil.io.model_hub import CONFIG, WEIGHTS
+from caprmil.models import MILModel, create
 from caprmil.models.pretrained import describe
 from caprmil.models.wrapped import WrappedModel
 from caprmil.runs.facts import FACTS, START, StartFacts, read_facts
