@@ -65,8 +65,9 @@ $(DOCS)/.done: pyproject.toml
 	$(DOCS)/bin/python -m pip install -qq --no-compile --group docs
 	@touch $@
 
+# Not --quiet: it silences warnings, and then they are not errors.
 docs: $(DOCS)/.done  ## Build the documentation site into public/. A warning, such as a broken link, is an error.
-	DISABLE_MKDOCS_2_WARNING=true NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --quiet
+	DISABLE_MKDOCS_2_WARNING=true NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build
 
 # The kernel has the packages of both environments: nbclient is in one, caprmil and torch are in the other.
 notebooks: $(VENV)/.core $(DOCS)/.done  ## Execute the notebooks in docs/notebooks and keep their outputs.

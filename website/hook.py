@@ -18,23 +18,14 @@ import command_reference  # noqa: E402
 import notebook_pages  # noqa: E402
 import recipe_page  # noqa: E402
 import setting_reference  # noqa: E402
+import site_links  # noqa: E402
 
-COPIED = {
-    "CHANGELOG.md": "changelog.md",
-    "CONTRIBUTING.md": "contributing.md",
-    "SECURITY.md": "security.md",
-    "RELEASING.md": "releasing.md",
-}
-"""Pages of the repository that are pages of the site too."""
-
-LINK = re.compile(r"\]\((?!https?://|#)([^)\s]+)\)")
 SHIM = "https://unpkg.com/iframe-worker/shim"
 """A script of the theme, with which search works on pages that are opened from the disk."""
 
 FOREIGN = re.compile(
     r"""<(?:script|img|iframe|link rel="(?:stylesheet|preconnect|preload)")[^>]*="https?://[^>]*>"""
 )
-RECIPE = re.compile(r"(?:.*/)?recipes/([\w-]+)\.toml")
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -50,14 +41,14 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages that are made at build time."""
     missing = setting_reference.undocumented(ROOT / "src")
     if missing:
-        raise PluginError(f"Settings without a docstring: {', '.join(missing)}")
+        raise PluginError(f"Settings without a meaning: {', '.join(missing)}")
     pages: dict[str, str | bytes] = {
         "commands.md": command_reference.page(),
         "settings.md": setting_reference.page(ROOT / "src"),
         "recipes.md": recipe_page.page(ROOT),
         **notebook_pages.pages(ROOT / "docs" / "notebooks"),
     }
-    for source, name in COPIED.items():
+    for source, name in site_links.COPIED.items():
         pages[name] = (ROOT / source).read_text(encoding="utf-8")
     for name, content in pages.items():
         files.append(File.generated(config, name, content=content))
@@ -66,19 +57,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     """Point links to files of the repository at the pages that the site has of them."""
-    copied = page.file.src_uri in COPIED.values()
-
-    def replace(link: re.Match[str]) -> str:
-        path, mark, anchor = link[1].partition("#")
-        recipe = RECIPE.fullmatch(path)
-        if recipe:
-            return f"](recipes.md#{recipe[1]})"
-        path = path.removeprefix("../")
-        if copied:
-            path = path.removeprefix("docs/")
-        return f"]({COPIED.get(path, path)}{mark}{anchor})"
-
-    return LINK.sub(replace, markdown)
+    return site_links.site_links(markdown, page.file.src_uri)
 
 
 def on_post_page(output: str, page: Page, **_: Any) -> str:

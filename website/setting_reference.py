@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import griffe
+from model_settings import meaning
 
 HEAD = """# Settings
 
@@ -21,22 +22,6 @@ ENCODE = (
     ("patches", "patches.", "slides.patches.PatchConfig"),
     ("tissue", "tissue.", "slides.tissue.TissueConfig"),
 )
-MEANINGS = {
-    "depth": "Context blocks (T in the paper).",
-    "dim": "Width of the projected patches.",
-    "draws": "Random draws in evaluation.",
-    "dropout": "Share of activations that is left out in training.",
-    "gated": "Whether the attention has a gate.",
-    "heads": "Heads of the attention.",
-    "hidden": "Width of the layer that gives the attention scores.",
-    "landmarks": "Landmarks of the Nystrom attention.",
-    "learn_temperature": "Whether the temperatures of the assignments are trained.",
-    "mlp_ratio": "Width of the MLP, as a multiple of `dim`.",
-    "pool": "What turns patches into one vector: a pool, or another model.",
-    "seed": "Of the random draws in evaluation.",
-    "tokens": "Tokens per head (M in the paper).",
-}
-"""Of settings that mean the same in every model. The others are in the text above their table."""
 SET_BY_FIT = ("mean", "std", "hazard")
 
 
@@ -79,17 +64,15 @@ def page(source: Path) -> str:
 
 
 def undocumented(source: Path) -> list[str]:
-    """Return the settings of dataclasses that have no docstring."""
+    """Return the settings without a meaning: no docstring, or a model that says nothing of it."""
     package = griffe.load("caprmil", search_paths=[source], resolve_aliases=True)
     kinds = [package[RECIPE], *dict(_tables(package)).values()]
     kinds += [_class(package, path) for _, _, path in ENCODE]
     kinds += [kind for _, kind in _registry(package, "targets.kinds.TARGETS")]
-    return [
-        f"{kind.path}.{setting.name}"
-        for kind in kinds
-        for setting in _fields(kind)
-        if not setting.meaning
-    ]
+    rows = [(kind, row) for kind in kinds for row in _fields(kind)]
+    for path in ("models.registry.MODELS", "models.pooling.POOLS"):
+        rows += [(kind, row) for _, kind in _registry(package, path) for row in _arguments(kind)]
+    return [f"{kind.path}.{row.name}" for kind, row in rows if not row.meaning]
 
 
 def _tables(package: Any) -> Iterator[tuple[str, Any]]:
@@ -162,7 +145,7 @@ def _arguments(kind: Any) -> Iterator[Setting]:
                         parameter.name,
                         _in_words(str(parameter.annotation)),
                         _toml(str(parameter.default)),
-                        MEANINGS.get(parameter.name, ""),
+                        meaning(kind.name, parameter.name),
                     )
             return
 
