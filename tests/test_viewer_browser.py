@@ -418,3 +418,28 @@ def test_slides_are_found_by_their_patient(open_tab: Open, tiny_run: Run) -> Non
     tab.page.fill("#search", patient)
     expected = [slide for slide, own in tiny_run.patients.items() if own == patient]
     assert sorted(tab.page.locator("#list b").all_inner_texts()) == sorted(expected)
+
+
+def test_the_list_is_one_stop_of_the_tab_key_and_arrows_move_in_it(open_tab: Open) -> None:
+    tab = open_tab().go()
+    focused = "() => document.activeElement.closest('#list li')?.dataset.id ?? null"
+    first = tab.page.evaluate("() => document.querySelector('#list li').dataset.id")
+    tab.page.focus("#sort")
+    tab.press("Tab")
+    assert tab.page.evaluate(focused) == first
+    tab.press("ArrowDown")
+    tab.wait(f"() => document.activeElement.closest('#list li')?.dataset.id !== '{first}'")
+    second = tab.page.evaluate(focused)
+    assert second is not None
+    assert (
+        tab.page.evaluate(
+            "() => document.querySelector('#list [aria-current]').parentElement.dataset.id"
+        )
+        == second
+    )
+    tab.settle()
+    tab.press("Tab")
+    assert tab.page.evaluate(focused) is None
+    tab.press("Shift+Tab")
+    assert tab.page.evaluate(focused) == second
+    assert tab.page.locator("#list button[tabindex='0']").count() == 1

@@ -53,7 +53,7 @@ MEANINGS = {
     "DSMIL.dropout": "Of the layer of `value_map`, in training.",
     "AttentionPool.hidden": "Width of the layer that gives the attention scores; default: that of "
     "the patches.",
-    "SGPMIL.draws": "Random draws, in training and evaluation; 0: one in training, and the means in "
+    "SGPMIL.draws": "Random draws, in training and evaluation; 0: one in training, the means in "
     "evaluation.",
     "GatedAttentionPool.hidden": "Width of the layer that gives the attention scores; default: "
     "that of the patches.",

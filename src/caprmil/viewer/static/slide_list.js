@@ -148,6 +148,9 @@ export class SlideList {
       row.setAttribute("aria-posinset", first + n + 1);
       if (list.children[n] !== row) list.insertBefore(row, list.children[n] ?? null); // what has the focus stays
     });
+    // The Tab key visits one row, the open slide; arrows move on from there.
+    const stop = rows.find((row) => row.dataset.id === String(this.current)) ?? rows[0];
+    for (const row of rows) row.firstChild.tabIndex = row === stop ? 0 : -1;
     this.height = rows[0]?.offsetHeight || this.height;
     list.style.setProperty("--above", `${first * this.height}px`);
     list.style.setProperty("--below", `${(this.visible.length - end) * this.height}px`);
@@ -160,12 +163,16 @@ export class SlideList {
     const { mean } = facts.answer;
     Object.assign(slide, { answer: mean, predicted: parts.predicted(mean) });
     const old = this.items.get(slide.id);
+    const focused = old?.contains(document.activeElement);
     this.items.set(slide.id, this.#item(slide));
     old?.replaceWith(this.items.get(slide.id));
+    this.#draw();
+    if (focused) this.items.get(slide.id).firstChild.focus();
   }
 
-  /** Mark the slide that is open. */
+  /** Mark the slide that is open. If a row has the focus, that of the slide gets it. */
   mark(id) {
+    const focused = $("list").contains(document.activeElement);
     this.items.get(this.current)?.firstChild.removeAttribute("aria-current");
     this.current = id;
     this.items.get(id)?.firstChild.setAttribute("aria-current", "true");
@@ -175,6 +182,7 @@ export class SlideList {
     if (index < first || index >= end) $("list").scrollTop = index * this.height;
     this.#draw();
     this.items.get(id).scrollIntoView({ block: "nearest" });
+    if (focused) this.items.get(id).firstChild.focus({ preventScroll: true });
   }
 
   /** Return the id of the slide `step` rows below another one in the visible list. */
