@@ -271,6 +271,10 @@ MISTAKES = [
         "sweep labels.csv --features features --out new --set train.lr=1e-4",
         "No setting varies. Give one several values, e.g. --set model.tokens=2,4,8.",
     ),
+    (
+        "sweep labels.csv --features features --out new --lr 1e-4 --set train.lr=1e-4,2e-4",
+        "--lr and --set train.lr are one setting. Leave out one.",
+    ),
     ("encode nowhere --out new", "There is no slide or folder nowhere. Check its name."),
     (
         "encode notes.txt --out new",

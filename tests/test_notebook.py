@@ -67,6 +67,15 @@ def test_a_slide_shows_its_thumbnail_with_the_outline_of_its_tissue(pixels: Path
     assert slide._repr_html_() == html  # also when it is closed
 
 
+def test_a_picture_without_a_scale_shows_its_thumbnail(tmp_path: Path) -> None:
+    Image.new("RGB", (3000, 1500), "purple").save(tmp_path / "crop.png")
+    with Slide(tmp_path / "crop.png") as slide:
+        html = slide._repr_html_()
+    assert "not known: pass mpp" in text_of(html)
+    (picture,) = pictures(html)
+    assert abs(picture.width / picture.height - 2) < 0.05
+
+
 def test_a_closed_slide_shows_what_is_known(pixels: Path) -> None:
     slide = Slide(pixels / "slide_000.tiff")
     slide.close()

@@ -8,6 +8,8 @@ import pytest
 from rich.console import Console
 
 from caprmil.cli.markdown_text import draw_markdown, show_markdown
+from caprmil.cli.slide_commands import encoders
+from caprmil.encoders import CARDS
 from caprmil.io.progress import Pace, bar
 from caprmil.io.tables import markdown_table
 
@@ -76,3 +78,24 @@ def test_a_terminal_shows_one_time_left(
     assert "patches/s" in last
     assert last.count(" left") == 1
     assert len(re.findall(r"\d:\d\d:\d\d|-:--:--", last)) == times
+
+
+def test_no_licence_or_source_of_an_encoder_is_cut_in_a_narrow_terminal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(sys, "stdout", output := Terminal())
+    encoders()
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", output.getvalue()).splitlines()
+    assert max(map(len, lines)) <= 80
+    rows = [line.split("│")[1:-1] for line in lines if line.startswith("│")]
+    cells: list[list[str]] = []
+    for row in rows:
+        if row[0].strip():
+            cells.append([""] * len(row))
+        cells[-1] = [a + b.replace(" ", "") for a, b in zip(cells[-1], row, strict=True)]
+    assert [row[0] for row in cells] == list(CARDS)
+    for row, card in zip(cells, CARDS.values(), strict=True):
+        gate = ",gated" if card.gated else ""
+        assert row[-2] == card.licence.replace(" ", "") + gate
+        assert row[-1] == (card.hub or "in the package").replace(" ", "")

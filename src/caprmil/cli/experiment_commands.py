@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from caprmil.cli.markdown_text import show_markdown
-from caprmil.cli.recipe_options import Epochs, Folds, Label, Model, RecipeOrTable, recipe_changes
+from caprmil.cli.recipe_options import (
+    Epochs,
+    Folds,
+    Label,
+    LearningRate,
+    Model,
+    RecipeOrTable,
+    recipe_changes,
+)
 from caprmil.cli.shared import (
     AllowLogger,
     Device,
@@ -161,6 +169,7 @@ def sweep(
     model: Model = None,
     epochs: Epochs = None,
     folds: Folds = None,
+    lr: LearningRate = None,
     label: Label = None,
     search: Annotated[
         Literal["grid", "random", "bayes"],
@@ -197,7 +206,7 @@ def sweep(
     from caprmil.experiments.sweep.results import PARTS, PointResult, show
     from caprmil.experiments.sweep.runner import run_sweep
 
-    changes = recipe_changes(change, epochs=epochs, folds=folds, label=label)
+    changes = recipe_changes(change, epochs=epochs, folds=folds, lr=lr, label=label)
     plan = read_plan(
         recipe,
         changes,

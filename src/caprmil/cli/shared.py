@@ -202,6 +202,8 @@ def show_table(header: "Sequence[str]", rows: "Iterable[Sequence[str]]") -> None
 
     table = Table(*header)
     table.columns[0].no_wrap = True  # other columns wrap first
+    for column in table.columns:
+        column.overflow = "fold"  # a long word goes on in the next line, and is not cut
     for row in rows:
         table.add_row(*row)
     width = None if sys.stdout.isatty() else WIDE

@@ -284,8 +284,9 @@ def encoders() -> None:
     rows = []
     for card in CARDS.values():
         scale = "any" if card.mpp is None else f"{card.mpp:g}"
-        gate = "gated" if card.gated else "open"
+        licence = f"{card.licence}, gated" if card.gated else card.licence
         source = card.hub or "in the package"
-        rows.append([card.name, str(card.width), card.pooled, scale, gate, card.licence, source])
-    show_table(["name", "width", "features", "um/px", "weights", "licence", "from"], rows)
+        rows.append([card.name, str(card.width), card.pooled, scale, licence, source])
+    show_table(["name", "width", "features", "um/px", "licence", "from"], rows)
+    typer.echo("Gated weights are requested on the page of the encoder on the hub.")
     typer.echo("Also timm:NAME, and package.module:function.")

@@ -110,9 +110,10 @@ class Slide:
         """What is known of the tissue, and the thumbnail with its outline, as HTML."""
         from caprmil.slides import qc, tissue
 
-        if not (self._given or self.reported_mpp):
-            return [], ""
         try:
+            if not (self._given or self.reported_mpp):  # tissue is detected at a scale
+                plain = self._reduced(max(max(self.size) / 1500, 1.0))
+                return [], html_picture(plain, f"Slide {self.name}")
             small = self.thumbnail(max(tissue.DEFAULT.mpp, max(self.size) * self.mpp / 1500))
             found = tissue.find(small.image, small.mpp)
         except (SlideError, ReadError, OSError, ValueError) as problem:  # e.g. it is closed
@@ -231,8 +232,6 @@ class Slide:
         It is read in blocks, so memory is bounded even for a slide with a single level.
         """
         scale = max(mpp / self.mpp, 1.0)
-        number = self._level_for(scale)
-        shrink = scale / self.levels[number].downsample
         width, height = (ceil(side / scale) for side in self.size)
         if width * height > _MAX_THUMBNAIL:
             raise SlideError(
@@ -240,13 +239,20 @@ class Slide:
                 f"{self.size[1] * self.mpp / 1000:.0f} mm large, too large for a thumbnail at "
                 f"{scale * self.mpp:g} um/px. Check its scale, or choose a coarser tissue.mpp."
             )
+        return Thumbnail(image=self._reduced(scale), scale=scale, mpp=scale * self.mpp)
+
+    def _reduced(self, scale: float) -> Pixels:
+        """Return the whole slide, with one pixel for `scale` x `scale` pixels of level 0."""
+        number = self._level_for(scale)
+        shrink = scale / self.levels[number].downsample
+        width, height = (ceil(side / scale) for side in self.size)
         image = np.empty((height, width, 3), dtype=np.uint8)
         step = max(1, int(_BLOCK / shrink))
         for top in range(0, height, step):
             for left in range(0, width, step):
                 part = image[top : top + step, left : left + step]
                 part[:] = self._shrunk(number, left, top, part.shape[1], part.shape[0], shrink)
-        return Thumbnail(image=image, scale=scale, mpp=scale * self.mpp)
+        return image
 
     def _shrunk(
         self, level: int, left: int, top: int, width: int, height: int, shrink: float
