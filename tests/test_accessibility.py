@@ -29,6 +29,13 @@ CHECK = """async () => (await axe.run({resultTypes: ["violations"]})).violations
 
 KINDS = ("classification", "ordinal", "regression", "survival", "several", "patient", "covariates")
 
+SITE = Path(__file__).parents[1] / "public"
+SITE_PAGES = ("index", "start", "commands", "settings", "python", "pathologists", "hard-tasks")
+SITE_PAGES += ("notebooks/features-to-model",)
+READY_SITE = """() => document.readyState === "complete" &&
+  [...document.querySelectorAll(".md-typeset__scrollwrap")].every(
+    (box) => box.scrollWidth <= box.clientWidth || box.tabIndex === 0)"""
+
 Check: TypeAlias = Callable[[Any], list[Any]]
 
 
@@ -137,3 +144,21 @@ def test_reports_are_as_wide_as_their_paper(chromium: Any, reports: Path) -> Non
             wide[path.name, path.parent.name] = width
         page.close()
     assert wide == {}
+
+
+@pytest.mark.parametrize("name", SITE_PAGES)
+def test_the_documentation_site_has_no_serious_violation(
+    chromium: Any, violations: Check, name: str
+) -> None:
+    path = SITE / f"{name}.html"
+    if not path.is_file():
+        pytest.skip("The site is not built: make docs.")
+    found = {}
+    for width, scheme in SCREENS:
+        size = {"width": width, "height": 900}
+        with chromium.new_context(viewport=size, color_scheme=scheme) as context:
+            page = context.new_page()
+            page.goto(path.as_uri())
+            page.wait_for_function(READY_SITE)
+            found[width] = violations(page)
+    assert {width: each for width, each in found.items() if each} == {}

@@ -62,21 +62,24 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
 
 def on_post_page(output: str, page: Page, **_: Any) -> str:
     """Load nothing from another host: the script is in the folder `vendor`."""
-    return _check(output.replace(SHIM, _to_root(page.url) + "vendor/iframe-worker.js"), page.url)
+    return _finish(output, _to_root(page.url), page.url)
 
 
 def on_post_template(output_content: str, template_name: str, **_: Any) -> str:
     """Do the same for pages that are not in the navigation, such as 404.html."""
     if not template_name.endswith(".html"):
         return output_content
-    return _check(output_content.replace(SHIM, "vendor/iframe-worker.js"), template_name)
+    return _finish(output_content, "", template_name)
 
 
 def _to_root(url: str) -> str:
     return "../" * url.count("/")
 
 
-def _check(output: str, name: str) -> str:
+def _finish(output: str, root: str, name: str) -> str:
+    """Replace the script of another host, and give the dialog of the search a name."""
+    output = output.replace(SHIM, f"{root}vendor/iframe-worker.js")
+    output = output.replace('role="dialog">', 'role="dialog" aria-label="Search">')
     foreign = FOREIGN.search(output)
     if foreign:
         raise PluginError(f"{name} loads something from another host: {foreign[0]}")
