@@ -4,7 +4,7 @@ import csv
 import inspect
 import re
 from contextlib import chdir
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +20,7 @@ from caprmil.features import bags
 from caprmil.models import CAPRMIL
 from caprmil.targets import Classification
 from caprmil.training.early_checks import check_early
+from caprmil.training.full_recipe import full_recipe
 from caprmil.training.recipe import FusionConfig, Recipe, SourcesConfig
 from caprmil.training.recipe_files import list_recipes, read_recipe
 from caprmil.training.train_config import TrainConfig
@@ -106,6 +107,21 @@ def test_a_folder_without_slides_says_what_was_looked_for(tmp_path: Path, made: 
     expected = r"neither features \(.h5.*nor slides \(.svs" if made else "There is no folder"
     with pytest.raises(CaprmilError, match=expected):
         init(str(folder), "--out", str(tmp_path / "out"))
+
+
+@pytest.mark.parametrize("name", sorted(list_recipes()))
+def test_a_written_recipe_is_that_of_its_name_with_all_settings(tmp_path: Path, name: str) -> None:
+    text = full_recipe(name)
+    (tmp_path / "recipe.toml").write_text(text)
+    recipe = read_recipe(tmp_path / "recipe.toml")
+    known = read_recipe(name)
+    assert config.differences(replace(known, model=recipe.model), recipe) == []
+    assert recipe.try_model().settings == known.try_model().settings
+    for kind, table in ((SplitConfig, "splits"), (TrainConfig, "train"), (CohortConfig, "data")):
+        part = re.search(rf"(?ms)^\[{table}\](.*?)^(# )?\[", text)
+        assert part is not None
+        written = set(re.findall(r"(?m)^(?:# )?(\w+) = ", part[1]))
+        assert written == {field.name for field in fields(kind)}
 
 
 def test_the_papers_recipe_has_every_setting() -> None:

@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 import typer
+from typer.main import get_command
 from typer.testing import CliRunner
 
 import caprmil
 from caprmil import cli
 from caprmil.synthetic import SlideCohort
+from quick_scoring import quick_scoring
 
 ROOT = Path(__file__).parents[1]
 
@@ -92,6 +94,35 @@ def test_the_shell_commands_of_a_page_run(
     for line in commands.splitlines():
         run_command(line)
     assert [name for name in written if not Path(name).exists()] == []
+
+
+@pytest.mark.slow
+def test_the_first_page_of_the_site_runs_in_order(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From slides and a table alone. Training is the short one that the page proposes."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(home / "slides", "slides")
+    shutil.copy(home / "labels.csv", ".")
+    Path("new").mkdir()
+    shutil.copy(next(Path("slides").iterdir()), "new/S21-0007.svs")
+    short = "--folds 3 --epochs 8"
+    assert short in (ROOT / "docs/start.md").read_text()
+    done = []
+    with quick_scoring():
+        for line in "".join(blocks("docs/start.md", "sh")).splitlines():
+            name, *words = shlex.split(line, comments=True)
+            if name != "caprmil" or words[0] == "doctor":  # installation, and what it finds here
+                continue
+            if words[0] == "view":  # serves until it is stopped
+                get_command(cli.app).commands["view"].make_context("view", words[1:])  # type: ignore[attr-defined]
+                continue
+            run_command(shlex.join([name, *words]) + f" {short}" * (words[0] == "train"))
+            done.append(words[0])
+    assert done == ["patch", "encode", "train", "report", "predict"]
+    assert list(Path("check/qc").glob("slide_*.*"))
+    assert Path("runs/first/report/index.html").exists()
+    assert "S21-0007" in Path("predictions.csv").read_text()
 
 
 def test_every_command_and_option_in_the_docs_exists() -> None:

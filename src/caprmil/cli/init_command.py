@@ -24,7 +24,7 @@ def init(
 ) -> None:
     """Write a recipe, and a table of labels to fill in.
 
-    The table has a row per slide, and the recipe all its settings with comments. Nothing is
+    The table has a row per slide, and the recipe all settings with comments. Nothing is
     overwritten.
 
     \b
@@ -34,6 +34,7 @@ def init(
     """
     from caprmil.errors import UnknownNameError
     from caprmil.io.new_files import new_files
+    from caprmil.training.full_recipe import full_recipe
     from caprmil.training.recipe_files import list_recipes
 
     recipes = list_recipes()
@@ -44,7 +45,7 @@ def init(
     paths = {"cohort": out / LABELS, "features": as_path(features)}
     if not out.absolute().resolve().is_relative_to(Path.cwd()):  # the recipe is found from nowhere
         paths = {key: path.absolute() for key, path in paths.items()}
-    text = recipes[model].read_text(encoding="utf-8")
+    text = full_recipe(model)
     for key, path in paths.items():
         value = json.dumps(str(path), ensure_ascii=False)  # a string of JSON is one of TOML
         line = f"{key} = {value}"
