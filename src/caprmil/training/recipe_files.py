@@ -95,10 +95,15 @@ def _locate(table: dict[str, Any], recipe: Path) -> dict[str, Any]:
     _log.warning("note: paths of %s are those of %s.", recipe.name, folder)
     table |= {name: place(table[name]) for name in ("cohort", "features") if name in table}
     model = table.get("model")
-    start = model.get("start") if isinstance(model, dict) else None
-    if isinstance(start, str) and (folder / start / CONFIG).is_file():
-        table["model"] = {**model, "start": place(start)}
+    if isinstance(model, dict) and (start := _saved_model(model.get("start"), folder)):
+        table["model"] = {**model, "start": start}
     return table
+
+
+def _saved_model(start: Any, folder: Path) -> str | None:
+    """Return the path of a model below a folder, if it is there; else it is that of the hub."""
+    there = isinstance(start, str) and (folder / start / CONFIG).is_file()
+    return str(folder / start) if there else None
 
 
 def _recipe_of(model: str | None, known: Mapping[str, Path]) -> dict[str, Any]:
