@@ -78,7 +78,9 @@ def test_runs_in_a_notebook_are_stored_as_they_show_themselves_now(path: Path) -
             plain = "".join(data.get("text/plain", ""))
             if any(plain.startswith(f"{cls.__name__}(") for cls in ours):
                 assert "text/html" in data, f"make notebooks\n{cell['source']}"
-            assert "predicted by Run(" not in "".join(output.get("text", ""))
+            text = "".join(output.get("text", ""))
+            assert "predicted by Run(" not in text
+            assert "\x1b[" not in text  # a colour of the terminal
 
 
 def run_line(line: str) -> None:

@@ -84,12 +84,13 @@ def merge_streams(outputs: list[NotebookNode]) -> list[NotebookNode]:
     for output in outputs:
         if output.get("name") == "stderr":
             continue
-        if output.output_type == "stream":
-            output.text = COLOUR.sub("", output.text)
         if output.output_type == "stream" and kept and kept[-1].output_type == "stream":
             kept[-1].text += output.text
         else:
             kept.append(output)
+    for output in kept:  # at the end: a colour may be in two pieces
+        if output.output_type == "stream":
+            output.text = COLOUR.sub("", output.text)
     return kept
 
 
