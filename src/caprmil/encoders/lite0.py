@@ -7,9 +7,12 @@ names are those of the weight file.
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
+
+from caprmil.models.linear import onednn_computes
 
 WIDTH, CLASSES = 1280, 1000
 
@@ -40,12 +43,36 @@ class SameConv(nn.Conv2d):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the convolved input."""
+        input, padding = self.padded(input)
+        stride, groups = self.stride[0], self.groups
+        if self.fuses(input):
+            return self._fused(input, padding, "none", [])
+        return F.conv2d(input, self.weight, self.bias, stride, padding, 1, groups)
+
+    def relu6(self, input: Tensor) -> Tensor:
+        """Return the convolved input after ReLU6, on a CPU in one pass over memory."""
+        if not self.fuses(input):
+            return F.relu6(self(input), inplace=True)
+        return self._fused(*self.padded(input), "hardtanh", [0.0, 6.0])
+
+    def padded(self, input: Tensor) -> tuple[Tensor, int]:
+        """Return the input, and the symmetric padding that is left to the convolution."""
         kernel, stride = self.kernel_size[0], self.stride[0]
+        if stride == 1:
+            return input, kernel // 2
         height, width = (max(kernel - (n % stride or stride), 0) for n in input.shape[-2:])
-        if stride == 1:  # symmetric padding, which conv2d supports
-            return F.conv2d(input, self.weight, self.bias, 1, kernel // 2, 1, self.groups)
         sides = (width // 2, width - width // 2, height // 2, height - height // 2)
-        return F.conv2d(F.pad(input, sides), self.weight, self.bias, stride, 0, 1, self.groups)
+        return F.pad(input, sides), 0
+
+    def fuses(self, input: Tensor) -> bool:
+        """Tell whether oneDNN computes this convolution together with what follows it."""
+        return not torch.is_grad_enabled() and onednn_computes(input, self.weight)
+
+    def _fused(self, input: Tensor, padding: int, function: str, limits: list[float]) -> Tensor:
+        return torch.ops.mkldnn._convolution_pointwise(
+            *(input, self.weight, self.bias, [padding] * 2, self.stride, [1, 1], self.groups),
+            *(function, limits, ""),
+        )
 
 
 def _conv(n_in: int, n_out: int, kernel: int = 1, stride: int = 1, groups: int = 1) -> SameConv:
@@ -54,6 +81,12 @@ def _conv(n_in: int, n_out: int, kernel: int = 1, stride: int = 1, groups: int =
 
 def _norm(width: int) -> nn.BatchNorm2d:
     return nn.BatchNorm2d(width, eps=1e-3)
+
+
+def _activate(conv: SameConv, norm: nn.Module, x: Tensor) -> Tensor:
+    if isinstance(norm, nn.Identity):  # fused into the convolution
+        return conv.relu6(x)
+    return F.relu6(norm(conv(x)), inplace=True)
 
 
 class Block(nn.Module):
@@ -71,8 +104,8 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the feature map after the block."""
-        hidden = F.relu6(self._bn0(self._expand_conv(x)), inplace=True) if self.expands else x
-        hidden = F.relu6(self._bn1(self._depthwise_conv(hidden)), inplace=True)
+        hidden = _activate(self._expand_conv, self._bn0, x) if self.expands else x
+        hidden = _activate(self._depthwise_conv, self._bn1, hidden)
         projected: Tensor = self._bn2(self._project_conv(hidden))
         return projected + x if self.residual else projected
 
@@ -95,9 +128,8 @@ class Lite0(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the spatial mean of the last feature map."""
-        x = F.relu6(self._bn0(self._conv_stem(x)), inplace=True)
-        x = self._blocks(x)
-        return F.relu6(self._bn1(self._conv_head(x)), inplace=True).mean(dim=(2, 3))
+        x = self._blocks(_activate(self._conv_stem, self._bn0, x))
+        return _activate(self._conv_head, self._bn1, x).mean(dim=(2, 3))
 
     def classify(self, x: Tensor) -> Tensor:
         """Return the probabilities of the 1000 ImageNet classes."""

@@ -15,6 +15,7 @@ from caprmil.encoders.card import Card
 from caprmil.encoders.encoder import Encoder, fingerprint, probe_patches, summarise_output
 from caprmil.encoders.table import DEFAULT, find, url
 from caprmil.errors import CaprmilError, EncoderError
+from caprmil.models.linear import use_linear
 
 Network = Callable[[Tensor], Any]
 
@@ -75,6 +76,7 @@ def _load_card(card: Card, weights: Path | None, trust: bool, options: dict[str,
     else:
         del state  # transformers reads the file itself
         network = networks.load_transformers(card, source.folder, trust_remote_code=trust)
+    use_linear(network)
     return Encoder(network, card, fingerprint=digest, revision=source.revision, **options)
 
 
