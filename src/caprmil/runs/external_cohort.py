@@ -1,6 +1,6 @@
 """An external cohort: read as the run read its own, and answered by the model of each fold."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from caprmil.cohort.cohort import Cohort, load_cohort
 from caprmil.cohort.cohort_config import CohortConfig
-from caprmil.cohort.covariates import VECTOR
+from caprmil.cohort.covariates import VECTOR, Covariates
 from caprmil.cohort.peer_tables import read_cohort_table
 from caprmil.cohort.sources import Folders
 from caprmil.errors import BagError, RunError, shorten
@@ -19,6 +19,7 @@ from caprmil.features.batches import Cache, Sample
 from caprmil.io.findings import Findings
 from caprmil.io.progress import Step
 from caprmil.io.tables import TableLike
+from caprmil.models import MILModel
 from caprmil.models.device import pick_device
 from caprmil.runs.bag_checks import check_bag
 from caprmil.runs.inference import predict_each, report_failed
@@ -99,10 +100,7 @@ def answer_cohort(
         trained = run.trained(fold.name)
         samples = [sample for sample in samples if sample.slide not in problems]
         if cohort.covariates is not None:
-            samples = [
-                s._replace(covariates=encoded(trained.model, cohort.covariates.of(s.slide)))
-                for s in samples
-            ]
+            samples = list(_with_covariates(samples, trained.model, cohort.covariates, problems))
         by_fold[fold.name] = predict_each(trained, samples, problems, cache=cache, device=chosen)
         if progress:
             progress(number, len(run.done))
@@ -121,6 +119,22 @@ def answer_cohort(
         for fold, answers in by_fold.items()
     ]
     return Predictions.concatenate(tables)
+
+
+def _with_covariates(
+    samples: Sequence[Sample],
+    model: MILModel,
+    covariates: Covariates,
+    problems: dict[str, BagError],
+) -> Iterator[Sample]:
+    """Yield slides with their covariates as a model reads them. Others are added to `problems`."""
+    for sample in samples:
+        try:
+            numbers = encoded(model, covariates.of(sample.slide))
+        except BagError as problem:
+            problems[sample.slide] = problem
+            continue
+        yield sample._replace(covariates=numbers)
 
 
 def combine_answers(run: Run, answers: Predictions) -> tuple[Predictions, Predictions]:
