@@ -42,7 +42,8 @@ def init(
     features = "features" if are_slides else str(folder)
     text = recipes[model].read_text(encoding="utf-8")
     for key, value in (("cohort", str(out / LABELS)), ("features", features)):
-        line = f"{key} = {json.dumps(value, ensure_ascii=False)}"  # a string of JSON is one of TOML
+        # A string of JSON is one of TOML, but for DEL.
+        line = f"{key} = {json.dumps(value, ensure_ascii=False)}".replace("\x7f", "\\u007f")
         text = re.sub(rf'^{key} = "[^"]*"', line.replace("\\", r"\\"), text, flags=re.M)
     with new_files(out, [LABELS, RECIPE]) as new:
         rows = ["slide,patient,label", *(f"{_cell(name)},," for name in names)]
@@ -85,4 +86,4 @@ def _names(folder: Path) -> tuple[list[str], bool]:
 
 
 def _cell(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"' if re.search('[",;\n]', name) else name
+    return '"' + name.replace('"', '""') + '"' if re.search('[",;\r\n]', name) else name
