@@ -268,7 +268,8 @@ def _iscategory_of(name: str, chosen: bool, cells: Mapping[str, str], found: Fin
         found.problems.append(f"{prefix} has no values. Leave it out.")
     elif large:
         found.problems.append(
-            f"{prefix} has numbers beyond {LARGEST:g}: {shorten(large)}. Correct or empty the cells."
+            f"{prefix} has numbers beyond {LARGEST:g}: {shorten(large)}. Correct or empty the "
+            "cells."
         )
     elif len(values) == 1 and len(known) == len(cells):
         found.problems.append(f"{prefix} is '{next(iter(values))}' for all slides. Leave it out.")

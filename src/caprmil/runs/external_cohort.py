@@ -36,9 +36,11 @@ def read_external(
     label: str | None = None,
     vectors: str | Path | None = None,
     force: bool = False,
+    failed: dict[str, BagError] | None = None,
 ) -> Cohort:
     """Return a cohort that no model of a run has seen, with bags as the run's own.
 
+    Slides whose bags cannot be read are left out, and added to `failed`, or logged.
     Columns have the names that they have in the run, where the table has them. If the run has
     several sources, `features` is a folder for each.
     """
@@ -57,9 +59,10 @@ def read_external(
     if run.predicts == "patient":
         unit = {"unit": "patient", "combine": run.combine or "bag"}
     settings = CohortConfig(**columns, **unit, scan=False)
-    cohort, _ = load_cohort(
-        table, folders, settings, target=run.target, join=run.facts.join or "auto"
-    )
+    problems: dict[str, BagError] = {}
+    options: dict[str, Any] = {"join": run.facts.join or "auto", "unreadable": problems}
+    cohort, _ = load_cohort(table, folders, settings, target=run.target, **options)
+    report_failed(problems, failed, len(problems) + len(cohort))
     slides = {slide.name: slide.patient for slide in cohort.slides}
     check_unseen(run, slides if cohort.joins else cohort.patients)
     for slide, info in cohort.bags.items():

@@ -87,7 +87,8 @@ class Classification(Target):
         if spelt := sorted({cell for cell in blank.values() if cell}):
             advice += f" If {spelt[0]} is a class, name all classes in [target] classes."
         report("Slides without a label", tables.with_cells(blank), advice)
-        odd = [f"{name} ({word})" for name, word in words.items() if word not in classes]
+        numbers = {word: number for number, word in enumerate(classes)}
+        odd = [f"{name} ({word})" for name, word in words.items() if word not in numbers]
         advice = f"[target] classes are {', '.join(classes)}."
         found.problem("Slides with a label that is not a class", odd, advice)
         if required and len(classes) < 2:
@@ -101,7 +102,7 @@ class Classification(Target):
         alike = [" and ".join(group) for group in spellings.values() if len(group) > 1]
         found.problem("Classes that differ only in spelling", alike, "Use one spelling.")
         labels: dict[str, Label] = {
-            name: classes.index(word) for name, word in words.items() if word in classes
+            name: numbers[word] for name, word in words.items() if word in numbers
         }
         return replace(self, classes=classes), labels
 
