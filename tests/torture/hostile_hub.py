@@ -146,7 +146,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.end_headers()
         if self.command != "HEAD":
-            self.wfile.write(data[: len(data) // 2] if hub.what == "cut" else data)
+            cut = hub.what == "cut" and random.random() < 0.2
+            self.wfile.write(data[: len(data) // 2] if cut else data)
         self.close_connection = hub.what in ("cut", "headers", "status")
 
     do_HEAD = do_GET  # noqa: N815

@@ -6,7 +6,6 @@ COHORT/kinds/KIND/outside    the same slides under other names, in folders calle
 
 import csv
 import os
-import shutil
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -74,12 +73,12 @@ def make_other_runs(corpus: Corpus) -> None:
     sys.path.append(str(Path(__file__).parents[1]))
     from caprmil import config
     from caprmil.training.cross_validation import cross_validate
-    from small_runs import _recipe
+    from small_runs import small_recipe
 
     for kind in KINDS:
         home = corpus.folder / "kinds" / kind
         home.mkdir(parents=True)
-        recipe: Any = _recipe(kind, home)
+        recipe: Any = small_recipe(kind, home)
         if kind == "covariates":
             _write_vectors(home)
             data = replace(recipe.data, vectors=str(home / VECTORS))
@@ -121,8 +120,3 @@ def _write_outside(home: Path) -> None:
 def _rows(table: Path) -> list[dict[str, str]]:
     with table.open(newline="") as file:
         return list(csv.DictReader(file))
-
-
-def copy_outside(home: Path, to: Path) -> None:
-    """Copy a cohort with its bags, to replace one of them."""
-    shutil.copytree(home / "outside", to)

@@ -35,7 +35,7 @@ from caprmil.cohort.sources import (
     name_sources,
 )
 from caprmil.cohort.table_columns import find_columns
-from caprmil.cohort.unreadable_bags import find_unreadable, with_same_patient
+from caprmil.cohort.unreadable_bags import leave_out_unreadable
 from caprmil.errors import BagError, CohortError, count
 from caprmil.features.bag_files import BagFiles, SlideBags
 from caprmil.features.bags import BagInfo
@@ -241,11 +241,8 @@ def load_cohort(
         for each in folders
     ]
     if unreadable is not None:
-        unreadable |= find_unreadable(located)
-        of_patients = columns.get("patient") if config.joins else None
-        gone = with_same_patient(unreadable, listed, of_patients)
-        listed = {slide: row for slide, row in listed.items() if slide not in gone}
-        located = [{s: p for s, p in own.items() if s not in gone} for own in located]
+        joined = columns.get("patient") if config.joins else None
+        listed, located = leave_out_unreadable(listed, located, joined, unreadable)
     paths: dict[str, Path] = {s: p for s, p in located[0].items() if all(s in o for o in located)}
     skip = config.missing == "skip" and paths
     rows = {slide: row for slide, row in listed.items() if slide in paths or not skip}

@@ -9,23 +9,34 @@ from caprmil.features import bags
 from caprmil.io.tables import Row
 
 
-def find_unreadable(located: Sequence[Mapping[str, Path]]) -> dict[str, BagError]:
-    """Return the slides of which a bag cannot be opened, unless none can. One dict per source."""
+def leave_out_unreadable(
+    rows: Mapping[str, Row],
+    located: Sequence[Mapping[str, Path]],
+    patient: str | None,
+    unreadable: dict[str, BagError],
+) -> tuple[dict[str, Row], list[dict[str, Path]]]:
+    """Return the rows and bags of slides whose bags can be opened; the others are reported.
+
+    If none can, all stay. `patient` is a column if the slides of a patient are one bag: without one
+    of them there is none.
+    """
+    found = _find_unreadable(located)
+    if len(found) < len({slide for paths in located for slide in paths}):
+        unreadable |= found
+    gone = set(unreadable)
+    if patient is not None:
+        groups = slides_of_patients({slide: row[patient] for slide, row in rows.items()})
+        gone = {slide for own in groups.values() if gone.intersection(own) for slide in own}
+    kept = {slide: row for slide, row in rows.items() if slide not in gone}
+    return kept, [{s: path for s, path in paths.items() if s not in gone} for paths in located]
+
+
+def _find_unreadable(located: Sequence[Mapping[str, Path]]) -> dict[str, BagError]:
+    """Return the slides of which a bag, of any source, cannot be opened."""
     found: dict[str, BagError] = {}
-    slides = {slide for paths in located for slide in paths}
     for slide, path in (item for paths in located for item in paths.items()):
         try:
             bags.inspect(path)
         except BagError as problem:
             found.setdefault(slide, problem)
-    return {} if len(found) == len(slides) else found
-
-
-def with_same_patient(
-    slides: Mapping[str, object], rows: Mapping[str, Row], column: str | None
-) -> set[str]:
-    """Return slides with all others of their patients, which are in one bag with them."""
-    if column is None:
-        return set(slides)
-    groups = slides_of_patients({slide: row[column] for slide, row in rows.items()})
-    return {slide for own in groups.values() if set(own) & slides.keys() for slide in own}
+    return found

@@ -134,9 +134,14 @@ class Explanation:
         """Whether all numbers are finite. Weights of a damaged model may overflow only here."""
         planes = [each.points for each in (self.before, self.after) if each is not None]
         optional = (self.class_attention, self.scores, self.spread, self.assignments)
-        numbers = [self.answer, self.logits, self.evidence, self.rest, self.attention, *planes]
-        numbers += [*self.maps.values(), *(each for each in optional if each is not None)]
-        return all(bool(np.isfinite(each).all()) for each in numbers)
+        always = (self.answer, self.logits, self.evidence, self.rest, self.attention)
+        numbers: tuple[NDArray[Any] | None, ...] = (
+            *always,
+            *planes,
+            *self.maps.values(),
+            *optional,
+        )
+        return all(bool(np.isfinite(each).all()) for each in numbers if each is not None)
 
     def evidence_for(self, of: int) -> Numbers:
         """Return what each patch adds to a contrast: e.g. to a class against the others."""

@@ -58,7 +58,7 @@ def download(
             raise
         except Exception as problem:  # the hub cannot be reached, or answers nonsense
             with suppress(Exception):
-                cached = {"allow_patterns": [*files], "local_files_only": True}
+                cached: dict[str, Any] = {"allow_patterns": [*files], "local_files_only": True}
                 return Path(snapshot_download(name, **cached, **options))
             raise problem from None
         return Path(snapshot_download(name, allow_patterns=[*map(escape, names)], **options))
