@@ -145,7 +145,7 @@ COMMANDS = (
 
 
 def contents(folder: Path) -> dict[str, Any]:
-    """Return the content of every file by name, hidden ones too, without times."""
+    """Return the content of every file by name, hidden ones too, without times and the folder."""
     found: dict[str, Any] = {}
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))
@@ -154,15 +154,17 @@ def contents(folder: Path) -> dict[str, Any]:
         elif path.is_dir():
             found[name + "/"] = "a folder"
         else:
-            found[name] = _content(path)
+            found[name] = _content(path, folder)
     return found
 
 
-def _content(path: Path) -> Any:
-    data = path.read_bytes()
+def _content(path: Path, folder: Path) -> Any:
+    data = path.read_bytes().replace(str(folder).encode(), b"FOLDER")
     if path.name.endswith(DIFFERENT):
         return "not compared" if data else "empty"
     try:
+        if path.suffix == ".h5" and b"FOLDER" in data:  # it has the path of its slide
+            return _arrays(path)
         if path.suffix == ".json":
             return _without_times(json.loads(data))
         if path.suffix == ".csv":
@@ -173,6 +175,27 @@ def _content(path: Path) -> Any:
     except ValueError:
         return f"damaged: {data[:80]!r}"
     return hashlib.sha256(data).hexdigest()
+
+
+def _arrays(path: Path) -> Any:
+    """Return what a bag holds but for the path of its slide."""
+    import h5py
+
+    try:
+        with h5py.File(path) as file:
+            holders = {"": file, **dict(file.items())}
+            texts = {
+                f"{name}.{key}": str(value)
+                for name, each in holders.items()
+                for key, value in each.attrs.items()
+                if key != "slide_path"
+            }
+            arrays = {
+                name: hashlib.sha256(each[()].tobytes()).hexdigest() for name, each in file.items()
+            }
+    except OSError as problem:
+        return f"damaged: {problem}"
+    return texts | arrays
 
 
 def _without_times(value: Any) -> Any:
