@@ -184,7 +184,8 @@ class Handler(BaseHTTPRequestHandler):
         if (commit := found.find(revision)) is None:
             self.send(404, {"error": "Invalid rev id"}, X_Error_Code="RevisionNotFound")
             return
-        siblings = [{"rfilename": path} for path in found.commits[commit]]
+        files = found.commits[commit]
+        siblings = [{"rfilename": path, "size": len(files[path])} for path in files]
         self.send(200, {"id": name, "sha": commit, "siblings": siblings, "tags": []})
 
     def main(self, name: str, *, body: bytes) -> None:
@@ -234,14 +235,19 @@ ROUTES: list[tuple[str, str, Any]] = [
 def serve_hub() -> Iterator[StandIn]:
     """Serve a hub without repositories."""
     hub = StandIn()
-    handler = type("HubHandler", (Handler,), {"hub": hub})
+    with serve(type("HubHandler", (Handler,), {"hub": hub})) as hub.url:
+        yield hub
+
+
+@contextmanager
+def serve(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+    """Serve requests by a handler, and yield the address."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     server.daemon_threads = True
-    hub.url = f"http://127.0.0.1:{server.server_address[1]}"
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
     try:
-        yield hub
+        yield f"http://127.0.0.1:{server.server_address[1]}"
     finally:
         server.shutdown()
         server.server_close()

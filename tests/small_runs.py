@@ -19,10 +19,11 @@ KINDS = (*CELLS, "patient", "covariates", "sources")
 
 def small_run(kind: str, folder: Path) -> Run:
     """Return a finished run of two or three folds: of a target, or as named in `KINDS`."""
-    return cross_validate(_recipe(kind, folder), folder / "run", device="cpu", progress=False)
+    return cross_validate(small_recipe(kind, folder), folder / "run", device="cpu", progress=False)
 
 
-def _recipe(kind: str, folder: Path) -> Recipe:
+def small_recipe(kind: str, folder: Path) -> Recipe:
+    """Write a cohort of a kind, and return the recipe of its run."""
     if kind == "patient":
         return with_epochs(patient_recipe(write_patients(folder, 12)), 2)
     if kind == "covariates":

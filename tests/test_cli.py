@@ -14,6 +14,7 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
+from caprmil import cli
 from caprmil.cli import app, run
 from caprmil.cli.shared import answers_table, show_table
 from caprmil.cli.terminal import accept_any_text
@@ -146,6 +147,15 @@ def test_another_cohort_is_scored_by_every_folds_model(home: Path, tmp_path: Pat
     assert output.strip().startswith("8 slides, 8 patients, 2 folds.")
     assert len((tmp_path / "out.csv").read_text().splitlines()) == 1 + 2 * 8
 
+    bag = tmp_path / "features" / "other_003.h5"
+    bag.write_bytes(bag.read_bytes()[:-500])
+    result = process(
+        *("evaluate", home / "run", *words[:-1], tmp_path / "others.csv"), cwd=tmp_path
+    )
+    assert result.returncode == 2
+    assert "failed: other_003: " in result.stderr
+    assert len((tmp_path / "others.csv").read_text().splitlines()) == 1 + 2 * 7
+
 
 def test_another_cohort_is_scored_with_the_label_column_of_the_run(
     home: Path, tmp_path: Path
@@ -255,6 +265,23 @@ def test_of_many_classes_only_the_predicted_one_is_printed(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("code", "words"), [(130, "Stopped."), (143, "Stopped by SIGTERM.")])
+def test_a_stopped_training_says_so_and_how_to_resume(
+    code: int,
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def stop(_: object) -> None:
+        raise SystemExit(code)
+
+    monkeypatch.setattr(cli, "app", stop)
+    for command, more in (("train", " Repeat the command to resume."), ("predict", "")):
+        with pytest.raises(SystemExit, match=str(code)):
+            cli.run([command])
+        assert capsys.readouterr().err == f"{words}{more}\n"
+
+
 def test_training_in_an_ascii_terminal_ends_with_its_table(home: Path, tmp_path: Path) -> None:
     ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii"}
     table = (home / "labels.csv").read_text(encoding="utf-8").replace("tumour", "tumör")

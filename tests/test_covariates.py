@@ -29,7 +29,7 @@ from caprmil.cohort.covariates import (
     parse_columns,
 )
 from caprmil.cohort.folds import SplitConfig
-from caprmil.errors import CohortError, ExportError, RecipeError, RunError
+from caprmil.errors import BagError, CohortError, ExportError, RecipeError, RunError
 from caprmil.explain import explain_slide, locate_slide
 from caprmil.explain.browser import pack
 from caprmil.export import FORMATS, model_export, read_metadata
@@ -38,7 +38,7 @@ from caprmil.models import FusedModel
 from caprmil.report.evidence_section import EvidenceSum
 from caprmil.runs.cohort_shift import measure_shifts
 from caprmil.runs.conformal_sets import mean_feature
-from caprmil.runs.external_cohort import read_external
+from caprmil.runs.external_cohort import answer_cohort, read_external
 from caprmil.runs.run import Run
 from caprmil.synthetic import TwoModalities
 from caprmil.targets import find_target
@@ -344,9 +344,70 @@ def test_damaged_covariates_of_a_run_are_an_error(run: Run, tmp_path: Path) -> N
         (copy / "covariates.csv").write_text(damaged.to_csv(index=False))
         with pytest.raises(RunError, match=rf"covariates\.csv is damaged .*{name}"):
             _ = Run(copy).covariates
-    for std in (0.0, -1.0):
-        with pytest.raises(RecipeError, match="standard deviation"):
-            parse_columns([{"kind": "number", "width": 1, "name": "x", "mean": 0.0, "std": std}])
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"std": 0.0}, "standard deviation"),
+        ({"std": -1.0}, "standard deviation"),
+        ({"std": 1e300}, "standard deviation"),
+        ({"mean": 1e300}, "mean beyond"),
+        ({"missing": -0.5, "width": 2}, "missing for a share"),
+        ({"missing": 7.0, "width": 2}, "missing for a share"),
+    ],
+)
+def test_statistics_that_no_slides_can_have_are_an_error(
+    changes: dict[str, float], words: str
+) -> None:
+    column = {"kind": "number", "width": 1, "name": "x", "mean": 0.0, "std": 1.0, **changes}
+    with pytest.raises(RecipeError, match=words):
+        parse_columns([column])
+    many = {key + "s": [value] for key, value in column.items() if key in ("mean", "std")}
+    own = {"name": "vector", "kind": "vector", "missing": column.get("missing", 0.0)}
+    with pytest.raises(RecipeError, match=words):
+        parse_columns([{**own, **many, "width": column["width"]}])
+
+
+@pytest.mark.parametrize("shares", [(0.5, 0.6), (-0.5, 1.5), (2.0, -1.0), (0.1, 0.1)])
+def test_shares_of_categories_that_do_not_add_up_are_an_error(shares: tuple[float, float]) -> None:
+    table = {"kind": "category", "width": 2, "name": "x"}
+    with pytest.raises(RecipeError, match="do not add up to 1"):
+        parse_columns([{**table, "shares": dict(zip("ab", shares, strict=True))}])
+
+
+def test_an_extreme_covariate_is_named_and_costs_only_its_slide(
+    run: Run, table: Path, tmp_path: Path
+) -> None:
+    frame = pd.read_csv(table, dtype=str, keep_default_na=False)[:4]
+    paths = {f"new_{name}": Path(run.paths[name]) for name in frame["slide"]}
+    (tmp_path / "features").mkdir()
+    for name, path in paths.items():
+        shutil.copy(path, tmp_path / "features" / f"{name}.h5")
+    frame = frame.assign(slide=list(paths), patient=list(paths))
+    frame.loc[0, "age"] = "1e300"
+    again, failed = Run(run.folder), dict[str, BagError]()
+    again.add_covariates(frame)
+    found = again.predict(paths, device="cpu", failed=failed)
+    assert [*failed] == [frame["slide"][0]]
+    assert "age (1e300)" in str(failed[frame["slide"][0]])
+    assert found.slides == tuple(frame["slide"][1:])
+
+    failed.clear()
+    cohort = read_external(again, frame, [str(tmp_path / "features")])
+    answers = answer_cohort(again, cohort, device="cpu", failed=failed)
+    assert [*failed] == [frame["slide"][0]]
+    assert set(answers.slides) == {*frame["slide"][1:]}
+    assert np.isfinite(answers.answers).all()
+
+
+def test_a_number_that_no_model_can_read_is_named_before_training(table: Path) -> None:
+    frame = pd.read_csv(table, dtype=str, keep_default_na=False)
+    frame.loc[3, "age"] = "1e300"
+    with pytest.raises(
+        CohortError, match=r"column 'age' has numbers beyond 1e\+30: 1e300 \(slide_003"
+    ):
+        load(frame, table.parent / "features", covariates=("age",))
 
 
 @pytest.mark.slow

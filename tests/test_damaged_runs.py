@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from optuna.distributions import CategoricalDistribution
+from safetensors.torch import load_file, save_file
 
 from caprmil import cli
 from caprmil.encoders.hub import read_weights
@@ -82,6 +84,24 @@ def change(path: Path, keys: str, value: Any) -> None:
         part = part[key]
     part[last] = value
     path.write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize("weight", ["classify.weight", "context.project.1.weight"])
+def test_finite_weights_that_overflow_are_a_line_in_explain_and_viewer(
+    copy: Path, mistake: Callable[..., str], tmp_path: Path, weight: str
+) -> None:
+    for path in copy.glob("folds/*/model/model.safetensors"):
+        weights = load_file(path)
+        weights[weight] = torch.full_like(weights[weight], 3e38)
+        save_file(weights, path, metadata={"format": "pt"})
+    out = tmp_path / "explained"
+    line = mistake("explain", copy, "slide_000", "--out", out, "--device", "cpu")
+    assert "slide_000 has no" in line
+    app = create(Library(Run(copy), device="cpu"))
+    for what in ("", "/numbers", "/regions", "/patches/0.jpg"):
+        reply = call(app, f"/api/slides/{FIRST}{what}")
+        assert reply.status == 409
+        assert "slide_000 has no" in reply.json["reason"]
 
 
 def test_a_sound_run_is_read(copy: Path) -> None:

@@ -20,8 +20,8 @@ from caprmil.explain import (
     top_patches,
 )
 from caprmil.explain.attribution import Method, integrated_gradients, leave_one_out
-from caprmil.explain.explanation import principal_plane
 from caprmil.explain.explanation_figures import most_informative_head
+from caprmil.explain.principal_plane import principal_plane
 from caprmil.features import bags
 from caprmil.models import MILModel, list_models
 from caprmil.runs.run import Run

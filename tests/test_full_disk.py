@@ -19,6 +19,7 @@ from caprmil.errors import CaprmilError
 from caprmil.features import bags
 from caprmil.features.convert import FORMATS, convert
 from caprmil.io.output_stream import create_hdf5
+from caprmil.runs.run import Run
 
 
 @contextmanager
@@ -115,6 +116,20 @@ def test_a_long_work_is_stopped_by_the_first_error(tmp_path: Path) -> None:
         write()
     assert appended < 50
     assert files(tmp_path) == []
+
+
+@pytest.mark.slow
+def test_without_a_folder_for_temporary_files_a_command_ends_in_one_line(tiny_run: Run) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "caprmil", "push", str(tiny_run.folder), "lab/run"],
+        capture_output=True,
+        text=True,
+        check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)),
+    )
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: No folder for temporary files can be written.")
 
 
 @pytest.mark.parametrize("code", ["ENOSPC", "EDQUOT", "EROFS", "EFBIG"])

@@ -1,6 +1,7 @@
 """Prediction sets: their coverage against the nominal level, and thresholds against naive loops."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ from caprmil.cli import app
 from caprmil.cohort.folds import Fold, SplitConfig
 from caprmil.errors import CohortError, RecipeError, RunError
 from caprmil.evaluation.guarantees import (
+    CoverageRow,
     combined_sets,
     guaranteed,
     measure_guarantees,
@@ -322,9 +324,30 @@ def test_distances_are_those_of_a_naive_loop_and_reads_back(tmp_path: Path) -> N
     assert again.distance(far) == reference.distance(far)
     with pytest.raises(RunError, match="its arrays do not fit the run"):
         Reference.read(tmp_path / "n.safetensors", 5)
+    for number, held_out in enumerate((reference.held_out[::-1], reference.held_out - 9)):
+        path = tmp_path / f"{number}.safetensors"
+        replace(reference, held_out=np.ascontiguousarray(held_out)).write(path)
+        with pytest.raises(RunError, match="numbers that cannot be used"):
+            Reference.read(path, 4)
     (tmp_path / "n.safetensors").write_bytes(b"damaged")
     with pytest.raises(RunError, match=r"n\.safetensors is damaged"):
         Reference.read(tmp_path / "n.safetensors", 4)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *[("low", 50.0), ("low", -0.1), ("low", 0.95), ("high", 0.2), ("high", 1.5)],
+        *[("size", -3.0), ("size", float("inf")), ("abstained", 7.0), ("abstained", -1.0)],
+    ],
+)
+def test_a_coverage_that_cannot_have_been_measured_is_an_error(field: str, value: float) -> None:
+    sound: dict[str, Any] = {"low": 0.8, "covered": 0.9, "high": 1.0, "size": 1.2}
+    sound |= {"abstained": 0.1, "group": "all slides", "slides": 20, "patients": 20}
+    CoverageRow(**sound)
+    CoverageRow(**sound | {"size": None, "abstained": None})
+    with pytest.raises(RecipeError):
+        CoverageRow(**sound | {field: value})
 
 
 def test_one_in_a_hundred_slides_of_the_same_kind_is_called_unlike() -> None:

@@ -1,8 +1,10 @@
 """Models and runs on the hub, tested against a local stand-in of its HTTP interface."""
 
 import json
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from caprmil.errors import RunError
 from caprmil.models import ABMIL, CAPRMIL, MILModel
 from caprmil.runs.run import Run
 from caprmil.training.cross_validation import cross_validate
-from hub_stand_in import TOKEN, StandIn, serve_hub, use_hub
+from hub_stand_in import TOKEN, StandIn, serve, serve_hub, use_hub
 from small_runs import KINDS, small_run
 
 # huggingface_hub passes a file to its HTTP library in an old way.
@@ -260,7 +262,7 @@ def test_the_hash_of_a_slide_file_is_not_pushed(tiny_run: Run) -> None:
 
     settings = 'version = 1\nslide_file = "0123456789abcdef"\nencoder = "lite0"\n'
     facts = {"settings": settings, "notes": ("a note",), "sources": ({"settings": settings},)}
-    text = str(_shared_facts(facts))
+    text = str(_shared_facts(facts, Path("run")))
     assert "0123456789abcdef" not in text
     assert text.count("lite0") == 2
     assert "a note" not in text
@@ -313,3 +315,85 @@ def test_a_run_of_every_kind_is_pushed_and_predicts_as_before(
     text = b"\n".join(pushed.values())
     names = {*run.paths, *run.patients.values()}
     assert not [name for name in names if len(name) > 3 and f'"{name}"'.encode() in text]
+
+
+class HostileHub(BaseHTTPRequestHandler):
+    """A hub that answers with nonsense."""
+
+    answer: bytes
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_: Any) -> None:
+        """Print nothing."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(self.answer) + 9 * (self.answer == b"[")))
+        self.end_headers()
+        self.wfile.write(self.answer)
+        self.close_connection = True
+
+
+def info(**changes: object) -> bytes:
+    siblings = [{"rfilename": name, "size": 2} for name in ("run.json", "recipe.toml")]
+    return json.dumps({"id": "a/b", "sha": "a" * 40, "siblings": siblings, **changes}).encode()
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (b"<html>", "the hub fails"),
+        (b"[1, 2]", "the hub fails"),
+        (b"[", "the hub fails"),  # and the connection is cut
+        (info(sha=None), "does not say which commit"),
+        (info(sha="../../x"), "does not say which commit"),
+        (info(siblings=[{"rfilename": "folds/../../../x/fold.json"}]), "outside of its folder"),
+        (info(siblings=[{"rfilename": "folds/..\\x/fold.json"}]), "outside of its folder"),
+        (info(siblings=[{"rfilename": "run.json", "size": 10**15}]), "GB to download"),
+    ],
+)
+def test_a_hub_that_answers_nonsense_is_one_error_and_nothing_is_written(
+    answer: bytes, words: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    handler = type("Handler", (HostileHub,), {"answer": answer})
+    with serve(handler) as url:
+        nonsense = StandIn()
+        nonsense.url = url
+        use_hub(nonsense, monkeypatch, tmp_path / "cache", None)
+        with pytest.raises(RunError, match=words) as problem:
+            Run.from_pretrained("a/b")
+    assert "\n" not in str(problem.value)
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_a_cached_run_is_read_without_the_hub(
+    pushed: Any, hub: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from huggingface_hub import constants
+
+    hub.repositories["lab/tumour"] = pushed
+    first = Run.from_pretrained("lab/tumour").folder
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    assert Run.from_pretrained("lab/tumour").folder == first
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("recipe.toml", "model = 3"),
+        ("recipe.toml", "data = [[1]]"),
+        ("recipe.toml", "cohort = "),
+        ("run.json", {"settings": "x = ["}),
+        ("run.json", {"settings": "a = " + "[" * 9999}),
+    ],
+    ids=str,
+)
+def test_a_damaged_run_is_a_line_before_it_is_pushed(
+    tiny_run: Run, tmp_path: Path, mistake: Any, name: str, content: Any
+) -> None:
+    folder = shutil.copytree(tiny_run.folder, tmp_path / "run")
+    if isinstance(content, dict):
+        content = json.dumps(json.loads((folder / name).read_text()) | content)
+    (folder / name).write_text(content)
+    assert f"{name} is " in mistake("push", folder, "lab/tumour")

@@ -17,6 +17,7 @@ from caprmil.cohort.cohort_config import CohortConfig
 from caprmil.cohort.folds import SplitConfig
 from caprmil.errors import CaprmilError
 from caprmil.features import bags
+from caprmil.io.tables import read_table
 from caprmil.models import CAPRMIL
 from caprmil.targets import Classification
 from caprmil.training.early_checks import check_early
@@ -141,3 +142,15 @@ def test_the_papers_recipe_has_every_setting() -> None:
     assert {name: written[name] for name in settings} == settings
     paths = {"cohort", "features"}
     assert {*settings, *paths, "loggers"} == {field.name for field in fields(Recipe)}
+
+
+def test_names_with_line_breaks_and_del_give_a_table_and_a_recipe_that_are_read(
+    tmp_path: Path,
+) -> None:
+    names = ["a\rb", "c\nd", "e"]
+    for name in names:
+        bags.write(tmp_path / "f" / f"{name}.h5", np.ones((3, 4), dtype=np.float32))
+    out = tmp_path / "st\x7fudy"
+    init(str(tmp_path / "f"), "--out", str(out))
+    assert sorted(read_table(out / "labels.csv")["slide"]) == names
+    assert read_recipe(str(out / "recipe.toml")).cohort == str(out / "labels.csv")

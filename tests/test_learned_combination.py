@@ -4,6 +4,7 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,9 +15,10 @@ from sklearn.metrics import log_loss
 from caprmil.cohort.cohort import load_cohort
 from caprmil.cohort.cohort_config import CohortConfig
 from caprmil.cohort.folds import SplitConfig
-from caprmil.errors import CohortError, RunError
+from caprmil.errors import CohortError, RecipeError, RunError
 from caprmil.evaluation.learned_combination import (
     SPREAD,
+    LearnedCombination,
     fit_combination,
 )
 from caprmil.evaluation.patient_answers import combine_slides
@@ -128,6 +130,24 @@ def test_numbers_are_combined_too() -> None:
     again = fit_combination(larger, "validation", scale=2500.0)
     assert again.slopes == pytest.approx(found.slopes, abs=1e-3)
     assert again.loss == pytest.approx(found.loss * 1e6, rel=1e-3)
+
+
+def test_answers_that_are_equal_up_to_rounding_do_not_decide() -> None:
+    slides = answers_of_slides(20, 0)
+    first = 0.3 + 1e-16 * (np.arange(len(slides)) % 2)
+    answers = np.stack([first, 1 - first], axis=1)
+    assert 0 < answers.std(axis=0).max() < 1e-15
+    found = fit_combination(replace(slides, answers=answers), "validation")
+    assert found.spreads == (1.0,) * answers.shape[1]
+
+
+@pytest.mark.parametrize(
+    ("spread", "slope"), [(1e-300, 1.0), (0.0, 1.0), (float("inf"), 1.0), (1.0, 1e7)]
+)
+def test_a_combination_that_gives_no_weights_is_an_error(spread: float, slope: float) -> None:
+    losses: dict[str, Any] = {"loss": 0.0, "loss_of_mean": 0.0, "patients": 3}
+    with pytest.raises(RecipeError):
+        LearnedCombination(slopes={"a": slope}, spreads=(spread,), fitted_on="validation", **losses)
 
 
 def test_several_answers_are_refused(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,11 @@ from caprmil.io import leftovers
 from caprmil.io.atomic import atomic_write, check_new
 from caprmil.io.leftovers import clear_leftovers, final_name, temporary_folder, temporary_name
 from caprmil.report import write_run_report
+from caprmil.runs import slide_covariates
+from caprmil.runs.facts import EARLY
 from caprmil.runs.run import Run
+from caprmil.training import run_folder
+from caprmil.training.cross_validation import cross_validate
 from caprmil.training.distributed import ProcessGroup
 from caprmil.training.early_checks import check_folder
 from caprmil.training.recipe import Recipe
@@ -133,6 +138,36 @@ def test_a_run_that_was_killed_at_its_first_file_starts_again(
     (tmp_path / dead_name("recipe.toml", monkeypatch)).touch()
     check_folder(tmp_path, tiny_recipe)
     assert names(tmp_path) == []
+
+
+def test_the_recipe_is_the_first_file_of_a_run_so_that_a_kill_at_any_other_can_be_resumed(
+    tiny_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vectors = tmp_path / "vectors.csv"
+    rows = [f"slide_{n:03d},{n % 5},{n % 3}" for n in range(24)]
+    vectors.write_text("\n".join(["slide,a,b", *rows]))
+    recipe = replace(tiny_recipe, data=replace(tiny_recipe.data, vectors=str(vectors)))
+    written: list[str] = []
+
+    def killed(path: Path, **_: object) -> None:
+        written.append(path.name)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        for module in (run_folder, slide_covariates):
+            for name in {"atomic_write", "write_text"} & vars(module).keys():
+                patch.setattr(module, name, lambda path, *_, **__: killed(path))
+        with pytest.raises(KeyboardInterrupt):
+            cross_validate(recipe, tmp_path / "run", device="cpu", progress=False)
+    assert written == ["recipe.toml"]
+
+
+@pytest.mark.parametrize("name", EARLY)
+def test_what_is_written_before_the_recipe_does_not_make_a_folder_somebody_elses(
+    tiny_recipe: Recipe, tmp_path: Path, name: str
+) -> None:
+    (tmp_path / name).touch()
+    check_folder(tmp_path, tiny_recipe)
 
 
 def test_a_folder_of_a_user_with_a_leftover_in_it_is_still_refused_and_not_touched(

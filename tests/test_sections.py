@@ -5,6 +5,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import openslide
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from caprmil.errors import CaprmilError, CohortError, UnknownNameError
+from caprmil.io.leftovers import final_name
 from caprmil.synthetic import ARTEFACTS, KINDS, TRUTH_UM, Section, SlideCohort
 
 pytestmark = pytest.mark.slow
@@ -254,6 +256,24 @@ def test_an_interrupted_cohort_is_resumed(tmp_path: Path) -> None:
     assert existing.items() <= everything.items()
     assert STUDY.write(tmp_path) == table
     assert {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*.*")} == everything
+
+
+def test_the_files_of_a_section_that_is_being_written_are_known_as_temporary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that the next start removes them, if the process was killed."""
+    seen: list[Path] = []
+    bands = Section._bands
+
+    def watched(section: Section, anatomy: Any) -> Any:
+        seen.extend(tmp_path.iterdir())
+        return bands(section, anatomy)
+
+    monkeypatch.setattr(Section, "_bands", watched)
+    Section(width=512, height=512).write(tmp_path / "a.tiff")
+    assert seen
+    assert all(final_name(path) for path in seen)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.tiff"]
 
 
 def test_a_folder_with_another_cohort_or_table_is_not_changed(tmp_path: Path) -> None:

@@ -3,7 +3,10 @@
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
+from typing import Any
+from zipfile import ZipFile
 
 import h5py
 import numpy as np
@@ -168,10 +171,58 @@ def test_a_run_is_not_resumed_with_other_vectors(tmp_path: Path) -> None:
             write_vectors(tmp_path, replace(one, vectors=changed))
 
 
-def test_damaged_vectors_of_a_run_are_an_error(run: Run, tmp_path: Path) -> None:
+def test_a_vector_that_is_not_a_row_of_numbers_is_a_line(tmp_path: Path) -> None:
+    values: list[Any] = [np.float32(3), np.ones((1, 4), np.complex64), np.zeros((0, 4))]
+    values += [np.array([["a", "b"]]), np.full((1, 4), 1e300), np.array(["2020"], "M8[Y]")]
+    for value in values:
+        np.save(tmp_path / "slide_000.npy", value)
+        with pytest.raises(BagError, match=r"slide_000\.npy has no vector of a slide") as problem:
+            read_vectors(tmp_path, {"slide_000": "patient_000"})
+        assert "\n" not in str(problem.value)
+
+
+def damaged_archive(path: Path, how: str) -> None:
+    """Damage the file of the vectors of a run."""
+    with np.load(path) as archive:
+        slides, vectors = archive["slides"], archive["vectors"]
+    declared: Any = {"descr": "<f4", "fortran_order": False, "shape": (len(slides), 10**8)}
+    match how:
+        case "bytes":
+            path.write_bytes(b"PK\3\4 damaged")
+        case "method" | "encrypted":  # of packing, which Python does not know
+            data, flag = bytearray(path.read_bytes()), how == "encrypted"
+            for mark, at in ((b"PK\3\4", 6 if flag else 8), (b"PK\1\2", 8 if flag else 10)):
+                start = -1
+                while (start := data.find(mark, start + 1)) >= 0:
+                    data[start + at] = data[start + at] | 1 if flag else 99
+            path.write_bytes(data)
+        case "declared":
+            names, header = BytesIO(), BytesIO()
+            np.save(names, slides)
+            np.lib.format.write_array_header_1_0(header, declared)
+            with ZipFile(path, "w") as archive:
+                archive.writestr("slides.npy", names.getvalue())
+                archive.writestr("vectors.npy", header.getvalue() + bytes(64))
+        case "text":
+            np.savez(path, slides=slides, vectors=vectors.astype("U4"))
+        case "objects":
+            np.savez(path, slides=slides, vectors=np.array([object()] * len(slides)))
+        case "names":
+            np.savez(path, slides=np.stack([slides, slides], axis=1), vectors=vectors)
+        case "twice":
+            np.savez(path, slides=np.repeat(slides[:1], len(slides)), vectors=vectors)
+        case "large":
+            np.savez(path, slides=slides, vectors=np.full(vectors.shape, 1e300))
+
+
+@pytest.mark.parametrize(
+    "how",
+    ["bytes", "method", "encrypted", "declared", "text", "objects", "names", "twice", "large"],
+)
+def test_damaged_vectors_of_a_run_are_an_error(run: Run, tmp_path: Path, how: str) -> None:
     copy = tmp_path / "run"
     shutil.copytree(run.folder, copy)
-    (copy / "vectors.npz").write_bytes(b"PK\3\4 damaged")
+    damaged_archive(copy / "vectors.npz", how)
     with pytest.raises(RunError, match=r"vectors\.npz is damaged"):
         _ = Run(copy).covariates
 

@@ -13,6 +13,7 @@ PARTS = (
     "bombs",
     "crafted pickles",
     "hostile requests",
+    "hostile downloads",
     "full disks",
 )
 

@@ -116,6 +116,13 @@ def test_every_other_form_of_a_slide_has_the_covariates_too(model: FusedModel) -
         torch.testing.assert_close(removal.without_token(0, 0, 1).logits, plain.logits + shift)
 
 
+def test_the_equations_as_written_have_the_covariates_too(model: FusedModel) -> None:
+    """Costs are counted in this form."""
+    bag, slide = torch.randn(1, 9, 24).double(), model.of_slide(VALUES[0])
+    found = slide.forward_bags(*slide.validate(bag, None), None)
+    torch.testing.assert_close(found.logits, slide(bag).logits)
+
+
 @pytest.mark.parametrize("name", FILM)
 def test_film_scales_and_shifts_the_embedding_before_the_last_layer(name: str) -> None:
     model, bags = fused(name, how="film"), torch.randn(3, 9, 24).double()

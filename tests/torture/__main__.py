@@ -23,6 +23,7 @@ import bombs
 import children
 import damaged_files
 import full_disk
+import hostile_hub
 import hostile_requests
 import kills
 import pickles
@@ -36,6 +37,7 @@ PARTS = {
     "bombs": bombs,
     "pickles": pickles,
     "requests": hostile_requests,
+    "hub": hostile_hub,
     "disk": full_disk,
 }
 TITLES = {
@@ -44,6 +46,7 @@ TITLES = {
     "bombs": "bombs",
     "pickles": "crafted pickles",
     "requests": "hostile requests",
+    "hub": "hostile downloads",
     "disk": "full disks",
 }
 MINUTES = 25.0  # of all of it on two quiet cores, from the processor time of some cases
@@ -60,7 +63,7 @@ def main(words: Sequence[str] | None = None) -> int:
         Path(options.folder).mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="torture-", dir=options.folder))
     try:
-        corpus = make_corpus(folder / "corpus")
+        corpus = make_corpus(folder / "corpus", kinds=not options.quick)
         _say(f"The corpus is made ({time.monotonic() - begin:.0f} s).")
         if options.repeat:
             return _repeat(corpus, folder, options.repeat)

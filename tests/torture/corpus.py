@@ -7,6 +7,9 @@ COHORT/bags       a bag in every layout
 COHORT/encoded    bags that `caprmil encode` made, one slide is marked as running
 COHORT/slides     slides, images and drawn regions
 COHORT/weights    weights of an encoder in every format
+COHORT/cost       the cost of the run, as `caprmil paper` reads it
+COHORT/outside    a cohort that the run has not seen
+COHORT/kinds      runs of other kinds: see `other_runs`
 """
 
 import gc
@@ -121,11 +124,15 @@ def quick_scoring() -> Iterator[None]:
         yield
 
 
-def make_corpus(folder: Path) -> Corpus:
-    """Make the corpus in a child, and return it."""
+def make_corpus(folder: Path, *, kinds: bool = True) -> Corpus:
+    """Make the corpus in a child, with or without the runs of other kinds, and return it."""
+    from other_runs import make_other_runs, make_outside
+
     corpus, output = Corpus(folder), folder / "output.txt"
     folder.mkdir(parents=True)
-    for step in (_write_cohort, _write_slides, _train, _encode, _write_exports, _stop):
+    steps: list[Step] = [_write_cohort, make_outside, _write_slides, _train, _encode]
+    steps += [_write_exports, _stop, *([_measure_cost, make_other_runs] if kinds else [])]
+    for step in steps:
         imported = folder / f"{step.__name__}.modules"
 
         def work(step: Step = step, imported: Path = imported) -> None:
@@ -293,6 +300,11 @@ def _write_exports(corpus: Corpus) -> None:
     for kind in ("pt2", "torchscript", "onnx"):
         words = ("export", corpus.run, "--to", kind, "--fold", "fold-0")
         command(*words, "--out", corpus.folder / "exports", codes=[0])
+
+
+def _measure_cost(corpus: Corpus) -> None:
+    words = ("cost", "--run", corpus.run, "--patches", "10", "--repeats", "1", "--device", "cpu")
+    command(*words, "--out", corpus.folder / "cost", codes=[0])
 
 
 def _stop(corpus: Corpus) -> None:

@@ -19,6 +19,7 @@ from corpus import WIDTH, Corpus, quick_scoring, train_words
 from hdf5_damage import damage_hdf5
 from long_commands import COLOURS, SIZE, link_tree
 from mutations import damage
+from other_runs import SmallRun, main_run, other_runs
 
 FILES = 20_000
 
@@ -46,19 +47,24 @@ class Kind:
 def kinds(corpus: Corpus) -> list[Kind]:
     """Return every kind of input."""
     readers = Readers(corpus)
-    run, stopped = run_files(corpus), _all_files(corpus.stopped)
+    run, stopped = run_files(corpus.run), _all_files(corpus.stopped)
     checkpoints = [path for path in stopped if path.suffix in (".ckpt", ".csv", ".json", ".toml")]
     model = [path for path in run if path.parent.name == "model"]
     tables = corpus.files("tables", ".csv", ".tsv", ".xlsx", ".parquet")
     slides = corpus.files("slides")
     encoded = _all_files(corpus.folder / "encoded")
     return [
-        Kind("bag", corpus.files("bags"), readers.bag, 0.371),
+        Kind("bag", corpus.files("bags"), readers.bag, 0.341),
         Kind("table", tables, readers.table, 0.09),
         Kind("predictions", [corpus.run / "predictions.csv"], readers.predictions, 0.04),
         Kind("recipe", [corpus.folder / "tables" / "recipe.toml"], readers.recipe, 0.08),
         Kind("setting", [corpus.run / "recipe.toml"], readers.setting, 0.04),
-        Kind("run", run, readers.run, 0.09, 30.0),
+        Kind("run", run, readers.run, 0.08, 30.0),
+        *(
+            Kind(each.kind, run_files(each.run), readers.run_of(each), 0.006, 30.0)
+            for each in other_runs(corpus)
+        ),
+        Kind("outside", corpus.files("outside/features"), readers.external, 0.01, 30.0),
         Kind("checkpoint", checkpoints, readers.checkpoint, 0.004, 60.0),
         Kind("model", model, readers.model, 0.04),
         Kind("slide", slides, readers.slide, 0.07),
@@ -94,9 +100,9 @@ def _damaged(kind: Kind, seed: Path, number: int) -> Callable[[Path], None]:
     return run
 
 
-def run_files(corpus: Corpus) -> list[Path]:
-    """Return the files of the run that are read again."""
-    return _all_files(corpus.run)
+def run_files(run: Path) -> list[Path]:
+    """Return the files of a run that are read again."""
+    return _all_files(run)
 
 
 def _all_files(folder: Path) -> list[Path]:
@@ -199,19 +205,25 @@ class Readers:
             cross_validation.cross_validate(recipe, "out", device="cpu", progress=False)
 
     def run(self, file: Damaged) -> None:
+        """Put a damaged file into the run of the corpus, and give a command on it."""
+        self.run_of(main_run(self.corpus))(file)
+
+    def run_of(self, small: SmallRun) -> Callable[[Damaged], None]:
+        return lambda file: self._run(small, file)
+
+    def _run(self, small: SmallRun, file: Damaged) -> None:
         """Put a damaged file into a run, and give a command on the run."""
-        folder = self.replaced(self.corpus.run, file)
-        bag = self.corpus.features / "slide_001.h5"
+        folder = self.replaced(small.run, file)
         commands: list[tuple[list[object], float]] = [
-            (["predict", folder, bag, "--device", "cpu"], 3),
+            (["predict", folder, *small.features, "--device", "cpu"], 3),
             (["evaluate", folder], 2),
             (["compare", folder], 1),
             (["status", folder], 1),
             (["calibrate", folder], 1),
-            (["evaluate", folder, "--cohort", self.corpus.labels], 1),
-            (["explain", folder, "slide_000", "--out", "explained"], 0.6),
+            (["evaluate", folder, *small.external(), "--device", "cpu"], 1),
+            (["explain", folder, small.slide, "--out", "explained"], 0.6),
             (["report", folder, "--out", "report", "--slides", "1"], 0.6),
-            (["report", folder, "slide_000", "--out", "page.html"], 0.4),
+            (["report", folder, small.slide, "--out", "page.html"], 0.4),
             (
                 ["cost", "--run", folder, "--patches", "10", "--repeats", "1", "--device", "cpu"],
                 0.4,
@@ -223,6 +235,22 @@ class Readers:
         ]
         words = file.random.choices([w for w, _ in commands], [share for _, share in commands])[0]
         command(*words, codes=(0, 1, 2) if words[0] == "check" else (0, 2))
+
+    def external(self, file: Damaged) -> None:
+        """Score a cohort with one damaged bag: the others must be answered."""
+        small, home = main_run(self.corpus), file.path.parent / "cohort"
+        link_tree(small.home / "outside", home)
+        (home / "features" / file.seed.name).unlink()
+        file.path.rename(home / "features" / file.seed.name)
+        words = ["evaluate", small.run, *small.external(home), "--device", "cpu", "--force"]
+        code, printed = command(*words, "--out", "answers.csv")
+        answers = Path("answers.csv")
+        if not answers.exists() and ("that differ in" in printed or "as the models of" in printed):
+            return
+        names = {path.stem for path in self.corpus.files("outside/features")} - {file.seed.stem}
+        text = answers.read_text() if answers.exists() else ""
+        if lost := [name for name in sorted(names) if name not in text]:
+            raise BrokenPromiseError(f"no answer for {lost} ({code})\n{last_lines(printed)}")
 
     def checkpoint(self, file: Damaged) -> None:
         """Resume a training with a damaged file."""

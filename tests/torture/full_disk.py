@@ -64,7 +64,8 @@ def _on_small_disk(corpus: Corpus, reference: Reference, size: int) -> Callable[
             used = os.statvfs(disk)
             taken = (used.f_blocks - used.f_bfree) * used.f_frsize
             _resize(disk, max(4096, taken + size))
-            check_first_run(reference, disk, *command.run_in_child(corpus, disk))
+            first = command.run_in_child(corpus, disk, preset=False)
+            check_first_run(reference, disk, *first)
             _resize(disk, 2**30)
             check_second_run(reference, corpus, disk)
 
@@ -80,7 +81,8 @@ def _with_small_files(corpus: Corpus, reference: Reference, size: float) -> Call
 
     def run(folder: Path) -> None:
         command.prepare(corpus, folder)
-        check_first_run(reference, folder, *command.run_in_child(corpus, folder, limit))
+        first = command.run_in_child(corpus, folder, limit, preset=False)
+        check_first_run(reference, folder, *first)
         check_second_run(reference, corpus, folder)
 
     return run

@@ -19,6 +19,7 @@ from children import BrokenPromiseError, Case, start, wait
 from corpus import Corpus, quick_scoring
 from damaged_files import Damaged, Readers, run_files
 from mutations import VALUES, WORDS, damage, damage_bytes
+from other_runs import SmallRun, main_run, other_runs
 
 REQUESTS, PER_CASE = 2000, 100
 DAMAGED_RUNS = 400
@@ -66,11 +67,15 @@ def cases(corpus: Corpus, _: Path, scale: float) -> Iterator[Case]:
         yield Case(name, _group(corpus, number), SECONDS, alone=True, attempts=PER_CASE)
     if scale >= 1:
         yield Case("requests/half-sent", _half_sent(corpus), 2 * HEADER_SECONDS, alone=True)
-    seeds = run_files(corpus)
-    for number in range(max(1, round(DAMAGED_RUNS * scale))):
-        seed = seeds[number % len(seeds)]
-        name = f"requests/run/{seed.name}/{number}"
-        yield Case(name, _damaged_run(corpus, seed, number), SECONDS, attempts=len(TARGETS))
+    for share, runs in ((0.6, [main_run(corpus)]), (0.4, other_runs(corpus))):
+        files = [(each, seed) for each in runs for seed in run_files(each.run)]
+        wanted = max(1, round(DAMAGED_RUNS * scale * share)) if files else 0
+        step = max(1, len(files) // wanted) if wanted else 1
+        for number in range(wanted):
+            small, seed = files[number * step % len(files)]
+            name = f"requests/{small.kind}/{seed.name}/{number}"
+            run = _damaged_run(corpus, small, seed, number)
+            yield Case(name, run, SECONDS, attempts=len(TARGETS) + 1)
 
 
 def _group(corpus: Corpus, number: int) -> Callable[[Path], None]:
@@ -216,10 +221,13 @@ def _body(random: Random) -> bytes:
 
 # Damaged runs
 
+BODY = json.dumps({"without": [[0, 1]]}).encode()
 TARGETS = ("/", "/api/run", "/api/slides", "{}", "{}/numbers", "{}/regions", "{}/patches/0.jpg")
 
 
-def _damaged_run(corpus: Corpus, seed: Path, number: int) -> Callable[[Path], None]:
+def _damaged_run(
+    corpus: Corpus, small: SmallRun, seed: Path, number: int
+) -> Callable[[Path], None]:
     def run(folder: Path) -> None:
         from caprmil.errors import CaprmilError
         from caprmil.runs.run import Run
@@ -229,29 +237,31 @@ def _damaged_run(corpus: Corpus, seed: Path, number: int) -> Callable[[Path], No
         random = Random(f"{seed.name}/{number}")
         path = folder / seed.name
         path.write_bytes(damage(seed.read_bytes(), seed.suffix, random))
-        damaged = Readers(corpus).replaced(corpus.run, Damaged(path, seed, random))
+        damaged = Readers(corpus).replaced(small.run, Damaged(path, seed, random))
         with quick_scoring():
             try:
                 app = create(Library(Run(damaged), device="cpu"))
             except CaprmilError:
                 return
-            key = identify(f"slide_00{number % 4}")
-            for target in (each.format(f"/api/slides/{key}") for each in TARGETS):
-                if (status := asyncio.run(_ask(app, target))) >= 500:
+            slide = f"/api/slides/{identify(small.slide)}"
+            asked = [(each.format(slide), b"") for each in TARGETS]
+            for target, body in (*asked, (f"{slide}/predict", BODY)):
+                if (status := asyncio.run(_ask(app, target, body))) >= 500:
                     raise BrokenPromiseError(f"{status} for {target}")
 
     return run
 
 
-async def _ask(app: Any, target: str) -> int:
+async def _ask(app: Any, target: str, body: bytes = b"") -> int:
     """Return the status of a request in this process. An error in the viewer is raised here."""
-    scope = {"type": "http", "http_version": "1.1", "method": "GET", "scheme": "http"}
+    method, kind = "POST" if body else "GET", (b"content-type", b"application/json")
+    scope = {"type": "http", "http_version": "1.1", "method": method, "scheme": "http"}
     scope |= {"path": target, "raw_path": target.encode(), "root_path": "", "query_string": b""}
-    scope |= {"headers": [(b"host", b"localhost")], "client": ("127.0.0.1", 5)}
+    scope |= {"headers": [(b"host", b"localhost"), kind], "client": ("127.0.0.1", 5)}
     statuses: list[int] = []
 
     async def receive() -> Any:
-        return {"type": "http.request", "body": b"", "more_body": False}
+        return {"type": "http.request", "body": body, "more_body": False}
 
     async def send(message: Any) -> None:
         if message["type"] == "http.response.start":

@@ -8,10 +8,12 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from children import run_in_child
 from corpus import Corpus, quick_scoring, train_words
@@ -38,13 +40,17 @@ class LongCommand:
         if self.needs_run and not (folder / "run").exists():
             link_tree(corpus.run, folder / "run")
 
-    def run(self, corpus: Corpus, folder: Path) -> None:
-        """Run the command in a folder, in this process. It ends with SystemExit."""
+    def run(self, corpus: Corpus, folder: Path, *, preset: bool = True) -> None:
+        """Run the command in a folder, in this process. It ends with SystemExit.
+
+        Without `preset` Python looks for a temporary folder itself, by writing a file into it.
+        """
         from caprmil.cli import run
 
         os.chdir(folder)
-        tempfile.tempdir = str(folder / TMP)
-        with quick_scoring():
+        os.environ["TMPDIR"] = str(folder / TMP)
+        tempfile.tempdir = str(folder / TMP) if preset else None
+        with quick_scoring(), tiny_demo():
             run([str(word) for word in self.words(corpus)])
 
     def run_in_child(
@@ -53,12 +59,14 @@ class LongCommand:
         folder: Path,
         before: Callable[[], None] = lambda: None,
         kill_after: float | None = None,
+        *,
+        preset: bool = True,
     ) -> tuple[int, str]:
         """Run the command in a child, after `before`; return its exit code and what it printed."""
 
         def work() -> None:
             before()
-            self.run(corpus, folder)
+            self.run(corpus, folder, preset=preset)
 
         return run_in_child(work, kill_after=kill_after)
 
@@ -95,14 +103,32 @@ def _slides(corpus: Corpus, *words: object) -> list[Any]:
 SIZE = ("--mpp", "2.0", "--set", "patches.px=64")  # of patches, for the small slides of the corpus
 COLOURS = ("--encoder", "colours:mean_colour", *SIZE)
 
+
+@contextmanager
+def tiny_demo() -> Iterator[None]:
+    """Let the demo be of a few small slides and one epoch."""
+    from caprmil import demo
+
+    cohort = replace(demo.SHORT.cohort, slides=12, width=640, height=640, tumour=0.2)
+    with mock.patch.object(demo, "SHORT", replace(demo.SHORT, cohort=cohort, epochs=1)):
+        yield
+
+
+def _vectors(corpus: Corpus) -> list[Any]:
+    """Train with covariates and vectors."""
+    return ["train", corpus.folder / "kinds" / "covariates" / "recipe.toml", "--out", "out", *CPU]
+
+
+CPU = ("--device", "cpu")
 COMMANDS = (
-    LongCommand("patch", lambda c: _slides(c, "patch", *SIZE), 0.14),
-    LongCommand("encode", lambda c: _slides(c, "encode", *COLOURS, "--device", "cpu"), 0.18),
+    LongCommand("patch", lambda c: _slides(c, "patch", *SIZE), 0.13),
+    LongCommand("encode", lambda c: _slides(c, "encode", *COLOURS, *CPU), 0.17),
     LongCommand("convert-trident", lambda c: _convert(c, "trident"), 0.06),
     LongCommand("convert-clam", lambda c: _convert(c, "clam"), 0.08),
     LongCommand("convert-stamp", lambda c: _convert(c, "stamp"), 0.06),
-    LongCommand("train", lambda c: train_words(c, "out"), 0.22),
-    LongCommand("sweep", _sweep, 0.08),
+    LongCommand("train", lambda c: train_words(c, "out"), 0.16),
+    LongCommand("train-vectors", _vectors, 0.05),
+    LongCommand("sweep", _sweep, 0.07),
     LongCommand("predict", lambda c: ["predict", c.run, c.features, "--out", "out/a.csv"], 0.02),
     LongCommand("compare", lambda c: ["compare", *_two(c), "--out", "out"], 0.02),
     LongCommand("explain", lambda c: ["explain", "run", "slide_000", "--out", "out"], 0.03, True),
@@ -110,6 +136,8 @@ COMMANDS = (
     LongCommand("export", lambda _: ["export", "run", "--to", "torchscript"], 0.03, True),
     LongCommand("faithfulness", lambda _: ["faithfulness", "run", "--most", "2"], 0.03, True),
     LongCommand("atlas", lambda _: ["atlas", "run", "--most", "4"], 0.02, True),
+    LongCommand("demo", lambda _: ["demo", *CPU], 0.02),
+    LongCommand("paper", lambda c: ["paper", c.folder / "cost", "--out", "out"], 0.02),
 )
 
 
@@ -117,7 +145,7 @@ COMMANDS = (
 
 
 def contents(folder: Path) -> dict[str, Any]:
-    """Return the content of every file by name, hidden ones too, without times."""
+    """Return the content of every file by name, hidden ones too, without times and the folder."""
     found: dict[str, Any] = {}
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))
@@ -126,15 +154,17 @@ def contents(folder: Path) -> dict[str, Any]:
         elif path.is_dir():
             found[name + "/"] = "a folder"
         else:
-            found[name] = _content(path)
+            found[name] = _content(path, folder)
     return found
 
 
-def _content(path: Path) -> Any:
-    data = path.read_bytes()
+def _content(path: Path, folder: Path) -> Any:
+    data = path.read_bytes().replace(str(folder).encode(), b"FOLDER")
     if path.name.endswith(DIFFERENT):
         return "not compared" if data else "empty"
     try:
+        if path.suffix == ".h5" and b"FOLDER" in data:  # it has the path of its slide
+            return _arrays(path)
         if path.suffix == ".json":
             return _without_times(json.loads(data))
         if path.suffix == ".csv":
@@ -145,6 +175,27 @@ def _content(path: Path) -> Any:
     except ValueError:
         return f"damaged: {data[:80]!r}"
     return hashlib.sha256(data).hexdigest()
+
+
+def _arrays(path: Path) -> Any:
+    """Return what a bag holds but for the path of its slide."""
+    import h5py
+
+    try:
+        with h5py.File(path) as file:
+            holders = {"": file, **dict(file.items())}
+            texts = {
+                f"{name}.{key}": str(value)
+                for name, each in holders.items()
+                for key, value in each.attrs.items()
+                if key != "slide_path"
+            }
+            arrays = {
+                name: hashlib.sha256(each[()].tobytes()).hexdigest() for name, each in file.items()
+            }
+    except OSError as problem:
+        return f"damaged: {problem}"
+    return texts | arrays
 
 
 def _without_times(value: Any) -> Any:

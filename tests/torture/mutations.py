@@ -17,6 +17,7 @@ Damage = Callable[[bytes, Random], bytes]
 
 NUMBERS = (0, 1, 2, -1, 127, 128, 255, 256, 2**15 - 1, 2**16 - 1, 2**30, 2**31 - 1, 2**31)
 NUMBERS += (2**32 - 1, 2**40, 2**53, 2**62, 2**63 - 1)
+EXTREME = (3e38, -3e38, 1e30, -1e30, 1e20, 1e-45, 0.0)
 VALUES: tuple[Any, ...] = (
     *(
         None,
@@ -221,12 +222,30 @@ def damage_zip(data: bytes, random: Random) -> bytes:
 
 def damage_safetensors(data: bytes, random: Random) -> bytes:
     """Damage the JSON header of a safetensors file, keeping its length right, or its bytes."""
-    if random.random() < 0.3:
+    chance = random.random()
+    if chance < 0.3:
         return damage_bytes(data, random)
+    if chance < 0.6:
+        return extreme_weights(data, random)
     size = int.from_bytes(data[:8], "little")
     header = damage_json(data[8 : 8 + size], random)
     length = len(header) if random.random() < 0.9 else random.choice(NUMBERS) % 2**64
     return length.to_bytes(8, "little") + header + data[8 + size :]
+
+
+def extreme_weights(data: bytes, random: Random) -> bytes:
+    """Put finite but extreme numbers into tensors of single precision."""
+    size = 8 + int.from_bytes(data[:8], "little")
+    changed, header = bytearray(data), json.loads(data[8:size])
+    tensors = [table["data_offsets"] for table in header.values() if table.get("dtype") == "F32"]
+    for start, end in random.sample(tensors, min(len(tensors), random.choice((1, 1, 2, 99)))):
+        number = struct.pack("<f", random.choice(EXTREME))
+        at = size + (start if random.random() < 0.5 else random.randrange(start, end, 4))
+        whole = at == size + start and random.random() < 0.7
+        changed[at : size + end if whole else at + 4] = number * (
+            (end - start) // 4 if whole else 1
+        )
+    return bytes(changed)
 
 
 def damage_png(data: bytes, random: Random) -> bytes:

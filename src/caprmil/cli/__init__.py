@@ -30,7 +30,11 @@ from caprmil.cli.shared import Device, answers_table, app, show_table
 from caprmil.cli.terminal import accept_any_text
 from caprmil.errors import OUT_OF_MEMORY, CaprmilError, is_out_of_memory
 from caprmil.io.atomic import CHECK_FOLDER, FORBIDDEN, FULL
-from caprmil.io.leftovers import clear_temporary_folders
+from caprmil.io.leftovers import (
+    NO_TEMPORARY_FOLDER,
+    clear_temporary_folders,
+    has_temporary_folder,
+)
 
 __all__ = [
     "app",
@@ -52,6 +56,11 @@ __all__ = [
     "status_command",
     "view_command",
 ]
+
+
+STOPPED = {130: "", 143: " by SIGTERM"}
+"""Exit codes after Ctrl-C, of typer, and after SIGTERM in a training, and what is said of them."""
+RESUMED = {"train", "demo", "encode", "patch", "reproduce", "sweep"}
 
 
 def _version(given: bool) -> None:
@@ -149,13 +158,14 @@ def run(arguments: Sequence[str] | None = None) -> None:
             action = "written" if problem.errno in FULL else "opened"
             reason = f"{problem.filename or 'A file'} cannot be {action} ({problem.strerror})"
             text = f"{reason}. {CHECK_FOLDER}"
+        elif isinstance(problem, FileNotFoundError) and not has_temporary_folder():
+            text = NO_TEMPORARY_FOLDER
         else:
             raise
         typer.secho(f"error: {text}", err=True, fg="red")
         raise SystemExit(2) from None
     except SystemExit as end:
-        if end.code == 130:  # typer's exit code for Ctrl-C
-            resumes = {"train", "demo", "encode", "patch", "reproduce", "sweep"} & {*arguments[:1]}
-            more = " Repeat the command to resume." if resumes else ""
-            typer.secho(f"Stopped.{more}", err=True, fg="yellow")
+        if end.code in STOPPED:
+            more = " Repeat the command to resume." if {*arguments[:1]} & RESUMED else ""
+            typer.secho(f"Stopped{STOPPED[end.code]}.{more}", err=True, fg="yellow")
         raise

@@ -47,7 +47,8 @@ def init(
         paths = {key: path.absolute() for key, path in paths.items()}
     text = full_recipe(model)
     for key, path in paths.items():
-        value = json.dumps(str(path), ensure_ascii=False)  # a string of JSON is one of TOML
+        # A string of JSON is one of TOML, but for DEL.
+        value = json.dumps(str(path), ensure_ascii=False).replace("\x7f", "\\u007f")
         line = f"{key} = {value}"
         text = re.sub(rf'^{key} = "[^"]*"', line.replace("\\", r"\\"), text, flags=re.M)
     with new_files(out, [LABELS, RECIPE]) as new:
@@ -91,4 +92,4 @@ def _names(folder: Path) -> tuple[list[str], bool]:
 
 
 def _cell(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"' if re.search('[",;\n]', name) else name
+    return '"' + name.replace('"', '""') + '"' if re.search('[",;\r\n]', name) else name

@@ -42,7 +42,8 @@ from caprmil.cohort.sources import (
     name_sources,
 )
 from caprmil.cohort.table_columns import find_columns
-from caprmil.errors import CohortError, count
+from caprmil.cohort.unreadable_bags import leave_out_unreadable
+from caprmil.errors import BagError, CohortError, count
 from caprmil.features.bag_files import BagFiles, SlideBags
 from caprmil.features.bags import BagInfo
 from caprmil.features.source_bags import Join, SlideFiles
@@ -216,6 +217,7 @@ def load_cohort(
     join: JoinRule = "auto",
     progress: Step | None = None,
     inspect: bool = True,
+    unreadable: dict[str, BagError] | None = None,
 ) -> tuple[Cohort, list[Fold]]:
     """Read a table, find and check its bags, and make its folds.
 
@@ -223,7 +225,8 @@ def load_cohort(
     Without `splits` (prediction, an external cohort) there are no folds, slides may lack a label,
     and one class is enough. `target` is by default a classification. `features` is a folder, or
     one for each of several sources, which are joined by the rule `join`. Without `inspect` no bag
-    is opened, and the cohort knows nothing of their content.
+    is opened, and the cohort knows nothing of their content. Slides whose bags cannot be opened are
+    added to `unreadable` and left out, with their patient if it is one bag.
     """
     import pandas as pd
 
@@ -246,6 +249,9 @@ def load_cohort(
         locate_bags(listed, columns, folder, each, config, found, required=required)
         for each in folders
     ]
+    if unreadable is not None:
+        joined = columns.get("patient") if config.joins else None
+        listed, located = leave_out_unreadable(listed, located, joined, unreadable)
     paths: dict[str, Path] = {s: p for s, p in located[0].items() if all(s in o for o in located)}
     skip = config.missing == "skip" and paths
     rows = {slide: row for slide, row in listed.items() if slide in paths or not skip}

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caprmil import config
-from caprmil.errors import CohortError, RecipeError, count, shorten, suggest
+from caprmil.errors import BagError, CohortError, RecipeError, count, shorten, suggest
 from caprmil.io.findings import Findings
 from caprmil.io.tables import Row, is_known, is_number
 
@@ -23,6 +23,9 @@ Numbers: TypeAlias = NDArray[np.float32]
 VECTOR = "vector"  # the name of a slide's vector among its covariates
 MISSING = "missing"
 MOSTLY = 0.5  # share of numbers above which other cells of a column are taken for mistakes
+LARGEST = 1e30  # a number beyond has no square in single precision
+FARTHEST = 1e9  # standard deviations from the mean of training: no model can read it
+ROUNDING = 1e-6  # of shares that are read back from a model
 
 
 class SlideCovariates(NamedTuple):
@@ -44,7 +47,7 @@ class NumberColumn:
     missing: float = 0.0  # the share of training slides without a value
 
     def __post_init__(self) -> None:
-        check_spreads(self.name, [self.std])
+        check_statistics(self.name, [self.mean], [self.std], self.missing)
 
     @property
     def width(self) -> int:
@@ -74,6 +77,13 @@ class CategoryColumn:
     name: str
     shares: dict[str, float]
 
+    def __post_init__(self) -> None:
+        shares = self.shares.values()
+        if not all(0 <= share <= 1 for share in shares) or abs(sum(shares) - 1) > ROUNDING:
+            raise RecipeError(
+                f"the covariate {self.name} has shares of categories that do not add up to 1"
+            )
+
     @property
     def width(self) -> int:
         return len(self.shares)
@@ -102,9 +112,7 @@ class VectorColumn:
     missing: float = 0.0
 
     def __post_init__(self) -> None:
-        check_spreads(self.name, self.stds)
-        if len(self.means) != len(self.stds):
-            raise RecipeError(f"the covariate {self.name} lacks a mean or a standard deviation")
+        check_statistics(self.name, self.means, self.stds, self.missing)
 
     @property
     def width(self) -> int:
@@ -125,10 +133,18 @@ class VectorColumn:
         return MISSING if known.vector is None else count(len(known.vector), "number")
 
 
-def check_spreads(name: str, stds: Sequence[float]) -> None:
-    """Raise if values cannot be divided by these standard deviations."""
-    if not all(isfinite(std) and std > 0 for std in stds):
+def check_statistics(
+    name: str, means: Sequence[float], stds: Sequence[float], missing: float
+) -> None:
+    """Raise if no training slides can have these statistics."""
+    if len(means) != len(stds):
+        raise RecipeError(f"the covariate {name} lacks a mean or a standard deviation")
+    if not all(0 < std <= LARGEST for std in stds):
         raise RecipeError(f"the covariate {name} has a standard deviation that is not positive")
+    if not all(abs(mean) <= LARGEST for mean in means):
+        raise RecipeError(f"the covariate {name} has a mean beyond {LARGEST:g}")
+    if not 0 <= missing <= 1:
+        raise RecipeError(f"the covariate {name} is missing for a share of slides that is not one")
 
 
 Column: TypeAlias = NumberColumn | CategoryColumn | VectorColumn
@@ -165,7 +181,18 @@ class Covariates:
 
 def encode(columns: Sequence[Column], known: SlideCovariates) -> Numbers:
     """Return the covariates of a slide as numbers; all are 0 for the average training slide."""
-    return np.array([n for column in columns for n in column.encode(known)], dtype=np.float32)
+    numbers: list[float] = []
+    for column in columns:
+        own = column.encode(known)
+        if not all(abs(number) <= FARTHEST for number in own):
+            cell = "" if column.kind == VECTOR else f" ({column.show(known)})"
+            raise BagError(
+                f"{known.slide} has no answer: its {column.name}{cell} is more than {FARTHEST:g} "
+                "standard deviations from the mean of the training slides. Correct it. If no slide "
+                "has an answer, the model is damaged."
+            )
+        numbers += own
+    return np.array(numbers, dtype=np.float32)
 
 
 def column_table(column: Column) -> dict[str, Any]:
@@ -236,8 +263,14 @@ def _iscategory_of(name: str, chosen: bool, cells: Mapping[str, str], found: Fin
     values, prefix = set(known.values()), f"[data] covariates: column '{name}'"
     others = {slide: cell for slide, cell in known.items() if not _is_finite(cell)}
     category = chosen or bool(others)
+    large = [f"{cell} ({s})" for s, cell in known.items() if not category and _is_large(cell)]
     if not known:
         found.problems.append(f"{prefix} has no values. Leave it out.")
+    elif large:
+        found.problems.append(
+            f"{prefix} has numbers beyond {LARGEST:g}: {shorten(large)}. Correct or empty the "
+            "cells."
+        )
     elif len(values) == 1 and len(known) == len(cells):
         found.problems.append(f"{prefix} is '{next(iter(values))}' for all slides. Leave it out.")
     elif not chosen and others and len(others) < MOSTLY * len(known):
@@ -297,6 +330,10 @@ def category_of(cell: str) -> str:
 
 def _is_finite(cell: str) -> bool:
     return is_number(cell) and isfinite(float(cell))
+
+
+def _is_large(cell: str) -> bool:
+    return abs(float(cell)) > LARGEST
 
 
 def _number(cell: str, name: str, slide: str) -> float:

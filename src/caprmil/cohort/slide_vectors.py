@@ -6,8 +6,10 @@ PRISM.
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from caprmil.cohort.covariates import Numbers
 from caprmil.errors import BagError, CohortError, count, shorten
@@ -66,13 +68,25 @@ def _from_folder(folder: Path, patients: Mapping[str, str] | None) -> dict[str, 
             raise CohortError(f"{folder} has several vectors of {name}. Leave one of each slide.")
         with formats.open_file(path) as content:
             values = formats.to_array(content.features[()])
-        if values.size != values.shape[-1] or not np.isfinite(values).all():
-            raise BagError(
-                f"{path} has no vector of a slide, but numbers of shape {values.shape}, or numbers "
-                "that are not finite. A vector is one row of finite numbers."
-            )
-        found[name] = values.reshape(-1).astype(np.float32)
+        found[name] = _one_row(path, values)
     return found
+
+
+def _one_row(path: Path, values: NDArray[Any]) -> Numbers:
+    """Return the vector in an array of a file: (D,) or (1, D)."""
+    if values.dtype.kind not in "fiub":
+        raise BagError(
+            f"{path} has no vector of a slide, but values of the type {values.dtype}. A vector is "
+            "one row of finite numbers."
+        )
+    with np.errstate(over="ignore"):
+        row: Numbers = values.reshape(-1).astype(np.float32)
+    if not values.shape or values.size != values.shape[-1] or not np.isfinite(row).all():
+        raise BagError(
+            f"{path} has no vector of a slide, but numbers of shape {values.shape}, or numbers "
+            "that are not finite. A vector is one row of finite numbers."
+        )
+    return row
 
 
 def _from_table(
@@ -98,7 +112,8 @@ def _from_table(
         raise CohortError(f"{title} has several rows of {shorten(twice)}. Leave one of each.")
     if not columns:
         raise CohortError(f"{title} has no numbers beside {key}.")
-    values = np.array([tables.numbers(frame, name) for name in columns], dtype=np.float32).T
+    with np.errstate(over="ignore"):
+        values = np.array([tables.numbers(frame, name) for name in columns], dtype=np.float32).T
     if not np.isfinite(values).all():
         raise CohortError(f"{title} has numbers that are not finite. Fill or remove them.")
     rows = dict(zip(names, values, strict=True))

@@ -9,6 +9,7 @@ models", 2022).
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from statistics import NormalDist
 from typing import Any, NamedTuple
 
@@ -92,6 +93,15 @@ class CoverageRow:
     def __post_init__(self) -> None:
         if not 0 <= self.covered <= 1 or min(self.slides, self.patients) < 1:
             raise RecipeError(f"the coverage of {self.group} cannot be {self.covered}")
+        ends = (0, self.low, self.covered, self.high, 1)
+        if not all(low <= high + ROUNDING for low, high in pairwise(ends)):
+            raise RecipeError(
+                f"{self.low} to {self.high} is no interval of {self.covered} ({self.group})"
+            )
+        if self.size is not None and not 0 <= self.size < math.inf:
+            raise RecipeError(f"a set of {self.group} cannot have the size {self.size}")
+        if self.abstained is not None and not 0 <= self.abstained <= 1:
+            raise RecipeError(f"{self.abstained} of {self.group} cannot be abstained")
 
 
 @dataclass(frozen=True, kw_only=True)

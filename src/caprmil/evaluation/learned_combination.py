@@ -4,6 +4,7 @@ The weights are a softmax over the slides, of a linear function of their answers
 0 it is the mean, and the steeper the function is, the nearer to the highest answer.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -18,6 +19,8 @@ from caprmil.targets.target import Answers
 SPREAD = 2.0  # standard deviation of the slopes that is expected before patients are seen
 STEP = 1e-5  # of the slopes, for the derivatives of the loss
 STEEPEST = 1e6  # a slope beyond is a damaged file
+LEAST_SPREAD = 1e-30  # and so is a spread below, by which slopes are divided
+EQUAL = 1e-12  # relative spread below which answers are equal, up to rounding
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,10 +38,13 @@ class LearnedCombination:
     loss: float
 
     def __post_init__(self) -> None:
-        if len(self.slopes) != len(self.spreads) or not all(s > 0 for s in self.spreads):
+        usable = all(LEAST_SPREAD <= spread < math.inf for spread in self.spreads)
+        if len(self.slopes) != len(self.spreads) or not usable:
             raise RecipeError("each slope needs a positive spread")
-        if any(abs(slope) > STEEPEST for slope in self.slopes.values()):
+        if not all(abs(slope) <= STEEPEST for slope in self.slopes.values()):
             raise RecipeError(f"a slope is beyond {STEEPEST:g}")
+        if self.patients < 0:
+            raise RecipeError(f"it cannot be fitted on {self.patients} patients")
 
     def weights(self, answers: Answers) -> NDArray[np.float64]:
         """Return the weight of each slide of a patient, from the answers of its slides (rows)."""
@@ -67,7 +73,8 @@ def fit_combination(
     truth = labels[[own[0] for own in rows.values()]]
     several = sum(len(own) > 1 for own in bags)
     spreads = slides.answers.std(axis=0)
-    spreads = np.where(spreads > 0, spreads, 1.0)
+    least = np.maximum(EQUAL * np.abs(slides.answers).max(axis=0), LEAST_SPREAD)
+    spreads = np.where(spreads > least, spreads, 1.0)
 
     def loss(slopes: NDArray[np.float64]) -> float:
         steepness = slopes / spreads

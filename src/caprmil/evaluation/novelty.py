@@ -66,7 +66,8 @@ class Reference:
             kinds = {array.dtype.kind for array in arrays}
             if kinds != {"f"} or not all(np.isfinite(array).all() for array in arrays):
                 raise ValueError("it has values that are not numbers")
-            if arrays[1].min() <= 0:
+            far = arrays[2]
+            if arrays[1].min() <= 0 or far.min() < 0 or (np.diff(far) < 0).any():
                 raise ValueError("it has numbers that cannot be used")
         except (OSError, ValueError, KeyError, TypeError, SafetensorError) as problem:
             raise RunError(

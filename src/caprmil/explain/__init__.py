@@ -19,7 +19,6 @@ from caprmil.explain.explanation import (
     TOP,
     Explanation,
     Layer,
-    PrincipalPlane,
     explain,
     top_patches,
 )
@@ -55,6 +54,7 @@ from caprmil.explain.patch_boxes import (
     why_no_boxes,
 )
 from caprmil.explain.patch_tables import write_csv, write_hdf5, write_parquet
+from caprmil.explain.principal_plane import PrincipalPlane
 from caprmil.explain.removal import RemovalEffect, removal_effect
 from caprmil.explain.slide_answer import Answer, predict_slide
 from caprmil.explain.slide_reference import SlideReference, locate_slide, open_pixels

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -27,11 +26,12 @@ from caprmil.explain.map_kinds import (
     available,
     of_contrasts,
 )
+from caprmil.explain.principal_plane import PrincipalPlane, principal_plane
 from caprmil.features.bags import Bag, BagInfo, Stream
 from caprmil.io.progress import Step
 from caprmil.models import MILModel
 from caprmil.models.base import Chunks, Samples
-from caprmil.runs.inference import chunks_of, may_keep
+from caprmil.runs.inference import chunks_of, largest_feature, may_keep, no_number
 from caprmil.targets import Target
 
 if TYPE_CHECKING:
@@ -50,14 +50,6 @@ class Layer:
     kind: Literal["diverging", "share", "amount"]
     """diverging: around zero; share: from 0 to 1; amount: 0 or more."""
     values: Numbers  # (N,)
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class PrincipalPlane:
-    """Patch vectors on their first two principal components, and the variance of each."""
-
-    points: Numbers  # (N, 2)
-    variance: tuple[float, float]  # as shares of the total
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -136,6 +128,20 @@ class Explanation:
     @property
     def exact(self) -> bool:
         return self.method == "exact"
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether all numbers are finite. Weights of a damaged model may overflow only here."""
+        planes = [each.points for each in (self.before, self.after) if each is not None]
+        optional = (self.class_attention, self.scores, self.spread, self.assignments)
+        always = (self.answer, self.logits, self.evidence, self.rest, self.attention)
+        numbers: tuple[NDArray[Any] | None, ...] = (
+            *always,
+            *planes,
+            *self.maps.values(),
+            *optional,
+        )
+        return all(bool(np.isfinite(each).all()) for each in numbers if each is not None)
 
     def evidence_for(self, of: int) -> Numbers:
         """Return what each patch adds to a contrast: e.g. to a class against the others."""
@@ -336,7 +342,7 @@ def explain(
     explained = output.aux.get("mean_logits", output.logits) if used == "exact" else output.logits
     assigned = [_numbers(block[0]) for block in output.assignments]
     spread = None if output.uncertainty is None else output.uncertainty.attention[0]
-    return Explanation(
+    found = Explanation(
         slide=slide,
         model=model.title,
         fold=fold,
@@ -361,6 +367,9 @@ def explain(
         maps={name: _numbers(terms) for name, terms in computed.items()},
         first=first,
     )
+    if not found.is_finite:
+        raise no_number("explanation", slide or "The bag", largest_feature(bag))
+    return found
 
 
 def _stream_influence(
@@ -383,18 +392,6 @@ def _context(
         return None, None
     before, after = patches
     return principal_plane(before[0]), principal_plane(after[0])
-
-
-def principal_plane(patches: Float[Tensor, "N D"]) -> PrincipalPlane:
-    """Return patches on their first two principal components, the longest side positive."""
-    centred = (patches - patches.mean(dim=0)).double()
-    values, vectors = torch.linalg.eigh(centred.mT @ centred)
-    values, vectors = values.clamp(min=0).flip(0)[:2], vectors.flip(1)[:, :2]
-    points = centred @ vectors
-    signs = points.gather(0, points.abs().argmax(dim=0, keepdim=True)).sign()
-    shares = values / centred.square().sum().clamp(min=1e-30)
-    first, second = (float(share) for share in (*shares, *shares.new_zeros(2))[:2])
-    return PrincipalPlane(points=_numbers(points * signs), variance=(first, second))
 
 
 def square_cells(n: int) -> NDArray[np.int64]:

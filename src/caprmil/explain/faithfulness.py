@@ -32,6 +32,7 @@ from caprmil.io.progress import Step
 from caprmil.io.tables import markdown_table
 from caprmil.models import MILModel
 from caprmil.models.base import Cells
+from caprmil.runs.inference import largest_feature, no_number
 from caprmil.targets import Target
 
 if TYPE_CHECKING:
@@ -174,6 +175,8 @@ def faithfulness(
     if maps is None:
         maps = relevance_maps(model, features, grid, explanation, of=of)
     n = len(explanation)
+    if not all(np.isfinite(values).all() for values in maps.values()):
+        raise no_number("map", explanation.slide or "The bag", largest_feature(bag))
     maps = {**maps, RANDOM: np.zeros(n)}
     counts = removal_counts(n, shares)
     slide_seed = (seed, crc32(explanation.slide.encode()))  # other orders for each slide

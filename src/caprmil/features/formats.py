@@ -6,7 +6,7 @@ are not checked here; `bags` does that.
 
 import pickle
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,13 +87,28 @@ def open_file(path: Path, parts: PartialFile | None = None) -> Iterator[FileCont
 
     A remote file is copied to a local one, unless `parts` of it are passed.
     """
-    try:
+    with one_line_errors(path):
         _check_name(path)
         with nullcontext(parts) if parts else local_copy(path) as file:
             _check_content(path, file)
             with _arrays(path, file) as content:
                 content.file = file if isinstance(file, Path) else None
                 yield content
+
+
+def read_npz(path: Path, names: Sequence[str]) -> dict[str, NDArray[Any]]:
+    """Return these arrays of an .npz file, which may hold far more than a bag may."""
+    with one_line_errors(path):
+        check_npz(path, path)
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as arrays:
+            return {name: arrays[name] for name in names}
+
+
+@contextmanager
+def one_line_errors(path: Path) -> Iterator[None]:
+    """Raise an error of one line for whatever a damaged file raises."""
+    try:
+        yield
     except FileNotFoundError:
         raise _missing(path) from None
     except CaprmilError:

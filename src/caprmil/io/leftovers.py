@@ -18,6 +18,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir, mkdtemp
 from uuid import uuid4
 
+NO_TEMPORARY_FOLDER = (
+    "No folder for temporary files can be written. Check the free space and the limit of file "
+    "sizes (ulimit -f), or set TMPDIR to another folder."
+)
 ABANDONED_SECONDS = 24 * 3600.0  # without a change, for what a process of another machine made
 
 _NAME = re.compile(r"\.?caprmil-([0-9a-f]{8})-([0-9]{1,9})-[0-9a-z_]{8}(\..*)?", re.DOTALL)
@@ -44,6 +48,15 @@ def make_temporary_folder() -> Path:
     """Return a new folder in TMPDIR, after removing those left over there."""
     clear_temporary_folders()
     return Path(mkdtemp(prefix=_prefix()))
+
+
+def has_temporary_folder() -> bool:
+    """Return whether there is a folder for temporary files. Python tries it once, by writing."""
+    try:
+        gettempdir()
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def clear_temporary_folders() -> None:

@@ -3,9 +3,14 @@
 Tokens are those of `hf auth login` or HF_TOKEN, or passed by the caller. They are never written.
 """
 
+import re
+import shutil
 from collections.abc import Sequence
+from contextlib import suppress
+from fnmatch import fnmatch
+from glob import escape
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from caprmil.errors import RunError, one_line
 
@@ -14,6 +19,7 @@ if TYPE_CHECKING:
 
 CARD = "README.md"
 CONFIG, WEIGHTS = "config.json", "model.safetensors"  # of a model
+LARGEST = 2**34  # bytes of a run or a model that are downloaded
 REPLACED = "<!-- caprmil replaces this card when it pushes again. Delete this line to keep it. -->"
 
 
@@ -32,22 +38,33 @@ def download(
 ) -> Path:
     """Return a folder with these files of a repository, from the cache if they are in it.
 
-    `repository` may end in @REVISION: a branch, a tag or a commit. `files` may be patterns.
+    `repository` may end in @REVISION: a branch, a tag or a commit. `files` may be patterns. Names
+    and declared sizes are checked before anything is downloaded.
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,
-        HfHubHTTPError,
         HFValidationError,
-        LocalEntryNotFoundError,
         RepositoryNotFoundError,
         RevisionNotFoundError,
     )
 
     name, own = split_revision(repository)
     revision = revision or own
+    options: dict[str, Any] = {"revision": revision, "token": token}
     try:
-        found = snapshot_download(name, revision=revision, allow_patterns=[*files], token=token)
+        try:
+            names = _check_files(name, files, **options)
+        except (RunError, MemoryError, HFValidationError, RevisionNotFoundError):
+            raise
+        except Exception as problem:  # the hub cannot be reached, or answers nonsense
+            with suppress(Exception):
+                cached: dict[str, Any] = {"allow_patterns": [*files], "local_files_only": True}
+                return Path(snapshot_download(name, **cached, **options))
+            raise problem from None
+        return Path(snapshot_download(name, allow_patterns=[*map(escape, names)], **options))
+    except (RunError, MemoryError):
+        raise
     except HFValidationError:
         raise RunError(
             f"{repository} is neither a folder nor the name of a repository on the hub."
@@ -64,12 +81,39 @@ def download(
             f"There is no folder {name}, and no such repository on the hub, or it is private. Log "
             "in with: hf auth login"
         ) from None
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as problem:
+    except Exception as problem:  # the exceptions depend on its HTTP library, and on the answer
         raise RunError(
             f"There is no folder {name}, and {_reason(problem)}. If it is on the hub, copy its "
             "folder here and pass the path."
         ) from problem
-    return Path(found)
+
+
+def _check_files(
+    name: str, patterns: Sequence[str], *, revision: str | None, token: str | bool | None
+) -> list[str]:
+    """Return the files of a repository that match patterns, if they can be downloaded."""
+    from huggingface_hub import HfApi, constants, try_to_load_from_cache
+
+    info = HfApi(token=token).model_info(name, revision=revision, files_metadata=True)
+    if not re.fullmatch("[0-9a-f]{40}", info.sha or ""):
+        raise ValueError("the hub does not say which commit it is")
+    chosen = {
+        each.rfilename: each.size or 0
+        for each in info.siblings or ()
+        if any(fnmatch(each.rfilename, pattern) for pattern in patterns)
+    }
+    for file in chosen:
+        if "\\" in file or "\0" in file or {"", ".", ".."} & {*file.split("/")}:
+            raise RunError(f"{name} on the hub has a file outside of its folder: {one_line(file)}")
+    new = [f for f in chosen if try_to_load_from_cache(name, f, revision=info.sha) is None]
+    size, cache = sum(chosen[file] for file in new), Path(constants.HF_HUB_CACHE).absolute()
+    folder = next(each for each in (cache, *cache.parents) if each.exists())
+    if size > min(LARGEST, shutil.disk_usage(folder).free):
+        raise RunError(
+            f"{name} on the hub has {size / 1e9:,.1f} GB to download: more than the free space of "
+            f"{folder}, or than the {LARGEST / 1e9:.0f} GB that a run or a model may have."
+        )
+    return list(chosen)
 
 
 def _reason(problem: Exception) -> str:
@@ -77,9 +121,10 @@ def _reason(problem: Exception) -> str:
     from huggingface_hub import constants
     from huggingface_hub.errors import LocalEntryNotFoundError
 
+    if constants.HF_HUB_OFFLINE:
+        return "HF_HUB_OFFLINE is set"
     if isinstance(problem, LocalEntryNotFoundError):
-        offline = constants.HF_HUB_OFFLINE
-        return "HF_HUB_OFFLINE is set" if offline else "the hub cannot be reached"
+        return "the hub cannot be reached"
     status = getattr(getattr(problem, "response", None), "status_code", None)
     return f"the hub answers {status}" if status else f"the hub fails ({one_line(problem)})"
 
@@ -156,4 +201,4 @@ def _is_edited(api: "HfApi", name: str, branch: str | None) -> bool:
 
 def _sentence(problem: Exception) -> str:
     """Return the message of an error as a sentence."""
-    return f"{one_line(problem, 300).rstrip('.')}."
+    return f"{(one_line(problem, 300) or type(problem).__name__).rstrip('.')}."

@@ -109,6 +109,9 @@ class FusedModel(WrappedModel):
         output = self.image(features, mask=mask, grid=grid, sizes=sizes)
         return self.fuse(output, covariates)
 
+    def forward_bags(self, features: Features, mask: Mask, grid: Grid | None) -> Output:
+        return self.fuse(self.image.forward_bags(features, mask, grid))
+
     def fuse(self, output: Output, covariates: Covariates | None = None) -> Output:
         """Return an output of the image model with covariates, by default those of the slide."""
         if covariates is None:

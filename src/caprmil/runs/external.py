@@ -151,7 +151,8 @@ def validate_external(
             f"{run.folder} has no test slides to compare with, as a run from the hub. Score the "
             "cohort alone: caprmil predict, then caprmil evaluate PREDICTIONS.csv with labels."
         )
-    cohort = read_external(run, table, features, label=label, vectors=vectors, force=force)
+    reading: dict[str, Any] = {"label": label, "vectors": vectors, "force": force}
+    cohort = read_external(run, table, features, **reading, failed=failed)
     answers = answer_cohort(run, cohort, device=device, progress=progress, failed=failed)
     own, together = combine_answers(run, answers)
     inside = run.predictions if run.finished else run.all_tested

@@ -1,6 +1,6 @@
 """An external cohort: read as the run read its own, and answered by the model of each fold."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from caprmil.cohort.cohort import Cohort, load_cohort
 from caprmil.cohort.cohort_config import CohortConfig
-from caprmil.cohort.covariates import VECTOR
+from caprmil.cohort.covariates import VECTOR, Covariates
 from caprmil.cohort.peer_tables import read_cohort_table
 from caprmil.cohort.sources import Folders
 from caprmil.errors import BagError, RunError, shorten
@@ -19,6 +19,7 @@ from caprmil.features.batches import Cache, Sample
 from caprmil.io.findings import Findings
 from caprmil.io.progress import Step
 from caprmil.io.tables import TableLike
+from caprmil.models import MILModel
 from caprmil.models.device import pick_device
 from caprmil.runs.bag_checks import check_bag
 from caprmil.runs.inference import predict_each, report_failed
@@ -35,9 +36,11 @@ def read_external(
     label: str | None = None,
     vectors: str | Path | None = None,
     force: bool = False,
+    failed: dict[str, BagError] | None = None,
 ) -> Cohort:
     """Return a cohort that no model of a run has seen, with bags as the run's own.
 
+    Slides whose bags cannot be read are left out, and added to `failed`, or logged.
     Columns have the names that they have in the run, where the table has them. If the run has
     several sources, `features` is a folder for each.
     """
@@ -56,9 +59,10 @@ def read_external(
     if run.predicts == "patient":
         unit = {"unit": "patient", "combine": run.combine or "bag"}
     settings = CohortConfig(**columns, **unit, scan=False)
-    cohort, _ = load_cohort(
-        table, folders, settings, target=run.target, join=run.facts.join or "auto"
-    )
+    problems: dict[str, BagError] = {}
+    options: dict[str, Any] = {"join": run.facts.join or "auto", "unreadable": problems}
+    cohort, _ = load_cohort(table, folders, settings, target=run.target, **options)
+    report_failed(problems, failed, len(problems) + len(cohort))
     slides = {slide.name: slide.patient for slide in cohort.slides}
     check_unseen(run, slides if cohort.joins else cohort.patients)
     for slide, info in cohort.bags.items():
@@ -99,10 +103,7 @@ def answer_cohort(
         trained = run.trained(fold.name)
         samples = [sample for sample in samples if sample.slide not in problems]
         if cohort.covariates is not None:
-            samples = [
-                s._replace(covariates=encoded(trained.model, cohort.covariates.of(s.slide)))
-                for s in samples
-            ]
+            samples = list(_with_covariates(samples, trained.model, cohort.covariates, problems))
         by_fold[fold.name] = predict_each(trained, samples, problems, cache=cache, device=chosen)
         if progress:
             progress(number, len(run.done))
@@ -121,6 +122,22 @@ def answer_cohort(
         for fold, answers in by_fold.items()
     ]
     return Predictions.concatenate(tables)
+
+
+def _with_covariates(
+    samples: Sequence[Sample],
+    model: MILModel,
+    covariates: Covariates,
+    problems: dict[str, BagError],
+) -> Iterator[Sample]:
+    """Yield slides with their covariates as a model reads them. Others are added to `problems`."""
+    for sample in samples:
+        try:
+            numbers = encoded(model, covariates.of(sample.slide))
+        except BagError as problem:
+            problems[sample.slide] = problem
+            continue
+        yield sample._replace(covariates=numbers)
 
 
 def combine_answers(run: Run, answers: Predictions) -> tuple[Predictions, Predictions]:

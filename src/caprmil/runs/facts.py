@@ -9,12 +9,15 @@ from typing import Any, Literal
 from caprmil import config
 from caprmil.errors import RecipeError, RunError
 from caprmil.io.json_files import read_json
-from caprmil.runs.remote import FOLD
+from caprmil.runs.remote import FOLD, LOCK
 
 FORMAT = 2  # of the files in a run
 FACTS, RECIPE, MAPS = "run.json", "recipe.toml", "maps.json"
 SEVERAL = ("sources", "join")  # fields of a run with several sources
 START = "start"  # where the weights start: a field of run.json, and a folder of the run
+COHORT = "cohort.csv"  # a DataFrame that is given instead of the table of a recipe
+EARLY = (LOCK, COHORT, START)
+"""What a run may hold before its recipe. Every other file is written after the recipe."""
 ADVICE = "Train the run again, in a new folder, or restore the file from a copy."
 
 

@@ -9,7 +9,7 @@ folds/NAME/                   model/, fold.json, combination.json if there is on
 The model of one fold is a repository by itself: README.md, config.json, model.safetensors.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -17,7 +17,7 @@ import tomli_w
 
 from caprmil import config
 from caprmil.cohort.folds import Fold
-from caprmil.errors import CaprmilError, RunError
+from caprmil.errors import CaprmilError, RunError, one_line
 from caprmil.evaluation.predictions import Predictions
 from caprmil.evaluation.score_summary import summary
 from caprmil.io.atomic import write_text
@@ -25,7 +25,7 @@ from caprmil.io.json_files import as_json
 from caprmil.io.leftovers import temporary_folder
 from caprmil.io.model_hub import CARD, download, upload
 from caprmil.models.model_card import CardScore, CardScores, model_card, model_usage
-from caprmil.runs.facts import FACTS, RECIPE
+from caprmil.runs.facts import ADVICE, FACTS, RECIPE
 from caprmil.runs.model_metadata import model_metadata
 from caprmil.runs.remote import FOLD, FOLDS
 from caprmil.runs.run import COMBINATION, Run
@@ -100,13 +100,18 @@ def run_card(
 
 def shared_recipe(run: Run) -> str:
     """Return the recipe of a run without loggers, and with the last part of each path only."""
-    recipe = config.read_toml(run.recipe.text)
-    recipe.pop("loggers", None)
-    paths = {"": ("cohort", "features"), "data": ("vectors",), "splits": ("files",)}
-    for name, keys in (paths | {"model": ("start",)}).items():
-        table = recipe.get(name, {}) if name else recipe
-        table |= {key: _last_part(table[key]) for key in keys if key in table}
+    recipe = {name: value for name, value in run.recipe.content.items() if name != "loggers"}
+    recipe |= _last_parts(recipe, ("cohort", "features"))
+    for name, keys in {"data": ("vectors",), "splits": ("files",), "model": ("start",)}.items():
+        if name in recipe:
+            table = run.recipe.table(name)
+            recipe[name] = table | _last_parts(table, keys)
     return tomli_w.dumps(recipe)
+
+
+def _last_parts(table: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
+    """Return these settings, which are paths, as far as a table has them."""
+    return {key: _last_part(table[key]) for key in keys if key in table}
 
 
 def _last_part(path: Any) -> Any:
@@ -125,7 +130,7 @@ def _write_run(run: Run, folder: Path) -> None:
     splits |= {"unit": "patient"} if run.unit == "patient" else {}
     splits |= {"combine": run.combine} if run.combine else {}
     splits |= {"sources": {name: {} for name in run.sources}} if run.sources else {}
-    write_text(folder / FACTS, as_json(_shared_facts(run.facts.as_table())))
+    write_text(folder / FACTS, as_json(_shared_facts(run.facts.as_table(), run.folder)))
     write_text(folder / RECIPE, shared_recipe(run))
     write_text(folder / SPLITS, as_json(splits))
     if (run.folder / CALIBRATION).is_file():
@@ -139,11 +144,16 @@ def _write_run(run: Run, folder: Path) -> None:
                 write_text(out / name, (own / name).read_text(encoding="utf-8"))
 
 
-def _shared_facts(facts: dict[str, Any]) -> dict[str, Any]:
-    """Return run.json without notes, and without the hash of a slide's file."""
+def _shared_facts(facts: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Return run.json of a folder without notes, and without the hash of a slide's file."""
     for table in (facts, *facts.get("sources", ())):
         if table.get("settings"):
-            settings = config.read_toml(table["settings"])
+            try:
+                settings = config.read_toml(table["settings"])
+            except (ValueError, RecursionError) as problem:
+                raise RunError(
+                    f"{folder / FACTS} is damaged (settings: {one_line(problem)}). {ADVICE}"
+                ) from None
             table["settings"] = tomli_w.dumps(settings | {"slide_file": ""})
     if start := facts.get("start"):
         start |= {"source": _last_part(start["source"]), "notes": ()}

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from caprmil.errors import BagError
 from caprmil.features import bag_files, bags, batches
 from caprmil.features.bag_files import BagFiles
-from caprmil.features.bags import BagInfo
+from caprmil.features.bags import Bag, BagInfo
 from caprmil.features.batches import Cache, Sample
 from caprmil.models import MILModel
 from caprmil.models.base import Chunks
@@ -41,7 +41,7 @@ def predict_batch(
     answers = trained.answer(trained.model.eval()(**_inputs(batch, device)).logits)
     for slide, answer in zip(batch.slides, answers, strict=True):
         if not np.isfinite(answer).all():
-            raise _no_answer(slide, float(batch.features.abs().max()))
+            raise no_number("answer", slide, float(batch.features.abs().max()))
     return answers
 
 
@@ -104,15 +104,22 @@ def predict_stream(
     output = trained.model.eval().to(device).stream(chunks, keep=may_keep(stream.info))
     answers = trained.answer(output.logits)
     if not np.isfinite(answers).all():
-        raise _no_answer(str(stream.info.path), max(float(np.abs(part).max()) for part in stream()))
+        raise no_number("answer", str(stream.info.path), largest_feature(stream))
     return answers
 
 
-def _no_answer(slide: str, largest: float) -> BagError:
+def no_number(what: str, slide: str, largest: float) -> BagError:
+    """Return the error of a slide for which a model computes something that is not a number."""
     return BagError(
-        f"{slide} has no answer: the model computes no finite number from its features, which go "
+        f"{slide} has no {what}: the model computes no finite number from its features, which go "
         f"up to {largest:.3g}. Extract them again. If no slide has one, train the model again."
     )
+
+
+def largest_feature(bag: Bag | bags.Stream) -> float:
+    """Return the largest feature of a bag, in memory or in chunks."""
+    parts = [bag.features] if isinstance(bag, Bag) else bag()
+    return max((float(np.abs(part).max()) for part in parts if part.size), default=0.0)
 
 
 def chunks_of(stream: bags.Stream, device: torch.device) -> Chunks:

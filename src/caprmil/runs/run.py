@@ -532,7 +532,8 @@ class Run:
         """
         from caprmil.runs.external_cohort import answer_cohort, combine_answers, read_external
 
-        cohort = read_external(self, table, features, label=label, vectors=vectors, force=force)
+        reading: dict[str, Any] = {"label": label, "vectors": vectors, "force": force}
+        cohort = read_external(self, table, features, **reading, failed=failed)
         found = answer_cohort(self, cohort, device=device, progress=progress, failed=failed)
         return combine_answers(self, found)[0]
 

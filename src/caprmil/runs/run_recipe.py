@@ -25,15 +25,24 @@ class RunRecipe:
             raise self._damaged(_reason(problem)) from problem
 
     @cached_property
-    def data(self) -> dict[str, Any]:
-        """The table [data]."""
+    def content(self) -> dict[str, Any]:
+        """All settings, in tables."""
         try:
-            data = config.read_toml(self.text).get("data", {})
+            return config.read_toml(self.text)
         except (ValueError, RecursionError) as problem:
             raise self._damaged(_reason(problem)) from problem
-        if not isinstance(data, dict):
-            raise self._damaged("data is not a table")
-        return data
+
+    def table(self, name: str) -> dict[str, Any]:
+        """Return a table of settings; an empty one if the recipe does not have it."""
+        found = self.content.get(name, {})
+        if not isinstance(found, dict):
+            raise self._damaged(f"{name} is not a table")
+        return found
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """The table [data]."""
+        return self.table("data")
 
     @property
     def columns(self) -> dict[str, str]:

@@ -4,7 +4,6 @@ import csv
 from collections.abc import Mapping, Sequence
 from io import BytesIO, StringIO
 from pathlib import Path
-from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -20,7 +19,16 @@ from caprmil.cohort.covariates import (
 )
 from caprmil.cohort.patient_covariates import join_cells
 from caprmil.cohort.patient_units import slides_of_patients
-from caprmil.errors import CaprmilError, CohortError, RunError, one_line, shorten, suggest
+from caprmil.errors import (
+    BagError,
+    CaprmilError,
+    CohortError,
+    RunError,
+    one_line,
+    shorten,
+    suggest,
+)
+from caprmil.features.formats import read_npz
 from caprmil.io.atomic import atomic_write
 from caprmil.io.findings import Findings
 from caprmil.io.tables import COLUMNS, TableLike, find_column, read_table, rows, table_name
@@ -70,13 +78,19 @@ def _read_vectors(folder: Path) -> dict[str, Numbers]:
     if not path.is_file():
         return {}
     try:
-        with np.load(BytesIO(path.read_bytes()), allow_pickle=False) as found:
-            names, values = found["slides"].tolist(), found["vectors"]
-        if values.ndim != 2 or not np.isfinite(values).all():
-            raise ValueError("no rows of finite numbers")
-        return dict(zip(names, values.astype(np.float32), strict=True))
-    except (OSError, ValueError, KeyError, EOFError, BadZipFile) as problem:
-        raise RunError(f"{path} is damaged ({one_line(problem)}). {ADVICE}") from None
+        found = read_npz(path, ("slides", "vectors"))
+        names, values = found["slides"], found["vectors"]
+        if names.ndim != 1 or names.dtype.kind != "U" or len(set(names.tolist())) < len(names):
+            raise ValueError("its slides are not names")
+        if values.ndim != 2 or values.dtype.kind != "f" or len(values) != len(names):
+            raise ValueError("it has no row of numbers for each slide")
+        with np.errstate(over="ignore"):
+            rows = values.astype(np.float32)
+        if not np.isfinite(rows).all():
+            raise ValueError("it has numbers that are not finite")
+    except (BagError, ValueError) as problem:
+        raise RunError(f"{path} is damaged ({one_line(problem, 200)}). {ADVICE}") from None
+    return dict(zip(names.tolist(), rows, strict=True))
 
 
 def read_slide_covariates(

@@ -4,10 +4,10 @@ import csv
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import Literal
 
 import numpy as np
@@ -16,6 +16,7 @@ from PIL import Image
 
 from caprmil.errors import SlideError, UnknownNameError
 from caprmil.io.atomic import atomic_write, check_new, write_text
+from caprmil.io.leftovers import temporary_name
 from caprmil.io.progress import Step
 from caprmil.synthetic.anatomy import KINDS, TRUTH_UM, Anatomy, lay_out
 from caprmil.synthetic.cohort_folder import claim_folder
@@ -94,15 +95,9 @@ class Section:
 
         if vendor not in VENDORS:
             raise UnknownNameError("vendor", vendor, VENDORS)
-        with (
-            atomic_write(path) as temporary,
-            NamedTemporaryFile(dir=temporary.parent, prefix=".") as raw,
-        ):
-            for band in self._bands(self._anatomy()):
-                raw.write(band.data)
-            raw.flush()
+        with atomic_write(path) as temporary, self._raw_image(temporary) as raw:
             image = pyvips.Image.rawload(
-                raw.name, self.width, self.height, 3, interpretation="srgb", access="sequential"
+                str(raw), self.width, self.height, 3, interpretation="srgb", access="sequential"
             ).copy(xres=1000 / self.mpp, yres=1000 / self.mpp)
             if vendor == "aperio":
                 image.set_type(pyvips.GValue.gstr_type, "image-description", self._aperio())
@@ -111,6 +106,18 @@ class Section:
             except pyvips.Error as problem:
                 raise SlideError(f"{path} cannot be written: {problem.detail.strip()}") from problem
         return Path(path)
+
+    @contextmanager
+    def _raw_image(self, beside: Path) -> Iterator[Path]:
+        """Yield a temporary file with the pixels, in the folder of another one."""
+        raw = beside.with_name(temporary_name(f"{beside.name}.raw"))
+        try:
+            with raw.open("wb") as file:
+                for band in self._bands(self._anatomy()):
+                    file.write(band.data)
+            yield raw
+        finally:
+            raw.unlink(missing_ok=True)
 
     def _aperio(self) -> str:
         size = f"{self.width}x{self.height}"

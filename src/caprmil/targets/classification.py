@@ -87,7 +87,8 @@ class Classification(Target):
         if spelt := sorted({cell for cell in blank.values() if cell}):
             advice += f" If {spelt[0]} is a class, name all classes in [target] classes."
         report("Slides without a label", tables.with_cells(blank), advice)
-        odd = [f"{name} ({word})" for name, word in words.items() if word not in classes]
+        numbers = {word: number for number, word in enumerate(classes)}
+        odd = [f"{name} ({word})" for name, word in words.items() if word not in numbers]
         advice = f"[target] classes are {', '.join(classes)}."
         found.problem("Slides with a label that is not a class", odd, advice)
         if required and len(classes) < 2 and (classes or not blank):
@@ -103,7 +104,7 @@ class Classification(Target):
         if alike:
             return self, {}
         labels: dict[str, Label] = {
-            name: classes.index(word) for name, word in words.items() if word in classes
+            name: numbers[word] for name, word in words.items() if word in numbers
         }
         return replace(self, classes=classes), labels
 

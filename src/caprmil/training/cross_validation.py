@@ -19,6 +19,7 @@ from caprmil.io.paths import RemotePath, as_path, require_local
 from caprmil.io.progress import Bar, bar
 from caprmil.models.compiling import find_compiler
 from caprmil.models.device import pick_device
+from caprmil.runs.facts import COHORT
 from caprmil.runs.remote import remote_run
 from caprmil.runs.run import Run
 from caprmil.runs.scores import SCORES
@@ -92,7 +93,7 @@ def cross_validate(
 
 def _write_cohort(table: pd.DataFrame, out: Path) -> Path:
     """Write a DataFrame as the cohort of a run; that of a run to resume must be the same."""
-    path = out / "cohort.csv"
+    path = out / COHORT
     text = table.to_csv(index=False, lineterminator="\n")
     if not path.exists():
         write_text(path, text)

@@ -12,8 +12,7 @@ from caprmil.errors import CohortError, RecipeError, RunError, UnknownNameError
 from caprmil.io.leftovers import clear_leftovers, final_name
 from caprmil.io.model_hub import CONFIG, download
 from caprmil.io.paths import RemotePath, as_path, is_remote
-from caprmil.runs.facts import MAPS, RECIPE, START, read_facts
-from caprmil.runs.remote import LOCK
+from caprmil.runs.facts import EARLY, MAPS, RECIPE, START, read_facts
 from caprmil.runs.scores import SCORES
 from caprmil.training.recipe import Recipe
 from caprmil.training.recipe_files import model_recipes
@@ -80,8 +79,7 @@ def check_folder(out: Path, recipe: Recipe) -> None:
     advice = "Choose another folder for the new run."
     if not out.exists():
         return
-    ours = (LOCK, "cohort.csv", START)
-    is_new = out.is_dir() and all(path.name in ours or final_name(path) for path in out.iterdir())
+    is_new = out.is_dir() and all(path.name in EARLY or final_name(path) for path in out.iterdir())
     if not is_new and not (out / RECIPE).exists():
         raise RunError(f"{out} exists and is not a run. {advice}")
     if not isinstance(out, RemotePath):

@@ -46,7 +46,10 @@ def open_run(
     *,
     start: StartFacts | None = None,
 ) -> Run:
-    """Write what is known before training, or check that nothing of it has changed."""
+    """Write what is known before training, or check that nothing of it has changed.
+
+    The recipe is the first file: a folder that holds only some of the others is not a run.
+    """
     target = cohort.target
     slides = cohort.slides
     splits = {
@@ -93,7 +96,6 @@ def open_run(
         texts[COVARIATES] = covariates_text(
             cohort.covariates, "patient" if cohort.joins else "slide"
         )
-        write_vectors(out, cohort.covariates)
     for name, text in texts.items():
         path = out / name
         if not path.exists():
@@ -104,6 +106,8 @@ def open_run(
                 "installed versions have changed since the run started. Start a new run in another "
                 "folder."
             )
+    if cohort.covariates is not None:
+        write_vectors(out, cohort.covariates)
     return Run(out)
 
 
