@@ -283,7 +283,7 @@ def test_what_cannot_be_promised_is_an_error() -> None:
     with pytest.raises(CohortError, match=r"splits\.validation above 0"):
         measure_guarantees(test, {})
     declines = SimpleNamespace(kind="survival")
-    with pytest.raises(CohortError, match=r"for a survival\. Omit --coverage"):
+    with pytest.raises(CohortError, match=r"for survival\. Omit --coverage"):
         Target.conformal.fget(declines)  # type: ignore[attr-defined]
 
 

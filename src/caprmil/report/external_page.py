@@ -19,7 +19,6 @@ from markupsafe import Markup
 
 from caprmil import figures
 from caprmil.errors import count
-from caprmil.evaluation import calibration
 from caprmil.evaluation.external_scores import Estimate, score_rows, show
 from caprmil.evaluation.predictions import Predictions
 from caprmil.evaluation.recalibration import Recalibrated
@@ -31,6 +30,7 @@ from caprmil.report.html_page import EMPTY, page, render
 from caprmil.report.report_files import INDEX
 from caprmil.report.score_section import Headline
 from caprmil.runs.external import ExternalValidation
+from caprmil.targets.calibration_method import CalibrationSide
 
 SCORES, SHIFT, RECALIBRATION = "scores.csv", "shift.csv", "recalibration.csv"
 JSON, PREDICTIONS = "external.json", "predictions.csv"
@@ -162,22 +162,19 @@ def _recalibration(found: Recalibrated | None) -> Markup:
 
 
 def _reliability(before: Predictions, after: Predictions, name: str = "") -> Iterator[Markup]:
-    """Yield the diagram of a target with probabilities of classes, or of each such one."""
-    target = before.target
+    """Yield the diagram of predicted against observed of a target, or of each of several."""
+    target, labels = before.target, before.labels
     if target.parts:
         for each in target.parts:
-            yield from _reliability(before.part(each), after.part(each), each)
+            whole = f"{name}: {each}" if name else each
+            yield from _reliability(before.part(each), after.part(each), whole)
         return
-    labels = before.labels
-    if not target.calibrates or labels is None or not target.known(labels).any():
+    if target.calibration is None or labels is None or not target.known(labels).any():
         return
-    drawn = figures.reliability(
-        calibration.reliability(before, np.nan),
-        calibration.reliability(after, np.nan),
-        event=target.titles[1] if len(target.titles) == 2 else f"the predicted {target.class_name}",
-        how="recalibration",
-        unit=before.unit,
-    )
+    one, other = (CalibrationSide(*table.scored().truth) for table in (before, after))
+    drawn = target.calibration.draw(one, other, how="recalibration", unit=before.unit)
+    if drawn is None:
+        return
     picture = Markup(figures.as_svg(drawn, alt="Reliability before and after recalibration"))
     title = f"Reliability of {name}" if name else "Reliability"
     yield render("external_reliability.html", title=title, figure=picture)

@@ -66,7 +66,8 @@ def score_run(run: Run, cohort: Cohort, *, progress: bool = True) -> None:
         scores["calibration"] = calibration.as_file(calibrated)
         write_text(run.folder / CALIBRATION, as_json(scores["calibration"]), replace=True)
         for name, own in calibrated.items():
-            figures.save(own.draw(), run.folder / reliability_file(name), replace=True)
+            if (drawn := own.draw()) is not None:
+                figures.save(drawn, run.folder / reliability_file(name), replace=True)
             title = f"## Calibration of {name}\n\n" if name else "## Calibration\n\n"
             sections[title] = own.as_markdown()
     if guarantees := score_guarantees(run, means, find_sites(cohort).of):

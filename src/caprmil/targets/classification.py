@@ -12,11 +12,13 @@ from caprmil.errors import RecipeError, shorten
 from caprmil.io import tables
 from caprmil.io.findings import Findings
 from caprmil.io.tables import is_known, is_number
+from caprmil.targets.calibration_method import CalibrationMethod
 from caprmil.targets.classification_metrics import ace_floor, auc, check_probabilities
 from caprmil.targets.conformal import ClassSets, Conformal
 from caprmil.targets.metric import Metric
 from caprmil.targets.recalibration import LOG_LOSS, Recalibration, of_probabilities
 from caprmil.targets.target import Answers, Contrast, Criterion, Label, Labels, Target
+from caprmil.targets.temperature import Temperatures
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -313,6 +315,13 @@ class Classification(Target):
 
     def losses(self, labels: Labels, answers: Answers) -> NDArray[np.float64]:
         return np.asarray(answers.argmax(axis=1) != labels, dtype=np.float64)
+
+    # Calibration
+
+    @property
+    def calibration(self) -> CalibrationMethod:
+        two = len(self.classes) == 2
+        return Temperatures(self.classes[1] if two else f"the predicted {self.class_name}")
 
     # Other sites
 

@@ -12,12 +12,14 @@ from caprmil.errors import CohortError, RecipeError
 from caprmil.io import tables
 from caprmil.io.findings import Findings
 from caprmil.io.tables import is_known, is_number
+from caprmil.targets.calibration_method import CalibrationMethod
 from caprmil.targets.conformal import Conformal, IntervalSets
 from caprmil.targets.interval_metrics import INTERVAL_METRICS, LEVEL
 from caprmil.targets.metric import register_metric
 from caprmil.targets.recalibration import Recalibration, of_numbers
 from caprmil.targets.regression_metrics import REGRESSION_METRICS
 from caprmil.targets.target import Answers, Contrast, Criterion, Label, Labels, Target
+from caprmil.targets.value_calibration import Lines
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -327,6 +329,12 @@ class Regression(Target):
 
     def losses(self, labels: Labels, answers: Answers) -> NDArray[np.float64]:
         return np.asarray(np.abs(answers[:, 0] - labels), dtype=np.float64)
+
+    # Calibration
+
+    @property
+    def calibration(self) -> CalibrationMethod:
+        return Lines(self)
 
     # Other sites
 

@@ -12,11 +12,13 @@ from caprmil.errors import CohortError, RecipeError
 from caprmil.io import tables
 from caprmil.io.findings import Findings
 from caprmil.io.tables import is_number
+from caprmil.targets.calibration_method import CalibrationMethod
 from caprmil.targets.kaplan_meier import cumulative_hazard
 from caprmil.targets.metric import register_metric
 from caprmil.targets.partial_likelihood import partial_likelihood, risk_sets
 from caprmil.targets.recalibration import Recalibration, of_survival
 from caprmil.targets.risk_groups import GROUPS, calibration_panels, group_curves
+from caprmil.targets.survival_calibration import HazardFactors
 from caprmil.targets.survival_columns import RISK, SURVIVAL, horizon_of
 from caprmil.targets.survival_labels import check_whole, read_labels
 from caprmil.targets.survival_metrics import SURVIVAL_METRICS
@@ -59,6 +61,7 @@ class Survival(TimeToEvent):
     """The cumulative hazard of a slide of risk 0 until each horizon, likewise."""
 
     kind: ClassVar[str] = "survival"
+    noun: ClassVar[str] = "survival"
     completes: ClassVar[bool] = True
     scores_patients: ClassVar[bool] = True
     answer_axis: ClassVar[str] = "Risk (log hazard ratio)"
@@ -351,6 +354,12 @@ class Survival(TimeToEvent):
             return 0.0
         risks = answers[:, 0].astype(np.float64)
         return partial_likelihood(risks, risk_sets(times, events))[0] / int(events.sum())
+
+    # Calibration
+
+    @property
+    def calibration(self) -> CalibrationMethod:
+        return HazardFactors(self)
 
     # Other sites
 
