@@ -19,9 +19,8 @@ from markupsafe import Markup
 
 from caprmil import figures
 from caprmil.errors import count
-from caprmil.evaluation.external_scores import Estimate, score_rows, show
+from caprmil.evaluation.external_scores import Estimate, mean_over_models, score_rows, show
 from caprmil.evaluation.predictions import Predictions
-from caprmil.evaluation.recalibration import Recalibrated
 from caprmil.figures.estimate_rows import EstimateRow, estimate_rows
 from caprmil.io.atomic import write_text
 from caprmil.io.json_files import as_json
@@ -79,7 +78,7 @@ def external_page(found: ExternalValidation) -> str:
         _findings(found),
         _scores(found),
         _shifts(found),
-        _recalibration(found.recalibrated),
+        _recalibration(found),
         _sites(found),
     ]
     return page(
@@ -147,9 +146,12 @@ def _shifts(found: ExternalValidation) -> Markup:
     return render("external_shifts.html", shifts=found.shifts)
 
 
-def _recalibration(found: Recalibrated | None) -> Markup:
+def _recalibration(validation: ExternalValidation) -> Markup:
+    """Return predicted against observed; if recalibrated, scores and figures on both sides."""
+    found = validation.recalibrated
     if found is None:
-        return EMPTY
+        together = mean_over_models(validation.predictions)
+        return Markup("").join(_reliability(together, None))
     head, rows = found.as_rows()
     table = render(
         "external_table.html",
@@ -161,21 +163,25 @@ def _recalibration(found: Recalibrated | None) -> Markup:
     return table + Markup("").join(_reliability(found.before, found.after))
 
 
-def _reliability(before: Predictions, after: Predictions, name: str = "") -> Iterator[Markup]:
+def _reliability(
+    before: Predictions, after: Predictions | None, name: str = ""
+) -> Iterator[Markup]:
     """Yield the diagram of predicted against observed of a target, or of each of several."""
     target, labels = before.target, before.labels
     if target.parts:
         for each in target.parts:
             whole = f"{name}: {each}" if name else each
-            yield from _reliability(before.part(each), after.part(each), whole)
+            later = None if after is None else after.part(each)
+            yield from _reliability(before.part(each), later, whole)
         return
     if target.calibration is None or labels is None or not target.known(labels).any():
         return
-    one, other = (CalibrationSide(*table.scored().truth) for table in (before, after))
+    one = CalibrationSide(*before.scored().truth)
+    other = None if after is None else CalibrationSide(*after.scored().truth)
     drawn = target.calibration.draw(one, other, how="recalibration", unit=before.unit)
     if drawn is None:
         return
-    picture = Markup(figures.as_svg(drawn, alt="Reliability before and after recalibration"))
+    picture = Markup(figures.as_svg(drawn, alt="Predicted against observed"))
     title = f"Reliability of {name}" if name else "Reliability"
     yield render("external_reliability.html", title=title, figure=picture)
 
