@@ -19,12 +19,13 @@ from typer.testing import CliRunner
 from caprmil import explain, export, report
 from caprmil.cli import app
 from caprmil.cohort.folds import SplitConfig
-from caprmil.errors import RunError, plural
+from caprmil.errors import CohortError, RunError, plural
 from caprmil.evaluation.comparison import compare
 from caprmil.export import model_export
 from caprmil.features import bags
 from caprmil.report.external_page import FILES, external_page, write_external
 from caprmil.report.parts_registry import PARTS
+from caprmil.report.run_page import run_report
 from caprmil.runs.external import validate_external
 from caprmil.runs.run import Run
 from caprmil.targets import TARGETS, Target, find_target
@@ -163,6 +164,28 @@ def test_calibration_is_measured_before_and_after(run: Run, tmp_path: Path) -> N
     for own in kept["targets"].values() if run.target.parts else [kept]:
         assert own["before"].keys() == own["after"].keys()
     assert Run(folder).calibration is not None  # it reads back
+
+
+def test_sets_are_predicted_for_each_target_that_has_them(run: Run, tmp_path: Path) -> None:
+    leaves = run.predictions.leaves()
+    having = {name: own for name, own in leaves.items() if own.target.kind != "survival"}
+    words = ["predict", run.folder, *run.bag_paths()[:3], "--device", "cpu", "--coverage", "0.6"]
+    if not having:
+        with pytest.raises(CohortError, match="censored slide is not known"):
+            caprmil(*words)
+        return
+    caprmil(*words, "--out", tmp_path / "sets.csv")
+    found = run.read_predictions(tmp_path / "sets.csv")
+    for name, own in having.items():
+        prefix = f"{name}." if name else ""
+        assert set(found.extra[f"{prefix}abstain"]) <= {"yes", "no"}
+        ends = ("interval_low", "interval_high")
+        for column in ends if own.target.kind == "regression" else ("set",):
+            assert len(found.extra[f"{prefix}{column}"]) == 3
+    page = run_report(run)
+    assert page.count("rediction sets of 90") == len(having)
+    sure = [own for own in having.values() if own.target.confidence(own.answers) is not None]
+    assert page.count("are left to a pathologist") == len(sure)
 
 
 def test_an_interrupted_run_ends_with_the_same_numbers(

@@ -3,7 +3,7 @@
 The target says what is corrected and measured: see `Target.calibration`.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -111,29 +111,18 @@ def calibrate_each(
     """
     if not test.target.parts:
         return {"": calibrate(test, validation)}
-    found = dict(_calibrate_parts(test, validation, every, ""))
+    held = {fold: table.leaves() for fold, table in validation.items()}
+    found = {}
+    for name, own in test.leaves().items():
+        method = own.target.calibration
+        wanted = (every or own.target.calibrates) and method is not None and method.errors
+        if wanted and own.has_labels:
+            known = {fold: tables[name] for fold, tables in held.items()}
+            known = {fold: table for fold, table in known.items() if table.has_labels}
+            found[name] = calibrate(own, known)
     if not found:
         raise CohortError(f"No part of {test.target.in_words} has labels and is calibrated.")
     return found
-
-
-def _calibrate_parts(
-    test: Predictions, validation: Mapping[str, Predictions], every: bool, prefix: str
-) -> Iterator[tuple[str, Calibration]]:
-    for name, part in test.target.parts.items():
-        own = test.part(name)
-        if not (every or part.target.calibrates) or not _has_labels(own):
-            continue
-        known = {fold: table.part(name) for fold, table in validation.items()}
-        known = {fold: table for fold, table in known.items() if _has_labels(table)}
-        if part.target.parts:
-            yield from _calibrate_parts(own, known, every, f"{prefix}{name}.")
-        elif (method := part.target.calibration) is not None and method.errors:
-            yield prefix + name, calibrate(own, known)
-
-
-def _has_labels(table: Predictions) -> bool:
-    return table.labels is not None and bool(table.target.known(table.labels).any())
 
 
 def as_file(found: Mapping[str, Calibration]) -> dict[str, Any]:

@@ -163,27 +163,20 @@ def _recalibration(validation: ExternalValidation) -> Markup:
     return table + Markup("").join(_reliability(found.before, found.after))
 
 
-def _reliability(
-    before: Predictions, after: Predictions | None, name: str = ""
-) -> Iterator[Markup]:
+def _reliability(before: Predictions, after: Predictions | None) -> Iterator[Markup]:
     """Yield the diagram of predicted against observed of a target, or of each of several."""
-    target, labels = before.target, before.labels
-    if target.parts:
-        for each in target.parts:
-            whole = f"{name}: {each}" if name else each
-            later = None if after is None else after.part(each)
-            yield from _reliability(before.part(each), later, whole)
-        return
-    if target.calibration is None or labels is None or not target.known(labels).any():
-        return
-    one = CalibrationSide(*before.scored().truth)
-    other = None if after is None else CalibrationSide(*after.scored().truth)
-    drawn = target.calibration.draw(one, other, how="recalibration", unit=before.unit)
-    if drawn is None:
-        return
-    picture = Markup(figures.as_svg(drawn, alt="Predicted against observed"))
-    title = f"Reliability of {name}" if name else "Reliability"
-    yield render("external_reliability.html", title=title, figure=picture)
+    later = {} if after is None else after.leaves()
+    for name, own in before.leaves().items():
+        method = own.target.calibration
+        if method is None or not own.has_labels:
+            continue
+        one = CalibrationSide(*own.scored().truth)
+        other = CalibrationSide(*later[name].scored().truth) if later else None
+        drawn = method.draw(one, other, how="recalibration", unit=before.unit)
+        if drawn is not None:
+            picture = Markup(figures.as_svg(drawn, alt="Predicted against observed"))
+            title = f"Reliability of {name}" if name else "Reliability"
+            yield render("external_reliability.html", title=title, figure=picture)
 
 
 def _sites(found: ExternalValidation) -> Markup:

@@ -57,6 +57,9 @@ class Regression(Target):
     quantile: also predict the ends of an interval, beside the value, which is trained as before."""
     level: float = field(default=LEVEL, metadata=config.LATER)
     """The share of labels that predicted intervals should hold."""
+    widest: float | None = field(default=None, metadata=config.LATER)
+    """The models abstain where an interval of `predict --coverage` is wider, in the unit of the
+    labels. By default only where it is infinite or empty."""
 
     kind: ClassVar[str] = "regression"
     answer_name: ClassVar[str] = "predicted"
@@ -79,6 +82,8 @@ class Regression(Target):
             raise RecipeError(
                 f"[target] uncertainty is {self.uncertainty!r}, and must be {', '.join(OUTPUTS)}."
             )
+        if self.widest is not None and not self.widest > 0:
+            raise RecipeError(f"[target] widest is a width above 0, not {self.widest}.")
         if not 0 < self.level < 1:
             raise RecipeError(f"[target] level is a share between 0 and 1, not {self.level}.")
 
@@ -319,7 +324,7 @@ class Regression(Target):
 
     @property
     def conformal(self) -> Conformal:
-        return IntervalSets()
+        return IntervalSets(self.widest)
 
     def confidence(self, answers: Answers) -> NDArray[np.float64] | None:
         """Return how narrow each interval is. Numbers without one do not say how sure they are."""

@@ -355,6 +355,12 @@ class Survival(TimeToEvent):
         risks = answers[:, 0].astype(np.float64)
         return partial_likelihood(risks, risk_sets(times, events))[0] / int(events.sum())
 
+    # Guarantees
+
+    no_sets: ClassVar[str] = (
+        ": whether a set holds the time of a censored slide is not known, so none can be calibrated"
+    )
+
     # Calibration
 
     @property

@@ -129,6 +129,12 @@ class Target:
         """The targets that this one is made of, by name. None by default."""
         return {}
 
+    @property
+    def leaves(self) -> "tuple[Target, ...]":
+        """The targets that this one is made of and that are not made of others; or itself."""
+        inner = (leaf for part in self.parts.values() for leaf in part.target.leaves)
+        return tuple(inner) if self.parts else (self,)
+
     # Labels
 
     @property
@@ -439,9 +445,12 @@ class Target:
     def conformal(self) -> Conformal:
         """The sets or intervals that hold a label with a stated probability."""
         raise CohortError(
-            f"There are no prediction sets for {self.in_words}. Omit --coverage; classifications, "
-            "grades and regressions have them."
+            f"There are no prediction sets for {self.in_words}{self.no_sets}. Omit --coverage; "
+            "classifications, grades, labels and regressions have them."
         )
+
+    no_sets: ClassVar[str] = ""
+    """Why there are no sets, as the end of a sentence."""
 
     def confidence(self, answers: Answers) -> NDArray[np.float64] | None:
         """Return how certain each answer is: higher is surer. None if answers do not say."""
