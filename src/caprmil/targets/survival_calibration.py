@@ -33,7 +33,7 @@ class HazardFactors(CalibrationMethod):
     notes: ClassVar[tuple[str, ...]] = (
         "A factor is the events of the validation part over those that are predicted for it, one "
         "added to both. Risks, and so the order of slides, stay as they are.",
-        "Observed over expected counts events until the last horizon: above 1, there are more.",
+        "Events are counted until the last horizon: above 1, there are more than predicted.",
     )
 
     def __init__(self, target: "Survival") -> None:
