@@ -11,18 +11,15 @@ from scipy.stats import binomtest
 from sklearn.metrics import log_loss as sklearn_log_loss
 
 from caprmil.errors import CohortError
-from caprmil.evaluation.calibration import (
-    calibrate,
-    log_loss,
-    reliability,
-    soften,
-    temperature,
-)
+from caprmil.evaluation.calibration import calibrate
 from caprmil.evaluation.predictions import Predictions
 from caprmil.io.json_files import as_json
 from caprmil.runs.run import Run
 from caprmil.targets import Classification
 from caprmil.targets.classification_metrics import ace_floor
+from caprmil.targets.recalibration import LOG_LOSS
+from caprmil.targets.reliability_bins import reliability
+from caprmil.targets.temperature import soften, temperature
 
 
 def calibrated_logits(n: int, *, classes: int = 2, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -115,7 +112,7 @@ def test_a_probability_of_one_is_softened_to_a_finite_number() -> None:
 def test_the_log_loss_is_that_of_scikit_learn() -> None:
     labels, logits = calibrated_logits(40, classes=3)
     p = softmax(logits, axis=1)
-    assert log_loss(labels, p) == pytest.approx(sklearn_log_loss(labels, p))
+    assert LOG_LOSS.function(labels, p) == pytest.approx(sklearn_log_loss(labels, p))
 
 
 # Fold by fold
@@ -215,7 +212,7 @@ def test_bins_are_those_of_a_plain_loop(n: int, classes: int) -> None:
     rows = sorted((p[k, predicted[k]], labels[k] == predicted[k]) for k in range(n))
     number = min(max(n // 10, 1), 10)
     ends = [round(b * n / number) for b in range(number + 1)]
-    found = reliability(table, ace=0.0).bins
+    found = reliability(*table.truth).bins
     for bin_, start, end in zip(found, ends, ends[1:], strict=False):
         scores, hits = zip(*rows[start:end], strict=True)
         assert bin_[:2] == pytest.approx((np.mean(scores), np.mean(hits)))
@@ -224,7 +221,7 @@ def test_bins_are_those_of_a_plain_loop(n: int, classes: int) -> None:
 
 
 def test_intervals_are_those_of_wilson() -> None:
-    for bin_ in reliability(answers(200, sharper=2), ace=0.0).bins:
+    for bin_ in reliability(*answers(200, sharper=2).truth).bins:
         hits = round(bin_.share * bin_.slides)
         low, high = binomtest(hits, bin_.slides).proportion_ci(method="wilson")
         assert (bin_.low, bin_.high) == pytest.approx((low, high), abs=1e-12)
@@ -233,13 +230,13 @@ def test_intervals_are_those_of_wilson() -> None:
 def test_equal_answers_stay_in_one_bin() -> None:
     table = answers(200)
     coarse = np.rint(3 * table.answers) / 3
-    bins = reliability(replace(table, answers=coarse), ace=0.0).bins
+    bins = reliability(*replace(table, answers=coarse).truth).bins
     np.testing.assert_allclose([b.forecast for b in bins], [0, 1 / 3, 2 / 3, 1], atol=1e-12)
     assert sum(b.slides for b in bins) == 200
 
 
 def test_the_bins_of_a_calibrated_model_are_within_their_intervals() -> None:
-    bins = reliability(answers(5000), ace=0.0).bins
+    bins = reliability(*answers(5000).truth).bins
     assert sum(b.low <= b.forecast <= b.high for b in bins) >= 8
 
 

@@ -6,6 +6,7 @@ import shutil
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,17 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from scipy.stats import spearmanr
 from sklearn.compose import ColumnTransformer
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import log_loss
+from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from typer.testing import CliRunner
 
 from caprmil import config
 from caprmil.cli import app
-from caprmil.cohort.cohort import Cohort, load_cohort
+from caprmil.cohort.cohort import Cohort, Entry, load_cohort
 from caprmil.cohort.cohort_config import CohortConfig
 from caprmil.cohort.covariates import (
     Column,
@@ -28,8 +33,9 @@ from caprmil.cohort.covariates import (
     encode,
     parse_columns,
 )
-from caprmil.cohort.folds import SplitConfig
+from caprmil.cohort.folds import Fold, SplitConfig
 from caprmil.errors import BagError, CohortError, ExportError, RecipeError, RunError
+from caprmil.evaluation import baselines
 from caprmil.explain import explain_slide, locate_slide
 from caprmil.explain.browser import pack
 from caprmil.export import FORMATS, model_export, read_metadata
@@ -41,7 +47,7 @@ from caprmil.runs.conformal_sets import mean_feature
 from caprmil.runs.external_cohort import answer_cohort, read_external
 from caprmil.runs.run import Run
 from caprmil.synthetic import TwoModalities
-from caprmil.targets import find_target
+from caprmil.targets import Regression, Several, Survival, Task, find_target
 from caprmil.training.cross_validation import cross_validate
 from caprmil.training.recipe import FusionConfig, ModelConfig, Recipe
 from caprmil.training.train_config import TrainConfig
@@ -91,6 +97,74 @@ def load(table: Path | pd.DataFrame, features: Path, **data: object) -> Cohort:
 def known(cohort: Cohort) -> Covariates:
     assert cohort.covariates is not None
     return cohort.covariates
+
+
+# A linear model of the covariates alone
+
+
+def test_the_baseline_is_a_logistic_regression_of_the_covariates_on_the_same_folds(
+    run: Run, table: Path
+) -> None:
+    assert set(run.baselines) >= {"covariates", "mean feature", "patch count"}
+    frame = pd.read_csv(table).set_index("slide")
+    truth = frame["label"] == run.target.titles[1]
+    for fold in run.splits:
+        parts = {name: getattr(fold, name) for name in ("train", "validation", "test")}
+        numbers = frame.loc[list(fold.train), ["marker", "age"]]
+        scaled = (frame[["marker", "age"]] - numbers.mean()) / numbers.std(ddof=0)
+        x = np.c_[scaled.fillna(0), frame["age"].isna(), pd.get_dummies(frame["ward"])].astype(
+            float
+        )
+        rows = {name: x[frame.index.get_indexer(list(own))] for name, own in parts.items()}
+        y = {name: truth[list(own)].to_numpy() for name, own in parts.items()}
+
+        def fit(strength: float, *parts: str, rows: Any = rows, y: Any = y) -> Any:
+            own = np.concatenate([rows[part] for part in parts])
+            model = make_pipeline(StandardScaler(), LogisticRegression(C=strength))
+            return model.fit(own, np.concatenate([y[part] for part in parts]))
+
+        def loss(strength: float, rows: Any = rows, y: Any = y, fit: Any = fit) -> float:
+            found = fit(strength, "train").predict_proba(rows["validation"])[:, 1]
+            return float(log_loss(y["validation"], found, labels=[False, True]))
+
+        best = min((1e-4, 1e-3, 1e-2, 1e-1, 1.0), key=loss)
+        expected = fit(best, "train", "validation").predict_proba(rows["test"])
+        found = run.baselines["covariates"].by_fold()[fold.name]
+        places = [found.slides.index(slide) for slide in fold.test]
+        np.testing.assert_allclose(found.answers[places], expected, atol=2e-3)
+
+
+@pytest.mark.parametrize("kind", ["regression", "survival", "several"])
+def test_a_linear_model_of_covariates_predicts_numbers_times_and_several_targets(kind: str) -> None:
+    rng = np.random.default_rng(0)
+    marker = rng.normal(size=120)
+    size = 3 * marker + 0.1 * rng.normal(size=120)
+    task = Several(tasks={"size": Task(kind="regression"), "age": Task(kind="regression")})
+    target, labels = {
+        "regression": (Regression(), size.tolist()),
+        "survival": (Survival(horizons=(1.0,)), [(float(np.exp(-m)), 1.0) for m in marker]),
+        "several": (task, [(s if n % 3 else float("nan"), -s) for n, s in enumerate(size)]),
+    }[kind]
+    names = [f"s{n}" for n in range(120)]
+    cohort = Cohort(
+        target=target,
+        entries=tuple(
+            Entry(name=name, patient=name, label=label, path=Path(name), row={})
+            for name, label in zip(names, labels, strict=True)
+        ),
+        bags={},
+        covariates=Covariates(
+            names=("marker",),
+            cells={name: {"marker": str(m)} for name, m in zip(names, marker, strict=True)},
+        ),
+    )
+    parts = (tuple(names[:60]), tuple(names[60:90]), tuple(names[90:]))
+    fold = Fold(name="fold-0", seed=0, train=parts[0], validation=parts[1], test=parts[2])
+    predict = partial(baselines._by_covariates, known(cohort))
+    found = baselines._by_part(predict, cohort, fold)
+    assert spearmanr(found[:, 0], marker[90:]).statistic > 0.99
+    if kind == "several":
+        assert spearmanr(found[:, 1], marker[90:]).statistic < -0.99
 
 
 # The columns of a table

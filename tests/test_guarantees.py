@@ -3,7 +3,6 @@
 import math
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from caprmil.evaluation.guarantees import (
     CoverageRow,
     combined_sets,
     guaranteed,
+    measure_each,
     measure_guarantees,
     selective_risk,
     threshold,
@@ -32,8 +32,17 @@ from caprmil.report.run_page import run_report
 from caprmil.runs.conformal_sets import mean_feature, read_guarantees
 from caprmil.runs.run import Run
 from caprmil.synthetic import GradedBags
-from caprmil.targets import Classification, Ordinal, Regression, Target
+from caprmil.targets import (
+    Classification,
+    Ordinal,
+    Regression,
+    Several,
+    Survival,
+    Target,
+    Task,
+)
 from caprmil.targets.conformal import IntervalSets
+from caprmil.targets.multilabel import BinaryLabel
 from caprmil.training.cross_validation import cross_validate
 from caprmil.training.recipe import CohortConfig, ModelConfig, Recipe
 from caprmil.training.train_config import TrainConfig
@@ -116,7 +125,36 @@ def test_an_interval_is_widened_on_both_sides() -> None:
     assert sets.sets(wide, -1).tolist() == [[5.0, 6.0]]
     assert np.isnan(sets.sets(wide, -2)).all()
     assert sets.nonconformity(np.array([9.0]), wide).tolist() == [2.0]
-    assert sets.columns(sets.sets(wide, 2)) == {"interval_low": ("2.0",), "interval_high": ("9.0",)}
+    assert sets.columns(sets.sets(wide, 2)) == {
+        "interval_low": ("2.0",),
+        "interval_high": ("9.0",),
+        "abstain": ("no",),
+    }
+
+
+def test_the_models_abstain_where_an_interval_is_wider_than_the_limit_infinite_or_empty() -> None:
+    answers = np.array([[5.0, 4.0, 7.0], [5.0, 0.0, 9.0]])
+    for widest, limit, expected in (
+        (None, 0.5, ["no", "no"]),
+        (5.0, 0.5, ["no", "yes"]),
+        (None, math.inf, ["yes", "yes"]),
+        (None, -2.0, ["yes", "no"]),
+    ):
+        conformal = Regression(uncertainty="quantile", widest=widest).conformal
+        assert list(conformal.columns(conformal.sets(answers, limit))["abstain"]) == expected
+    with pytest.raises(RecipeError, match="widest is a width above 0"):
+        Regression(widest=0.0)
+
+
+def test_a_set_of_a_label_is_that_of_two_classes() -> None:
+    rng = np.random.default_rng(3)
+    p, labels = rng.random((50, 1)), rng.integers(2, size=50)
+    two = Classification(classes=("0", "1")).conformal
+    both = np.concatenate([1 - p, p], axis=1)
+    own = BinaryLabel().conformal
+    np.testing.assert_array_equal(own.nonconformity(labels, p), two.nonconformity(labels, both))
+    for limit in (0.1, 0.5, 0.8):
+        assert own.columns(own.sets(p, limit)) == two.columns(two.sets(both, limit))
 
 
 def test_the_majority_of_classes_is_a_count() -> None:
@@ -147,6 +185,9 @@ def test_the_majority_of_intervals_has_every_point_that_most_of_them_have(
 def draw(target: Target, n: int, rng: np.random.Generator) -> tuple[Any, Any]:
     if isinstance(target, Classification):
         return probabilities(n, len(target.classes), rng)
+    if isinstance(target, BinaryLabel):
+        labels, answers = probabilities(n, 2, rng)
+        return labels, answers[:, 1:]
     labels = rng.normal(size=n)
     value = labels + rng.normal(scale=0.5, size=n)
     if target.columns == ("predicted",):
@@ -156,8 +197,8 @@ def draw(target: Target, n: int, rng: np.random.Generator) -> tuple[Any, Any]:
 
 @pytest.mark.parametrize(
     "target",
-    [CLASSES, GRADES, Regression(), Regression(uncertainty="quantile")],
-    ids=["classes", "grades", "numbers", "intervals"],
+    [CLASSES, GRADES, Regression(), Regression(uncertainty="quantile"), BinaryLabel()],
+    ids=["classes", "grades", "numbers", "intervals", "label"],
 )
 def test_new_slides_are_covered_as_promised(target: Target) -> None:
     """The mean coverage over 400 calibrations is the level, and at most 1 / (n + 1) above it."""
@@ -273,6 +314,8 @@ def test_the_risk_of_what_is_kept_is_that_of_a_naive_loop() -> None:
         expected = np.mean([answers[row].argmax() != labels[row] for row in kept])
         assert point.risk == pytest.approx(expected)
     assert point.kept == 1
+    alone = measure_guarantees(test, {})  # the risk needs no sets
+    assert (alone.rows, list(alone.risks)) == ((), list(selective_risk(test)))
     numbers = Regression()
     plain = Predictions(slides=("s",), target=numbers, answers=np.ones((1, 1)), labels=np.ones(1))
     assert list(selective_risk(plain)) == []
@@ -281,12 +324,71 @@ def test_the_risk_of_what_is_kept_is_that_of_a_naive_loop() -> None:
 def test_what_cannot_be_promised_is_an_error() -> None:
     with pytest.raises(RecipeError, match=r"share between 0 and 1, such as 0\.9, not 90"):
         thresholds({}, 90)
-    test, _ = tables()
+    plain = Predictions(
+        slides=("s",), target=Regression(), answers=np.ones((1, 1)), labels=np.ones(1)
+    )
     with pytest.raises(CohortError, match=r"splits\.validation above 0"):
-        measure_guarantees(test, {})
-    declines = SimpleNamespace(kind="survival")
-    with pytest.raises(CohortError, match=r"for a survival\. Omit --coverage"):
-        Target.conformal.fget(declines)  # type: ignore[attr-defined]
+        measure_guarantees(plain, {})
+    with pytest.raises(CohortError, match=r"for survival: .* censored .*\. Omit --coverage"):
+        _ = Survival().conformal
+
+
+MIXED = Several(
+    tasks={
+        "kind": Task(settings={"classes": ["a", "b", "c"]}),
+        "genes": Task(kind="multilabel", settings={"labels": ["EGFR", "KRAS"]}),
+        "death": Task(kind="survival"),
+    }
+)
+
+
+def mixed(fold: str, prefix: str, rng: np.random.Generator, n: int = 60) -> Predictions:
+    """Several targets, of which the second label is known on every other slide."""
+    kinds, answers = probabilities(n, 3, rng)
+    genes = [probabilities(n, 2, rng) for _ in range(2)]
+    known = np.where(np.arange(n) % 2, genes[1][0], -1)
+    times = np.stack([rng.exponential(size=n), np.ones(n)], axis=1)
+    columns = [kinds, genes[0][0], known, *times.T]
+    found = [answers, *(own[:, 1:] for _, own in genes), rng.normal(size=(n, 1))]
+    return Predictions(
+        slides=tuple(f"{prefix}{fold}{k}" for k in range(n)),
+        target=MIXED,
+        answers=np.concatenate(found, axis=1),
+        labels=np.stack(columns, axis=1).astype(float),
+        folds=(fold,) * n,
+    )
+
+
+def test_each_of_several_targets_has_the_sets_that_it_has_alone_and_survival_has_none() -> None:
+    rng = np.random.default_rng(8)
+    test, held = mixed("one", "t", rng), mixed("one", "v", rng)
+    found = measure_each(test, {"one": held}, coverage=0.8)
+    assert list(found) == ["kind", "genes.EGFR", "genes.KRAS"]
+    for name, column in (("genes.EGFR", 0), ("genes.KRAS", 1)):
+        alone = []
+        for table in (test, held):
+            own = table.part("genes")
+            labels = np.asarray(own.labels)[:, column]
+            rows = np.flatnonzero(labels >= 0)
+            alone.append((labels[rows].astype(int), own.answers[rows, column]))
+        (labels, p), (truth, q) = alone
+        misfit = np.sort(np.abs(truth - q))
+        limit = misfit[math.ceil((len(misfit) + 1) * 0.8) - 1]
+        covered = np.abs(labels - p) <= limit + 1e-12
+        assert found[name].rows[0].covered == pytest.approx(covered.mean())
+        assert found[name].rows[0].slides == len(labels)
+        assert found[name].risks[-1].risk == pytest.approx(((p > 0.5) != labels).mean())
+    assert found["kind"] == measure_guarantees(
+        test.part("kind"), {"one": held.part("kind")}, coverage=0.8
+    )
+
+
+def test_a_fold_whose_validation_part_has_no_label_of_a_target_has_sets_that_hold_all() -> None:
+    rng = np.random.default_rng(9)
+    test, held = mixed("one", "t", rng), mixed("one", "v", rng)
+    bare = replace(held, labels=np.where([0, 0, 1, 0, 0], -1, held.labels))
+    row = measure_each(test, {"one": bare}, coverage=0.8)["genes.KRAS"].rows[0]
+    assert (row.covered, row.size, row.abstained) == (1, 2, 1)
 
 
 def test_with_too_few_patients_a_set_holds_everything_and_a_note_says_so() -> None:
@@ -419,8 +521,7 @@ def test_a_new_slide_gets_the_set_of_the_majority_and_a_strange_one_a_warning(
 
 @pytest.mark.slow
 def test_a_report_shows_coverage_by_grade_and_site_and_the_risk(run: Run) -> None:
-    stored = read_guarantees(run.folder)
-    assert stored is not None
+    stored = read_guarantees(run.folder)[""]
     groups = [row.group for row in stored.rows]
     assert groups[:5] == ["all slides", "0", "1", "2", "3"]
     assert groups[5:] == ["site site_0", "site site_1", "site site_2"]

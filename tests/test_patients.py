@@ -18,6 +18,7 @@ from caprmil.cohort.folds import Fold, SplitConfig
 from caprmil.errors import CohortError, RecipeError, RunError
 from caprmil.evaluation import score_summary
 from caprmil.evaluation.comparison import compare
+from caprmil.evaluation.guarantees import thresholds
 from caprmil.evaluation.patient_answers import combine_slides
 from caprmil.evaluation.predictions import Predictions
 from caprmil.explain import explain_slide, locate_slide
@@ -319,6 +320,33 @@ def test_a_strange_slide_of_a_patient_is_warned_of_where_answers_are_combined(
     (text,) = summary(combined, found, None)
     assert "with a slide unlike the training slides" in text
     assert "q02" in text
+
+
+def test_the_set_of_a_patient_is_built_from_its_answer_by_the_model_of_each_fold(
+    combined: Run,
+) -> None:
+    owners = {s: patient for s, patient in combined.patients.items() if patient in ("p05", "p07")}
+    own = {name: [s for s in owners if owners[s] == name] for name in ("p05", "p07")}
+    files = {slide: combined.slide_bags[slide] for slide in owners}
+    assert all(len(slides) > 1 for slides in own.values())
+    for coverage in (0.5, 0.7):
+        found = combined.predict(files, patients=owners, device="cpu", coverage=coverage)
+        limits = thresholds(combined.validation, coverage)
+        assert found.slides == ("p05", "p07")
+        for row, patient in enumerate(found.slides):
+            (fold,) = combined.unseen_folds(own[patient][0])
+            alone = [
+                combined.predict(
+                    {s: files[s]}, patients={s: patient}, fold=fold.name, device="cpu"
+                ).answers[0]
+                for s in own[patient]
+            ]
+            highest = max(alone, key=lambda answer: answer[1])
+            inside = 1 - highest <= limits[fold.name]
+            expected = " | ".join(np.array(combined.target.titles)[inside])
+            assert found.extra["set"][row] == expected
+            assert found.extra["models"][row] == "1"
+        assert "for a new patient" in next(summary(combined, found, coverage))
 
 
 def test_runs_of_both_kinds_are_compared_patient_by_patient(run: Run, combined: Run) -> None:

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from numpy.typing import NDArray
+from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 from caprmil.cohort.cohort import load_cohort
@@ -312,6 +314,22 @@ def test_a_source_with_the_signal_is_found_beside_one_of_noise(two: Run) -> None
     assert labels is not None
     ranks = answers[labels == 1][:, None] > answers[labels == 0][None]
     assert ranks.mean() > 0.9  # the area under the ROC curve
+
+
+@pytest.mark.slow
+def test_permuted_labels_of_slides_with_two_sources_are_predicted_by_chance(
+    tmp_path: Path,
+) -> None:
+    table = TwoSources(slides=160, patches=8, widths=WIDTHS, shift=5.0).write(tmp_path)
+    frame = pd.read_csv(table)
+    owners = frame.drop_duplicates("patient").set_index("patient")["label"]
+    mixed = dict(zip(owners.index, owners.sample(frac=1, random_state=0), strict=True))
+    frame.assign(label=frame["patient"].map(mixed)).to_csv(table, index=False)
+    short = TrainConfig(epochs=3, warmup_epochs=0, lr=1e-2, weights="last")
+    run = train(recipe_of(tmp_path, sources=SourcesConfig(dim=8), train=short), tmp_path / "run")
+    answers, labels = run.all_tested.answers[:, 1], run.all_tested.labels
+    # Three standard errors of the AUC of 80 patients.
+    assert abs(roc_auc_score(labels, answers) - 0.5) < 0.2
 
 
 def test_a_run_of_sources_is_resumed_with_the_same_bags_only(

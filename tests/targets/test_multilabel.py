@@ -285,6 +285,60 @@ def test_planted_labels_are_found_and_permuted_ones_are_chance(tmp_path: Path) -
     assert abs(chance.scores()["auc"] - 0.5) < 0.15
 
 
+MARGIN = 0.05  # of the mean AUC, below the oracle
+WEAK = PlantedShares(
+    slides=400,
+    width=8,
+    label_strength=1.2,
+    labels={"EGFR": 0.5, "KRAS": 0.3, "ALK": 0.3},
+    missing=0.0,
+    seed=6,
+)
+"""The signal of a label is so weak that the oracle makes mistakes."""
+
+
+@pytest.fixture(scope="module")
+def weak() -> tuple[list[np.ndarray], pd.DataFrame, np.ndarray]:
+    """Bags, their labels, and the scores of an oracle."""
+    rows = WEAK.rows()
+    bags = [WEAK.bag(row)[0] for row in rows]
+    labels = pd.DataFrame(rows)[list(WEAK.labels)].astype(float)
+    return bags, labels, np.stack([WEAK.oracle(bag) for bag in bags])
+
+
+def labeller(**changes: Any) -> MILMultilabelClassifier:
+    options: dict[str, Any] = {"epochs": 12, "lr": 1e-2, "warmup_epochs": 0, "batch_size": 8}
+    return MILMultilabelClassifier(
+        "mean", **options | {"device": "cpu", "settings": {"dim": 16}} | changes
+    )
+
+
+def mean_auc(labels: pd.DataFrame, scores: np.ndarray) -> float:
+    return float(
+        np.mean([roc_auc_score(labels[n], p) for n, p in zip(labels, scores.T, strict=True)])
+    )
+
+
+def test_weak_labels_are_found_nearly_as_well_as_by_the_oracle(
+    weak: tuple[list[np.ndarray], pd.DataFrame, np.ndarray],
+) -> None:
+    bags, labels, oracle = weak
+    best = mean_auc(labels[200:], oracle[200:])
+    assert 0.8 < best < 0.99
+    found = labeller().fit(bags[:200], labels[:200]).predict_proba(bags[200:])
+    assert mean_auc(labels[200:], found) > best - MARGIN
+
+
+def test_permuted_weak_labels_are_chance(
+    weak: tuple[list[np.ndarray], pd.DataFrame, np.ndarray],
+) -> None:
+    bags, labels, _ = weak
+    mixed = labels.sample(frac=1, random_state=0).reset_index(drop=True)
+    found = labeller(epochs=4).fit(bags[:200], mixed[:200]).predict_proba(bags[200:])
+    # Three standard errors of the mean of three AUCs of 200 slides.
+    assert abs(mean_auc(mixed[200:], found) - 0.5) < 0.08
+
+
 def test_a_cohort_tells_how_many_slides_have_each_label(tmp_path: Path) -> None:
     table = PlantedShares(slides=30, width=8, patches=4).write(tmp_path)
     cohort, made = load_cohort(

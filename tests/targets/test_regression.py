@@ -4,6 +4,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from scipy.stats import pearsonr, spearmanr
 from sklearn.metrics import mean_absolute_error, r2_score
 
+from caprmil import MILRegressor
 from caprmil.errors import CohortError, RecipeError
 from caprmil.evaluation.predictions import Predictions
 from caprmil.evaluation.score_summary import summary
@@ -23,8 +25,12 @@ from caprmil.report.prediction_parts import how_many
 from caprmil.report.strip_chart import Axis
 from caprmil.report.text_format import decimals, fixed, number, signed_fixed
 from caprmil.report.value_parts import ValueParts
+from caprmil.synthetic import GradedBags
 from caprmil.targets import Classification, Regression
 from caprmil.targets.metric import bootstrap
+
+MARGIN = 0.05  # of R2, below the oracle
+COHORT = GradedBags(slides=320, patches=30, width=4, seed=4)
 
 METRICS = Regression().metrics
 REFERENCES = {
@@ -268,3 +274,51 @@ def test_a_deletion_curve_of_a_value_is_not_a_probability() -> None:
     classes = Classification(classes=("normal", "tumour"))
     probability, _ = panels("slide", classes, "tumour", curves)
     assert (probability.ylabel, probability.limits) == ("Probability of tumour", (0, 1))
+
+
+# Known truth
+
+
+@pytest.fixture(scope="module")
+def shares() -> tuple[list[np.ndarray], np.ndarray, np.ndarray]:
+    """Bags, the shares that their patches are drawn with, and those that an oracle predicts."""
+    bags = [COHORT.bag(number) for number in range(COHORT.slides)]
+    best = np.array([COHORT.expected_share(int(bag.planted.sum())) for bag in bags])
+    return [bag.features for bag in bags], np.array([bag.share for bag in bags]), best
+
+
+def regressor(**changes: Any) -> MILRegressor:
+    options: dict[str, Any] = {"epochs": 12, "lr": 1e-2, "warmup_epochs": 0, "batch_size": 8}
+    return MILRegressor("mean", **options | {"device": "cpu", "settings": {"dim": 8}} | changes)
+
+
+def test_the_oracle_of_the_generated_shares_is_the_mean_of_many_draws() -> None:
+    rng = np.random.default_rng(0)
+    drawn = rng.random(200_000)
+    planted = rng.binomial(5, drawn)
+    small = GradedBags(patches=5)
+    for count in range(6):
+        expected = drawn[planted == count].mean()
+        assert small.expected_share(count) == pytest.approx(expected, abs=0.01)
+
+
+@pytest.mark.parametrize("uncertainty", ["none", pytest.param("gaussian", marks=pytest.mark.slow)])
+def test_generated_shares_are_predicted_nearly_as_well_as_by_the_oracle(
+    shares: tuple[list[np.ndarray], np.ndarray, np.ndarray], uncertainty: str
+) -> None:
+    bags, truth, best = shares
+    found = regressor(uncertainty=uncertainty).fit(bags[:150], truth[:150]).predict(bags[150:])
+    oracle = r2_score(truth[150:], best[150:])
+    assert oracle > 0.85
+    assert r2_score(truth[150:], found) > oracle - MARGIN
+
+
+def test_permuted_shares_are_predicted_by_chance(
+    shares: tuple[list[np.ndarray], np.ndarray, np.ndarray],
+) -> None:
+    bags, truth, _ = shares
+    mixed = np.random.default_rng(0).permutation(truth)
+    found = regressor(epochs=4).fit(bags[:150], mixed[:150]).predict(bags[150:])
+    # Three standard errors of a correlation of 170 slides.
+    assert abs(spearmanr(mixed[150:], found).statistic) < 0.23
+    assert r2_score(mixed[150:], found) < 0.1

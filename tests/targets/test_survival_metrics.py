@@ -29,6 +29,7 @@ from caprmil.targets.kaplan_meier import (
     numbers_at_risk,
 )
 from caprmil.targets.linear_cox import LinearCox, fit_cox
+from caprmil.targets.metric import bootstrap
 from caprmil.targets.partial_likelihood import partial_likelihood, risk_sets
 from caprmil.targets.survival_losses import DiscreteLoss, MemoryCox, cox_loss
 from caprmil.targets.survival_metrics import calibration_groups
@@ -101,7 +102,7 @@ def test_the_auc_is_the_mean_over_horizons() -> None:
     assert METRICS["auc"].function(labels, answers) == pytest.approx(np.mean(at))
 
 
-@pytest.mark.parametrize("name", [*REFERENCES, "auc"])
+@pytest.mark.parametrize("name", [*REFERENCES, "auc", "calibration"])
 def test_draws_scored_together_equal_draws_scored_one_by_one(name: str) -> None:
     labels, answers = cohort(30, 3, ties=True)
     weights = np.random.default_rng(0).multinomial(30, np.full(30, 1 / 30), size=40).astype(float)
@@ -157,6 +158,31 @@ def test_calibration_is_the_difference_from_the_curve_in_groups_of_similar_predi
     only = Survival(horizons=(5.0,)).metrics["calibration"]
     errors = [abs(group.predicted - group.observed) for group in groups]
     assert only.function(labels, answers[:, [0, 2]]) == pytest.approx(np.mean(errors))
+
+
+@pytest.mark.parametrize("n", [90, 130])
+def test_calibration_of_draws_with_several_groups_is_that_of_repeated_slides(n: int) -> None:
+    labels, answers = cohort(n, 4, ties=True)
+    weights = np.random.default_rng(1).multinomial(n, np.full(n, 1 / n), size=30).astype(float)
+    weights[:5] = np.random.default_rng(2).integers(0, 3, size=(5, n))  # of different sizes
+    metric = METRICS["calibration"]
+    plain = replace(metric, weighted=None).draws(labels, answers, weights)
+    np.testing.assert_allclose(metric.draws(labels, answers, weights), plain, atol=1e-12)
+
+
+def test_the_interval_of_calibration_is_centred_on_the_value_and_by_patient() -> None:
+    labels, answers = cohort(120, 6)
+    metric, patients = METRICS["calibration"], [f"p{k // 2}" for k in range(120)]
+    found = bootstrap(labels, answers, patients, [metric], draws=300, seed=1)["calibration"]
+    value = metric.function(labels, answers)
+    drawn, rng = [], np.random.default_rng(1)
+    for _ in range(300):  # a naive bootstrap of patients
+        rows = [2 * p + k for p in rng.integers(60, size=60) for k in (0, 1)]
+        drawn.append(metric.function(labels[rows], answers[rows]))
+    moved = np.maximum(np.array(drawn) - np.mean(drawn) + value, 0)
+    np.testing.assert_allclose(found, np.quantile(moved, [0.025, 0.975]), atol=0.01)
+    assert np.mean(drawn) > value  # a bootstrap reads too high: why draws are centred
+    assert 0 <= found.low < value < found.high
 
 
 def test_a_table_of_risks_alone_has_the_c_indices() -> None:

@@ -2,7 +2,9 @@
 
 import json
 import re
+import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib.resources import files
 from itertools import product
 from pathlib import Path
@@ -17,15 +19,16 @@ from typer.testing import CliRunner
 from caprmil import explain, export, report
 from caprmil.cli import app
 from caprmil.cohort.folds import SplitConfig
-from caprmil.errors import RunError, plural
+from caprmil.errors import CohortError, RunError, plural
 from caprmil.evaluation.comparison import compare
 from caprmil.export import model_export
 from caprmil.features import bags
-from caprmil.report.external_page import FILES, write_external
+from caprmil.report.external_page import FILES, external_page, write_external
 from caprmil.report.parts_registry import PARTS
+from caprmil.report.run_page import run_report
 from caprmil.runs.external import validate_external
 from caprmil.runs.run import Run
-from caprmil.targets import TARGETS, find_target
+from caprmil.targets import TARGETS, Target, find_target
 from caprmil.training import checkpoints
 from caprmil.training.cross_validation import cross_validate
 from caprmil.training.recipe import ModelConfig, Recipe
@@ -97,6 +100,14 @@ def caprmil(*arguments: object) -> str:
     return result.output
 
 
+def leaves(target: Target) -> Iterator[Target]:
+    """Yield the target, or the parts that it is made of."""
+    for part in target.parts.values():
+        yield from leaves(part.target)
+    if not target.parts:
+        yield target
+
+
 def contrasts(run: Run, fold: str, outputs: Any) -> list[float]:
     return [float(c.of(np.asarray(outputs, dtype=float))) for c in run.fold_target(fold).contrasts]
 
@@ -134,8 +145,47 @@ def test_another_cohort_is_scored_and_recalibrated(run: Run, tmp_path: Path) -> 
     assert {path.name for path in written} == set(FILES)
     text = (tmp_path / "out" / "index.html").read_text()
     assert all(title in text for title in ("What was found", "Scores", "How the cohorts differ"))
+    drawn = [*leaves(run.target)]
+    assert text.count('aria-label="Predicted against observed"') == len(drawn)
+    alone = replace(found, recalibrated=None)
+    assert external_page(alone).count('aria-label="Predicted against observed"') == len(drawn)
     facts = json.loads((tmp_path / "out" / "external.json").read_text())
     assert [each["metric"] for each in facts["scores"]] == list(run.target.metrics)
+
+
+def test_calibration_is_measured_before_and_after(run: Run, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(run.folder, folder)
+    (folder / "calibration.json").unlink(missing_ok=True)
+    output = caprmil("calibrate", folder)
+    assert "before" in output
+    assert "after" in output
+    kept = json.loads((folder / "calibration.json").read_text())
+    for own in kept["targets"].values() if run.target.parts else [kept]:
+        assert own["before"].keys() == own["after"].keys()
+    assert Run(folder).calibration is not None  # it reads back
+
+
+def test_sets_are_predicted_for_each_target_that_has_them(run: Run, tmp_path: Path) -> None:
+    leaves = run.predictions.leaves()
+    having = {name: own for name, own in leaves.items() if own.target.kind != "survival"}
+    words = ["predict", run.folder, *run.bag_paths()[:3], "--device", "cpu", "--coverage", "0.6"]
+    if not having:
+        with pytest.raises(CohortError, match="censored slide is not known"):
+            caprmil(*words)
+        return
+    caprmil(*words, "--out", tmp_path / "sets.csv")
+    found = run.read_predictions(tmp_path / "sets.csv")
+    for name, own in having.items():
+        prefix = f"{name}." if name else ""
+        assert set(found.extra[f"{prefix}abstain"]) <= {"yes", "no"}
+        ends = ("interval_low", "interval_high")
+        for column in ends if own.target.kind == "regression" else ("set",):
+            assert len(found.extra[f"{prefix}{column}"]) == 3
+    page = run_report(run)
+    assert page.count("rediction sets of 90") == len(having)
+    sure = [own for own in having.values() if own.target.confidence(own.answers) is not None]
+    assert page.count("are left to a pathologist") == len(sure)
 
 
 def test_an_interrupted_run_ends_with_the_same_numbers(

@@ -120,7 +120,9 @@ def calibrate(
 ) -> None:
     """Measure the calibration of a run.
 
-    Errors are shown before and after temperature scaling.
+    Errors are shown before and after a correction that is fitted to the validation part of each
+    fold: a temperature for classes, grades and labels, a line for numbers, a factor of all hazards
+    for survival.
 
     \b
     Examples:
@@ -135,8 +137,9 @@ def calibrate(
     from caprmil.runs.scores import CALIBRATION
 
     trained = Run(run)
-    found = calibration.calibrate_each(trained.predictions, trained.validation)
-    drawn = {reliability_file(name): own for name, own in found.items()}
+    found = calibration.calibrate_each(trained.predictions, trained.validation, every=True)
+    figure_of = {reliability_file(name): own.draw() for name, own in found.items()}
+    drawn = {file: figure for file, figure in figure_of.items() if figure is not None}
     written = [name for name in (CALIBRATION, *drawn) if not (run / name).exists()]
     for name in written:
         remove_leftovers(run / name)
@@ -144,9 +147,9 @@ def calibrate(
         show_markdown("\n\n".join(filter(None, (name, own.as_markdown()))))
     if CALIBRATION in written:
         write_text(run / CALIBRATION, as_json(calibration.as_file(found)))
-    for name, own in drawn.items():
+    for name, figure in drawn.items():
         if name in written:
-            figures.save(own.draw(), run / name)
+            figures.save(figure, run / name)
     if written:
         typer.echo(f"Written to {run}: {', '.join(written)}.")
     for name in drawn:

@@ -68,7 +68,7 @@ def faithfulness(
     trained, folder = open_run(run, features), out or run / "faithfulness"
     check_new(folder)
     if only is not None and not trained.target.has_classes:
-        raise RunError(f"{run} predicts a {trained.target.kind}, without classes. Omit --class.")
+        raise RunError(f"{run} predicts {trained.target.in_words}, without classes. Omit --class.")
     if only is not None and only not in trained.target.names:
         raise UnknownNameError(f"class in {run}", only, trained.target.names)
     unseen = trained.unseen_slides()

@@ -1,7 +1,8 @@
 """Baselines: predictions without a MIL model, on the same folds. A model has to beat them.
 
-Three: the number of patches of a slide; its site; and its mean feature, in a linear model. Each is
-fitted to the train and validation parts of a fold, and predicts its test part.
+The number of patches of a slide; its site; its mean feature, in a linear model; and its covariates,
+in a linear model, if a model reads any. Each is fitted to the train and validation parts of a fold,
+and predicts its test part.
 """
 
 import re
@@ -17,6 +18,7 @@ from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import FunctionTransformer, StandardScaler
 
 from caprmil.cohort.cohort import Cohort
+from caprmil.cohort.covariates import Covariates, encode
 from caprmil.cohort.folds import Fold
 from caprmil.evaluation.patient_answers import combine_slides
 from caprmil.evaluation.predictions import Predictions
@@ -66,7 +68,9 @@ def predict_baselines(
     baselines: dict[str, Baseline] = {"patch count": partial(_by_count, counts)}
     if sites := find_sites(cohort).of:
         baselines["site"] = partial(_by_site, sites)
-    baselines["mean feature"] = partial(_by_mean, means)
+    baselines["mean feature"] = partial(_by_linear_model, means)
+    if cohort.covariates is not None:
+        baselines["covariates"] = partial(_by_covariates, cohort.covariates)
     return {
         name: Predictions.concatenate(
             [_table(cohort, fold, _by_part(predict, cohort, fold)) for fold in folds]
@@ -164,8 +168,18 @@ def _by_site(sites: Mapping[str, str], cohort: Cohort, fold: Fold) -> Answers:
     return np.stack([answer_of(sites.get(name)) for name in fold.test])
 
 
-def _by_mean(means: Mapping[str, NDArray[np.float32]], cohort: Cohort, fold: Fold) -> Answers:
-    """Predict by a linear model of the mean feature; its strength is the best on validation."""
+def _by_covariates(covariates: Covariates, cohort: Cohort, fold: Fold) -> Answers:
+    """Predict by a linear model of the covariates, as models read them."""
+    columns = covariates.fit(fold.train)
+    names = (*fold.train, *fold.validation, *fold.test)
+    values = {name: encode(columns, covariates.of(name)) for name in names}
+    return _by_linear_model(values, cohort, fold)
+
+
+def _by_linear_model(
+    values: Mapping[str, NDArray[np.floating]], cohort: Cohort, fold: Fold
+) -> Answers:
+    """Predict by a linear model of numbers of slides; its strength is the best on validation."""
     target = cohort.target
     train, validation = fold.train, fold.validation
     if not validation:
@@ -174,13 +188,13 @@ def _by_mean(means: Mapping[str, NDArray[np.float32]], cohort: Cohort, fold: Fol
 
     def loss(strength: float) -> float:
         model = make_pipeline(StandardScaler(), target.linear_model(strength))
-        fitted = _fit(model, means, cohort, train)
-        return target.answer_loss(truth, _predict(fitted, means, cohort, validation))
+        fitted = _fit(model, values, cohort, train)
+        return target.answer_loss(truth, _predict(fitted, values, cohort, validation))
 
     best = min(STRENGTHS, key=loss) if validation else STRENGTHS[len(STRENGTHS) // 2]
     model = make_pipeline(StandardScaler(), target.linear_model(best))
     known = (*fold.train, *fold.validation)
-    return _predict(_fit(model, means, cohort, known), means, cohort, fold.test)
+    return _predict(_fit(model, values, cohort, known), values, cohort, fold.test)
 
 
 def _inner_split(cohort: Cohort, slides: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:

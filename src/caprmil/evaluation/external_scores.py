@@ -105,7 +105,7 @@ def score_external(
             difference=estimate(
                 outside.values[name] - inside.values[name],
                 outside.drawn[name] - inside.drawn[name],
-                biased=metric.biased,
+                biased=metric.biased,  # cohorts of different sizes are biased differently
             ),
             together=whole.estimate(metric),
         )
@@ -127,12 +127,16 @@ class _Side:
             drawn = sample(
                 parts,
                 draw_patients(patients, draws, seed),
-                [metric for metric in own if not metric.biased],
+                [metric for metric in own if metric.has_interval],
             )
-            self.drawn |= {name: mean_of_folds(each) for name, each in drawn.items()}
+            by_name = {metric.name: metric for metric in own}
+            self.drawn |= {
+                name: by_name[name].around(self.values[name], mean_of_folds(each))
+                for name, each in drawn.items()
+            }
 
     def estimate(self, metric: Metric) -> Estimate:
-        return estimate(self.values[metric.name], self.drawn[metric.name], biased=metric.biased)
+        return estimate_of(metric, self.values[metric.name], self.drawn[metric.name])
 
 
 def parts_of(table: Predictions) -> tuple[list[Part], int]:
@@ -165,6 +169,12 @@ def estimate(value: float, drawn: Values, *, biased: bool = False) -> Estimate:
     drawn = drawn[known]
     low, high = np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2]).tolist()
     return Estimate(value, low, high)
+
+
+def estimate_of(metric: Metric, value: float, drawn: Values) -> Estimate:
+    """Return the value of a metric with its interval; the ends of an error are not negative."""
+    found = estimate(value, drawn, biased=not metric.has_interval)
+    return found._replace(low=np.maximum(found.low, 0)) if metric.centred else found
 
 
 def headline_sentence(score: ExternalScore, unit: str) -> str:

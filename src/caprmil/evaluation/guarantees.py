@@ -8,6 +8,7 @@ models", 2022).
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from statistics import NormalDist
@@ -48,14 +49,27 @@ def threshold(scores: Scores, patients: Sequence[str], coverage: float) -> float
 
 
 def thresholds(validation: Mapping[str, Predictions], coverage: float) -> dict[str, float]:
-    """Return the threshold of each fold, from the validation slides with a label."""
+    """Return the threshold of each fold, from the validation slides with a label.
+
+    It is infinite without any: sets then hold everything.
+    """
     check_coverage(coverage)
     found = {}
     for fold, table in validation.items():
-        own = table.labelled()
-        scores = own.target.conformal.nonconformity(*own.truth)
-        found[fold] = threshold(scores, own.patients or own.slides, coverage)
+        found[fold] = math.inf
+        if table.has_labels:
+            own = table.labelled()
+            scores = own.target.conformal.nonconformity(*own.truth)
+            found[fold] = threshold(scores, own.patients or own.slides, coverage)
     return found
+
+
+def has_sets(target: Target) -> bool:
+    """Return whether a target has sets of its own."""
+    try:
+        return target.conformal is not None
+    except CohortError:
+        return False
 
 
 def guaranteed(coverage: float, models: int) -> float:
@@ -118,7 +132,10 @@ class RiskPoint:
 
 @dataclass(frozen=True, kw_only=True)
 class Guarantees:
-    """What was promised and what was measured on the test slides of a run."""
+    """What was promised and what was measured on the test slides of a run.
+
+    Without validation slides there are no sets, and only the risk is measured.
+    """
 
     coverage: float
     size_name: str
@@ -130,7 +147,7 @@ class Guarantees:
     """What a set is of: a slide or a patient."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.coverage < 1 or not self.rows:
+        if not 0 < self.coverage < 1 or not (self.rows or self.risks):
             raise RecipeError("there is no coverage, or no slide")
 
     def as_dict(self) -> dict[str, Any]:
@@ -167,15 +184,17 @@ def measure_guarantees(
     coverage: float = COVERAGE,
     sites: Mapping[str, str] | None = None,
 ) -> Guarantees:
-    """Calibrate each fold on its validation part, and measure its sets on its test part."""
+    """Calibrate each fold on its validation part, and measure its sets on its test part.
+
+    The risk of what is kept needs no sets: it is measured wherever answers say how sure they are.
+    """
     target = test.target
+    if not has_sets(target) or not validation:
+        return _risk_alone(test, coverage)
     limits = thresholds(validation, coverage)
     parts = {fold: part for fold, part in test.labelled().by_fold().items() if fold in limits}
     if not parts:
-        raise CohortError(
-            "Sets are calibrated on the validation slides of a fold, and there are none. Train "
-            "with splits.validation above 0."
-        )
+        return _risk_alone(test, coverage)
     table = Predictions.concatenate(list(parts.values()))
     each = [target.conformal.sets(part.answers, limits[fold]) for fold, part in parts.items()]
     rows = _rows(table, np.concatenate(each), sites or {})
@@ -187,6 +206,43 @@ def measure_guarantees(
         risks=tuple(selective_risk(table)),
         notes=tuple(_notes(coverage, limits, table.unit)),
         unit=table.unit,
+    )
+
+
+def measure_each(
+    test: Predictions,
+    validation: Mapping[str, Predictions],
+    *,
+    coverage: float = COVERAGE,
+    sites: Mapping[str, str] | None = None,
+) -> dict[str, Guarantees]:
+    """Measure each of several targets that has sets or a risk; "" is the only one."""
+    held = {fold: table.leaves() for fold, table in validation.items()}
+    found = {}
+    for name, own in test.leaves().items():
+        parts = {fold: tables[name] for fold, tables in held.items()}
+        if own.has_labels:
+            with suppress(CohortError):  # neither sets nor a risk
+                found[name] = measure_guarantees(own, parts, coverage=coverage, sites=sites)
+    return found
+
+
+def _risk_alone(test: Predictions, coverage: float) -> Guarantees:
+    """Return the risk of what is kept; raise if there is none."""
+    risks = tuple(selective_risk(test.labelled()))
+    if not risks:
+        raise CohortError(
+            "Sets are calibrated on the validation slides of a fold, and there are none. Train "
+            "with splits.validation above 0."
+        )
+    return Guarantees(
+        coverage=coverage,
+        size_name="",
+        risk_title=test.target.risk_title,
+        rows=(),
+        risks=risks,
+        notes=("There are no sets: they are calibrated on validation slides.",),
+        unit=test.unit,
     )
 
 

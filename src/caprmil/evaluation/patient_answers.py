@@ -57,9 +57,10 @@ def combine_folds(
     by_fold: Mapping[str, Mapping[str, Answers]],
     patients: Mapping[str, str],
     target: Target,
+    how: How,
     learned: Mapping[str, LearnedCombination],
-) -> Predictions:
-    """Return the mean over folds of their answers for patients, from those for each slide by fold.
+) -> dict[str, dict[str, Answers]]:
+    """Return the answer of each fold for each patient, from those for each slide by fold.
 
     A patient is answered by the folds that answered all of its slides.
     """
@@ -82,13 +83,18 @@ def combine_folds(
         patients=tuple(patients[slide] for slide, _, _ in rows),
         folds=tuple(fold for _, fold, _ in rows),
     )
-    each = combine_slides(slides, "learned", learned=learned)
-    names = tuple(of_patients)
-    answers = [each.answers[[own == name for own in each.slides]] for name in names]
+    each = combine_slides(slides, how, learned=learned)
+    found: dict[str, dict[str, Answers]] = {name: {} for name in of_patients}
+    for name, fold, answer in zip(each.slides, each.folds or (), each.answers, strict=True):
+        found[name][fold] = answer
+    return found
+
+
+def mean_of_folds(by_fold: Mapping[str, Mapping[str, Answers]], target: Target) -> Predictions:
+    """Return the mean over folds of their answers for patients."""
     return Predictions(
-        slides=names,
+        slides=tuple(by_fold),
         target=target,
-        answers=np.stack([own.mean(axis=0) for own in answers]),
-        extra={"models": tuple(str(len(own)) for own in answers)},
+        answers=np.stack([np.mean([*own.values()], axis=0) for own in by_fold.values()]),
         unit="patient",
     )

@@ -191,6 +191,22 @@ class Predictions:
             unit=self.unit,
         )
 
+    def leaves(self) -> "dict[str, Predictions]":
+        """Return the table of each target that is not made of others: "" is the only one.
+
+        A label among several targets is called `target.label`.
+        """
+        found: dict[str, Predictions] = {} if self.target.parts else {"": self}
+        for name in self.target.parts:
+            for inner, table in self.part(name).leaves().items():
+                found[f"{name}.{inner}" if inner else name] = table
+        return found
+
+    @property
+    def has_labels(self) -> bool:
+        """Whether a row has a label."""
+        return self.labels is not None and bool(self.target.known(self.labels).any())
+
     @staticmethod
     def concatenate(parts: Sequence["Predictions"]) -> "Predictions":
         """Put tables of the same target and columns below each other."""

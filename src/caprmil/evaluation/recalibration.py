@@ -12,7 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caprmil.errors import CohortError, count
-from caprmil.evaluation.external_scores import DRAWS, Estimate, estimate, parts_of, show
+from caprmil.evaluation.external_scores import (
+    DRAWS,
+    Estimate,
+    estimate,
+    estimate_of,
+    parts_of,
+    show,
+)
 from caprmil.evaluation.paired_tests import draw_patients, sample
 from caprmil.evaluation.predictions import Predictions
 from caprmil.targets.metric import Metric
@@ -209,18 +216,24 @@ def _scores(
     sides = []
     for parts in (one, other):
         values = sample(parts, once, metrics.values())
-        drawn = sample(parts, times, [each for each in metrics.values() if not each.biased])
+        drawn = sample(parts, times, [each for each in metrics.values() if each.has_interval])
         nothing = np.full(draws if patients > 1 else 0, np.nan)
         sides.append(
             {
-                name: (float(values[name][0, 0]), drawn[name][0] if name in drawn else nothing)
-                for name in metrics
+                name: _around(metric, float(values[name][0, 0]), drawn.get(name, [nothing])[0])
+                for name, metric in metrics.items()
             }
         )
     return tuple(
         _score(metric, *sides[0][name], *sides[1][name], changes[name])
         for name, metric in metrics.items()
     )
+
+
+def _around(
+    metric: Metric, value: float, drawn: NDArray[np.float64]
+) -> tuple[float, NDArray[np.float64]]:
+    return value, metric.around(value, drawn)
 
 
 def _score(
@@ -239,9 +252,9 @@ def _score(
         metric=metric.name,
         title=metric.title,
         higher_is_better=metric.higher_is_better,
-        before=estimate(before, drawn_before, biased=metric.biased),
-        after=estimate(after, drawn_after, biased=metric.biased),
-        change=estimate(after - before, drawn_after - drawn_before, biased=metric.biased),
+        before=estimate_of(metric, before, drawn_before),
+        after=estimate_of(metric, after, drawn_after),
+        change=estimate(after - before, drawn_after - drawn_before, biased=not metric.has_interval),
         changes=spread or (nan, nan, nan),
         improved=int((sign * known > 1e-9).sum()),
         draws=len(known),

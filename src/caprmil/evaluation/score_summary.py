@@ -23,7 +23,7 @@ class MetricSummary:
     folds_counted: int
     all_slides_pooled: float
     interval: Interval | None
-    """Of the pooled value. None for biased metrics, where a bootstrap misleads."""
+    """Of the pooled value. None for metrics without one: see `Metric.has_interval`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +88,7 @@ def summary(
     part, scored = predictions.labelled(), predictions.scored()
     target, slides = part.target, len(set(part.slides))
     by_fold, folds, pooled = part.fold_scores(), part.by_fold(), part.scores()
-    sampled = [name for name in pooled if not target.metric(name).biased]
+    sampled = [name for name in pooled if target.metric(name).has_interval]
     intervals = part.intervals(names=sampled, draws=draws, level=level, seed=seed)
     table = {}
     for name, value in pooled.items():

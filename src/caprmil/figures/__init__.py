@@ -12,7 +12,7 @@ from caprmil.figures.learning_curves import learning_curves
 from caprmil.figures.relevance_maps import relevance_maps
 from caprmil.figures.reliability import Bin, Reliability, reliability
 from caprmil.figures.roc import roc_curves
-from caprmil.figures.scatter import predicted_against_true, residuals
+from caprmil.figures.scatter import predicted_against_true, residuals, value_calibration
 from caprmil.figures.selective_risk import selective_risk
 from caprmil.figures.style import save, settle
 from caprmil.figures.survival_curves import (
@@ -62,4 +62,5 @@ __all__ = [
     "survival_curves",
     "token_atlas",
     "token_maps",
+    "value_calibration",
 ]

@@ -86,8 +86,14 @@ def survival_curves(curves: Sequence[GroupCurve], *, xlabel: str, title: str = "
     return figure
 
 
-def survival_calibration(panels: Sequence[HorizonGroups]) -> "Figure":
-    """Draw observed against predicted survival at each horizon. A dot is a group of patients."""
+def survival_calibration(
+    panels: Sequence[HorizonGroups], after: Sequence[HorizonGroups] = (), *, how: str = ""
+) -> "Figure":
+    """Draw observed against predicted survival at each horizon. A dot is a group of patients.
+
+    `after` are the same after a correction, and `how` is its method.
+    """
+    corrected = {panel.title: panel for panel in after}
     figure = new_figure(2.7 * len(panels) + 0.5, 3.2)
     for number, (axes, panel) in enumerate(
         zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True)
@@ -100,11 +106,25 @@ def survival_calibration(panels: Sequence[HorizonGroups]) -> "Figure":
             ylabel="Observed survival" if first else "",
         )
         axes.plot([0, 1], [0, 1], color=GREY, lw=1, ls="--")
-        observed = np.array(panel.observed)
-        reach = np.abs(np.array([panel.low, panel.high]) - observed)
-        axes.errorbar(
-            panel.predicted, observed, yerr=reach, fmt="o-", color=BLUE, ms=5, lw=1.2, capsize=2
-        )
+        sides = [(panel, VERMILLION if after else BLUE, "before")]
+        if panel.title in corrected:
+            sides.append((corrected[panel.title], BLUE, f"after {how}"))
+        for side, colour, label in sides:
+            observed = np.array(side.observed)
+            reach = np.abs(np.array([side.low, side.high]) - observed)
+            axes.errorbar(
+                side.predicted,
+                observed,
+                yerr=reach,
+                fmt="o-",
+                color=colour,
+                ms=5,
+                lw=1.2,
+                capsize=2,
+                label=label,
+            )
+        if first and after:
+            axes.legend(frameon=False, fontsize=8)
         axes.set_xlim(0, 1)
         axes.set_ylim(0, 1)
         axes.set_aspect("equal")

@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 
 from caprmil import figures
 from caprmil.errors import CohortError, count
-from caprmil.evaluation import calibration
 from caprmil.evaluation.predictions import Predictions
 from caprmil.explain import KINDS, ExplainedSlide, Explanation
 from caprmil.report.html_page import EMPTY, render
@@ -18,6 +17,7 @@ from caprmil.report.strip_chart import strip_chart
 from caprmil.report.text_format import percent, signed
 from caprmil.runs.run import Run
 from caprmil.runs.scores import CALIBRATION
+from caprmil.targets.reliability_bins import reliability as bins_of
 
 MAX_CONTRASTS = 4  # classes whose evidence is shown
 
@@ -283,10 +283,8 @@ def reliability(predictions: Predictions) -> Markup:
     event = (
         predictions.target.titles[1] if two else f"the predicted {predictions.target.class_name}"
     )
-    folds = {
-        name: calibration.reliability(fold, np.nan) for name, fold in predictions.by_fold().items()
-    }
-    everything = calibration.reliability(predictions, np.nan)
+    folds = {name: bins_of(*fold.labelled().truth) for name, fold in predictions.by_fold().items()}
+    everything = bins_of(*predictions.labelled().truth)
     figure = figures.reliability(everything, event=event, folds=folds, unit=predictions.unit)
     return Markup(figures.as_svg(figure, alt="Reliability of the predicted probabilities"))
 

@@ -19,10 +19,8 @@ from markupsafe import Markup
 
 from caprmil import figures
 from caprmil.errors import count
-from caprmil.evaluation import calibration
-from caprmil.evaluation.external_scores import Estimate, score_rows, show
+from caprmil.evaluation.external_scores import Estimate, mean_over_models, score_rows, show
 from caprmil.evaluation.predictions import Predictions
-from caprmil.evaluation.recalibration import Recalibrated
 from caprmil.figures.estimate_rows import EstimateRow, estimate_rows
 from caprmil.io.atomic import write_text
 from caprmil.io.json_files import as_json
@@ -31,6 +29,7 @@ from caprmil.report.html_page import EMPTY, page, render
 from caprmil.report.report_files import INDEX
 from caprmil.report.score_section import Headline
 from caprmil.runs.external import ExternalValidation
+from caprmil.targets.calibration_method import CalibrationSide
 
 SCORES, SHIFT, RECALIBRATION = "scores.csv", "shift.csv", "recalibration.csv"
 JSON, PREDICTIONS = "external.json", "predictions.csv"
@@ -79,7 +78,7 @@ def external_page(found: ExternalValidation) -> str:
         _findings(found),
         _scores(found),
         _shifts(found),
-        _recalibration(found.recalibrated),
+        _recalibration(found),
         _sites(found),
     ]
     return page(
@@ -147,9 +146,12 @@ def _shifts(found: ExternalValidation) -> Markup:
     return render("external_shifts.html", shifts=found.shifts)
 
 
-def _recalibration(found: Recalibrated | None) -> Markup:
+def _recalibration(validation: ExternalValidation) -> Markup:
+    """Return predicted against observed; if recalibrated, scores and figures on both sides."""
+    found = validation.recalibrated
     if found is None:
-        return EMPTY
+        together = mean_over_models(validation.predictions)
+        return Markup("").join(_reliability(together, None))
     head, rows = found.as_rows()
     table = render(
         "external_table.html",
@@ -161,26 +163,20 @@ def _recalibration(found: Recalibrated | None) -> Markup:
     return table + Markup("").join(_reliability(found.before, found.after))
 
 
-def _reliability(before: Predictions, after: Predictions, name: str = "") -> Iterator[Markup]:
-    """Yield the diagram of a target with probabilities of classes, or of each such one."""
-    target = before.target
-    if target.parts:
-        for each in target.parts:
-            yield from _reliability(before.part(each), after.part(each), each)
-        return
-    labels = before.labels
-    if not target.calibrates or labels is None or not target.known(labels).any():
-        return
-    drawn = figures.reliability(
-        calibration.reliability(before, np.nan),
-        calibration.reliability(after, np.nan),
-        event=target.titles[1] if len(target.titles) == 2 else f"the predicted {target.class_name}",
-        how="recalibration",
-        unit=before.unit,
-    )
-    picture = Markup(figures.as_svg(drawn, alt="Reliability before and after recalibration"))
-    title = f"Reliability of {name}" if name else "Reliability"
-    yield render("external_reliability.html", title=title, figure=picture)
+def _reliability(before: Predictions, after: Predictions | None) -> Iterator[Markup]:
+    """Yield the diagram of predicted against observed of a target, or of each of several."""
+    later = {} if after is None else after.leaves()
+    for name, own in before.leaves().items():
+        method = own.target.calibration
+        if method is None or not own.has_labels:
+            continue
+        one = CalibrationSide(*own.scored().truth)
+        other = CalibrationSide(*later[name].scored().truth) if later else None
+        drawn = method.draw(one, other, how="recalibration", unit=before.unit)
+        if drawn is not None:
+            picture = Markup(figures.as_svg(drawn, alt="Predicted against observed"))
+            title = f"Reliability of {name}" if name else "Reliability"
+            yield render("external_reliability.html", title=title, figure=picture)
 
 
 def _sites(found: ExternalValidation) -> Markup:

@@ -25,7 +25,7 @@ def parts_of(run: Run) -> PredictionParts:
     name = run.target.display
     if name not in PARTS:
         raise RunError(
-            f"Reports cannot show a {run.target.kind}: its display '{name}' is not among "
+            f"Reports cannot show {run.target.in_words}: its display '{name}' is not among "
             f"{', '.join(PARTS)}. See scores.md and predictions.csv in {run.folder}."
         )
     return PARTS[name](run)

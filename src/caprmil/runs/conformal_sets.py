@@ -5,6 +5,7 @@ novelty.safetensors  the mean features of its slides, and how far held-out slide
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +15,11 @@ from caprmil import config
 from caprmil.errors import BagError, CohortError, count, shorten
 from caprmil.evaluation.guarantees import (
     Guarantees,
+    check_coverage,
     combined_sets,
     guaranteed,
-    measure_guarantees,
+    has_sets,
+    measure_each,
     thresholds,
 )
 from caprmil.evaluation.novelty import FILE, UNLIKE, Features, make_reference
@@ -26,7 +29,7 @@ from caprmil.features.bag_files import BagFiles
 from caprmil.features.bags import Bag, Stream
 from caprmil.features.source_bags import mean_patch, means_by_source, sums_by_source
 from caprmil.io.atomic import write_text
-from caprmil.io.json_files import as_json
+from caprmil.io.json_files import as_json, read_json
 from caprmil.runs.run import Run
 from caprmil.targets.conformal import YES
 
@@ -35,51 +38,76 @@ UNLIKE_COLUMN = "unlike_training"
 ADVICE = "Sets are calibrated on them. Omit --coverage, or train with splits.validation above 0."
 
 
-def read_guarantees(folder: Path) -> Guarantees | None:
-    """Return what was measured on the test slides of a run; None if nothing was."""
-    path = folder / GUARANTEES
+@dataclass(frozen=True, kw_only=True)
+class SeveralGuarantees:
+    """What was measured of each of several targets."""
+
+    targets: dict[str, Guarantees]
+
+
+def read_guarantees(folder: Path) -> dict[str, Guarantees]:
+    """Return what was measured on the test slides of a run, for each target; "" is the only one."""
+    path, advice = folder / GUARANTEES, "Restore it from a copy."
     if not path.exists():
-        return None
-    return config.load_json(path, into=Guarantees, advice="Restore it from a copy.")
+        return {}
+    if "targets" in read_json(path, advice=advice):
+        return config.load_json(path, into=SeveralGuarantees, advice=advice).targets
+    return {"": config.load_json(path, into=Guarantees, advice=advice)}
 
 
 def score_guarantees(
     run: Run, means: Mapping[str, Features], sites: Mapping[str, str]
-) -> Guarantees | None:
-    """Measure and write the guarantees of a run that is being scored. None if it has no sets."""
+) -> dict[str, Guarantees]:
+    """Measure and write the guarantees of a run that is being scored, for each of its targets."""
     for name in (FILE, GUARANTEES):
         (run.folder / name).unlink(missing_ok=True)  # of a scoring that was interrupted
     if reference := make_reference(means, run.splits):
         reference.write(run.folder / FILE)
-    try:
-        found = measure_guarantees(run.all_tested, run.validation, sites=sites)
-    except CohortError:  # the target has no sets, or there are no validation slides
-        return None
-    write_text(run.folder / GUARANTEES, as_json(found.as_dict()))
+    found = measure_each(run.all_tested, run.validation, sites=sites)
+    if found:
+        tables = {name: own.as_dict() for name, own in found.items()}
+        only = tables.get("")
+        write_text(run.folder / GUARANTEES, as_json(only or {"targets": tables}))
     return found
 
 
 def set_columns(
-    run: Run, answers: Mapping[str, Mapping[str, NDArray[np.float64]]], coverage: float
+    run: Run, answers: Mapping[str, Mapping[str, NDArray[np.floating]]], coverage: float
 ) -> dict[str, tuple[str, ...]]:
-    """Return the columns of the sets of slides, from the answer of each fold's model to each."""
-    limits = thresholds(run.validation, coverage)
-    missing = sorted({fold for own in answers.values() for fold in own} - set(limits))
+    """Return the columns of the sets, from the answers of each fold's model to slides or patients.
+
+    Of several targets, those that have sets have their columns with the name before a dot.
+    """
+    held = {fold: table.leaves() for fold, table in run.validation.items()}
+    missing = sorted({fold for own in answers.values() for fold in own} - set(held))
     if missing:
         raise CohortError(f"{missing[0]} has no validation slides. {ADVICE}")
-    sets = [combined_sets(run.target, own, limits) for own in answers.values()]
-    return run.target.conformal.columns(np.concatenate(sets))
+    rows = [(name, fold, answer) for name, own in answers.items() for fold, answer in own.items()]
+    everything = Predictions(
+        slides=tuple(name for name, _, _ in rows),
+        target=run.target,
+        answers=np.stack([answer for _, _, answer in rows]),
+        folds=tuple(fold for _, fold, _ in rows),
+    )
+    columns = dict[str, tuple[str, ...]]()
+    for leaf, table in everything.leaves().items():
+        if has_sets(table.target):
+            limits = thresholds({fold: own[leaf] for fold, own in held.items()}, coverage)
+            by_name: dict[str, dict[str, NDArray[np.float64]]] = {}
+            for (name, fold, _), answer in zip(rows, table.answers, strict=True):
+                by_name.setdefault(name, {})[fold] = answer
+            sets = [combined_sets(table.target, own, limits) for own in by_name.values()]
+            own = table.target.conformal.columns(np.concatenate(sets))
+            columns |= {f"{leaf}.{key}" if leaf else key: cells for key, cells in own.items()}
+    return columns
 
 
 def check(run: Run, coverage: float) -> None:
     """Raise if a run has no sets of this coverage."""
-    if run.combine:
-        raise CohortError(
-            f"{run.folder} combines the answers of slides, and sets are of one answer. Omit "
-            '--coverage, or train with [data] combine = "bag".'
-        )
-    _ = run.target.conformal
-    if not thresholds(run.validation, coverage):
+    check_coverage(coverage)
+    if not any(has_sets(target) for target in run.target.leaves):
+        _ = run.target.conformal  # says why
+    if not run.validation:
         raise CohortError(f"{run.folder} has no validation slides. {ADVICE}")
 
 
@@ -87,12 +115,17 @@ def summary(run: Run, table: Predictions, coverage: float | None) -> Iterator[st
     """Yield what a reader of predictions should know: what sets promise, and unlike slides."""
     if coverage is not None:
         models = {int(cell.partition(" ")[0]) for cell in table.extra["models"]}
-        yield promise(coverage, max(models))
-        if abstained := list(table.extra.get("abstain", ())):
-            of = count(len(table), table.unit)
-            yield f"The models abstain on {abstained.count(YES)} of {of}."
-        cells = zip(table.slides, table.extra["models"], strict=True)
-        if seen := [slide for slide, cell in cells if "saw" in cell]:
+        yield promise(coverage, max(models), table.unit)
+        if run.target.parts:
+            yield "It is for each target by itself, not for all of them together."
+        for name, cells in table.extra.items():
+            target, _, column = name.rpartition(".")
+            if column == "abstain":
+                of = f"{cells.count(YES)} of {count(len(table), table.unit)}"
+                who = f"{target}: the models" if target else "The models"
+                yield f"{who} abstain on {of}."
+        named = zip(table.slides, table.extra["models"], strict=True)
+        if seen := [slide for slide, cell in named if "saw" in cell]:
             yield f"Nothing is promised for {table.unit}s that all models saw: {shorten(seen)}."
     shares = table.extra.get(UNLIKE_COLUMN, ())
     unlike = [
@@ -109,10 +142,11 @@ def summary(run: Run, table: Predictions, coverage: float | None) -> Iterator[st
         )
 
 
-def promise(coverage: float, models: int) -> str:
+def promise(coverage: float, models: int, unit: str = "slide") -> str:
     """Return what the sets of a number of models promise, in sentences."""
+    of = "a new patient" if unit == "patient" else "a slide of a new patient"
     text = (
-        f"A set holds the label with a probability of {coverage:g}, for a slide of a new patient "
+        f"A set holds the label with a probability of {coverage:g}, for {of} "
         "that is exchangeable with the validation patients; not for each class or site."
     )
     if models == 1:

@@ -193,7 +193,7 @@ def _notes(scores: Sequence[ExternalScore], together: Predictions, cohort: Cohor
     if biased := [each.title for each in scores if each.biased and each.printed]:
         yield (
             f"{', '.join(biased)}: too high on few {together.unit}s, so cohorts of different sizes "
-            "cannot be compared, and there is no interval."
+            "cannot be compared, and the difference has no interval."
         )
     if missing := len(together) - len(together.labelled()):
         yield f"{count(missing, together.unit)} without a label are not scored."

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from caprmil.cohort.folds import Fold
 from caprmil.errors import BagError
-from caprmil.evaluation.patient_answers import combine_folds, combine_slides
+from caprmil.evaluation.patient_answers import combine_folds, combine_slides, mean_of_folds
 from caprmil.evaluation.predictions import Predictions
 from caprmil.features.bag_files import BagFiles, SlideBags
 from caprmil.io.progress import Step
@@ -18,6 +18,8 @@ from caprmil.runs.bag_checks import check_bags
 from caprmil.runs.inference import predict_file, report_failed
 from caprmil.runs.run import Run
 from caprmil.runs.slide_covariates import check_known
+
+SAW = " (all saw it in training)"
 
 
 def predict_bags(
@@ -58,7 +60,7 @@ def predict_bags(
         rows[slide] = answers.mean(axis=0)
         by_fold[slide] = dict(zip(names, answers, strict=True))
         spread = run.target.disagreement(answers) if len(names) > 1 else None
-        extra["models"].append(f"{len(names)}{'' if unseen else ' (all saw it in training)'}")
+        extra["models"].append(f"{len(names)}{'' if unseen else SAW}")
         extra["spread"].append("" if spread is None else f"{spread:.4f}")
         if progress:
             progress(number, len(paths))
@@ -70,10 +72,21 @@ def predict_bags(
         unlike = conformal_sets.novelty_column(run, {slide: paths[slide] for slide in rows})
         columns[conformal_sets.UNLIKE_COLUMN] = unlike
         shares = dict(zip(rows, unlike, strict=True))
-    if run.combine == "learned":
+    sets = dict[str, tuple[str, ...]]()
+    if run.combine is not None and (run.combine == "learned" or coverage is not None):
         learned = run.combinations({name: None for own in by_fold.values() for name in own})
-        return _with_highest(combine_folds(by_fold, owners, run.target, learned), shares, owners)
-    if coverage is not None:
+        of_patients = combine_folds(by_fold, owners, run.target, run.combine, learned)
+        if coverage is not None:
+            sets |= conformal_sets.set_columns(run, of_patients, coverage)
+        cells = zip(rows, extra["models"], strict=True)
+        seen = {owners[slide] for slide, cell in cells if SAW in cell}
+        sets["models"] = tuple(
+            f"{len(own)}{SAW if name in seen else ''}" for name, own in of_patients.items()
+        )
+        if run.combine == "learned":
+            found = mean_of_folds(of_patients, run.target)
+            return _with_highest(replace(found, extra=sets), shares, owners)
+    elif coverage is not None:
         columns |= conformal_sets.set_columns(run, by_fold, coverage)
     found = Predictions(
         slides=tuple(rows),
@@ -84,7 +97,8 @@ def predict_bags(
     )
     if run.combine is None:
         return found
-    return _with_highest(combine_slides(found, run.combine, owners), shares, owners)
+    combined = combine_slides(found, run.combine, owners)
+    return _with_highest(replace(combined, extra=sets), shares, owners)
 
 
 def _with_highest(

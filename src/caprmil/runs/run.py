@@ -9,10 +9,11 @@ folds/NAME/       model/ (config.json, model.safetensors), fold.json, history.cs
 predictions.csv   every test slide (or patient), predicted by models that have not seen it
 guarantees.json, novelty.safetensors: see runs/conformal_sets.py
 baselines/        the same slides, predicted without a model: patch_count.csv, mean_feature.csv, ...
-calibration.json  the temperature of each fold, and errors before and after
+calibration.json  the temperature of each fold, or another correction; errors before and after
 scores.json, scores.md, curves.png, roc.png, reliability.png
 """
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from functools import cached_property
@@ -34,7 +35,6 @@ from caprmil.errors import (
     count,
     shorten,
 )
-from caprmil.evaluation.calibration import soften
 from caprmil.evaluation.learned_combination import LearnedCombination
 from caprmil.evaluation.novelty import FILE as NOVELTY
 from caprmil.evaluation.novelty import Reference
@@ -73,6 +73,7 @@ from caprmil.runs.source_inputs import find_slide_bags, source_bags
 from caprmil.runs.splits import SPLITS, read_splits
 from caprmil.targets import Target
 from caprmil.targets.target_table import parse_target
+from caprmil.targets.temperature import soften
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -84,7 +85,8 @@ BASELINES, RELIABILITY = "baselines", "reliability.png"
 
 def reliability_file(target: str = "") -> str:
     """Return the file of the reliability diagram of a run, or of one of its several targets."""
-    return f"{target}-{RELIABILITY}" if target else RELIABILITY
+    name = re.sub(r"[^\w.-]+", "_", target)  # a label may be called as no file can be
+    return f"{name}-{RELIABILITY}" if target else RELIABILITY
 
 
 COMBINATION, MEAN_OF_SLIDES = "combination.json", "mean_of_slides.csv"  # of a fold

@@ -34,7 +34,10 @@ class MetricScores:
 class Temperatures:
     """The temperature of each fold, and its effect."""
 
-    temperatures: dict[str, Number]
+    temperatures: dict[str, Number] = field(default_factory=dict)
+    method: str = ""
+    corrections: dict[str, str] = field(default_factory=dict)
+    """What is corrected by something else than a temperature: only measured."""
     before: dict[str, Number] = field(default_factory=dict)
     after: dict[str, Number] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
@@ -57,7 +60,6 @@ class Temperatures:
 class CalibrationFile(Temperatures):
     """The calibration of a run. Of several targets, each has its own temperatures."""
 
-    temperatures: dict[str, Number] = field(default_factory=dict)
     targets: dict[str, Temperatures] = field(default_factory=dict)
 
 

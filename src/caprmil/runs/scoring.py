@@ -66,11 +66,14 @@ def score_run(run: Run, cohort: Cohort, *, progress: bool = True) -> None:
         scores["calibration"] = calibration.as_file(calibrated)
         write_text(run.folder / CALIBRATION, as_json(scores["calibration"]), replace=True)
         for name, own in calibrated.items():
-            figures.save(own.draw(), run.folder / reliability_file(name), replace=True)
+            if (drawn := own.draw()) is not None:
+                figures.save(drawn, run.folder / reliability_file(name), replace=True)
             title = f"## Calibration of {name}\n\n" if name else "## Calibration\n\n"
             sections[title] = own.as_markdown()
-    if guarantees := score_guarantees(run, means, find_sites(cohort).of):
-        sections["## Prediction sets\n\n"] = guarantees.as_markdown()
+    for name, measured in score_guarantees(run, means, find_sites(cohort).of).items():
+        if measured.rows:
+            title = f"## Prediction sets of {name}" if name else "## Prediction sets"
+            sections[f"{title}\n\n"] = measured.as_markdown()
     text = "\n".join(title + section for title, section in sections.items())
     write_text(run.folder / "scores.md", text, replace=True)
     with suppress(OSError):

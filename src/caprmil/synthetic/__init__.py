@@ -3,6 +3,7 @@
 from caprmil.synthetic.anatomy import KINDS, TRUTH_UM
 from caprmil.synthetic.benchmark_cohorts import BenchmarkCohort
 from caprmil.synthetic.graded_bags import GradedBags
+from caprmil.synthetic.graded_slides import GradedSlides
 from caprmil.synthetic.planted_shares import PlantedShares
 from caprmil.synthetic.rare_signal import RareSignal
 from caprmil.synthetic.rendering import ARTEFACTS
@@ -17,6 +18,7 @@ __all__ = [
     "TRUTH_UM",
     "BenchmarkCohort",
     "GradedBags",
+    "GradedSlides",
     "PlantedShares",
     "RareSignal",
     "Rendered",

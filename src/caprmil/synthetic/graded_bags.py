@@ -55,6 +55,10 @@ class GradedBags:
         )
         return found
 
+    def expected_share(self, planted: int) -> float:
+        """Return the mean of the share, given how many patches of a slide are planted."""
+        return (planted + 1) / (self.patches + 2)
+
     def write(self, folder: str | Path, *, progress: Any = None) -> Path:
         """Write the bags and the table of the cohort into a folder, and return the table's path.
 

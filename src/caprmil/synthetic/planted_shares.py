@@ -55,10 +55,25 @@ class PlantedShares:
             for number in range(self.slides)
         ]
 
+    def directions(self) -> NDArray[np.float64]:
+        """Return the directions of the burden and of each label, which are orthogonal."""
+        shared = np.random.default_rng([self.seed, 0])
+        found: NDArray[np.float64] = np.linalg.qr(shared.normal(size=(self.width, self.width)))[0]
+        return found
+
+    def oracle(self, features: NDArray[np.floating]) -> NDArray[np.float64]:
+        """Return for each label the log-likelihood ratio of a positive one, of known directions.
+
+        Patches are taken as independent: how many of them are shifted is known, not which.
+        """
+        along = features @ self.directions()[1 : 1 + len(self.labels)].T
+        ratio = np.exp(self.label_strength * along - self.label_strength**2 / 2)
+        found: NDArray[np.float64] = np.log1p(RAISED * (ratio - 1)).sum(axis=0)
+        return found
+
     def bag(self, row: Mapping[str, str]) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         """Return features and coordinates of a slide with these labels."""
-        shared = np.random.default_rng([self.seed, 0])
-        directions = np.linalg.qr(shared.normal(size=(self.width, self.width)))[0]
+        directions = self.directions()
         rng = np.random.default_rng([self.seed, 2, int(row["slide"].split("_")[1])])
         features = rng.normal(size=(self.patches, self.width))
         shares = [float(row["burden"]) / 100, *(RAISED * int(row[name]) for name in self.labels)]

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -155,6 +155,16 @@ class SlideCohort:
     spoilt: float = 0.0  # share of slides with an artefact
     seed: int = 0
 
+    label_column: ClassVar[str] = "label"
+
+    def share_of(self, number: int) -> float:
+        """Return the share of tumour in the tissue of a slide."""
+        return self.tumour if number % 2 else 0.0
+
+    def label_of(self, number: int) -> str:
+        """Return the label of a slide, as the table has it."""
+        return "tumour" if number % 2 else "normal"
+
     def section(self, number: int) -> Section:
         """Return a slide by its number, from 0."""
         rng = np.random.default_rng([self.seed, number])
@@ -164,7 +174,7 @@ class SlideCohort:
             width=self.width,
             height=self.height,
             mpp=self.mpp,
-            tumour=self.tumour if number % 2 else 0.0,
+            tumour=self.share_of(number),
             artefacts=(artefact,) if rng.random() < self.spoilt else (),
         )
 
@@ -209,8 +219,7 @@ class SlideCohort:
     def _table(self) -> str:
         text = StringIO()
         table = csv.writer(text, lineterminator="\n")
-        table.writerow(["slide", "patient", "label"])
+        table.writerow(["slide", "patient", self.label_column])
         for n in range(self.slides):
-            label = "tumour" if n % 2 else "normal"
-            table.writerow([f"slide_{n:03d}", f"patient_{n:03d}", label])
+            table.writerow([f"slide_{n:03d}", f"patient_{n:03d}", self.label_of(n)])
         return text.getvalue()

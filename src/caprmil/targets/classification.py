@@ -12,19 +12,20 @@ from caprmil.errors import RecipeError, shorten
 from caprmil.io import tables
 from caprmil.io.findings import Findings
 from caprmil.io.tables import is_known, is_number
+from caprmil.targets.calibration_method import CalibrationMethod
 from caprmil.targets.classification_metrics import ace_floor, auc, check_probabilities
 from caprmil.targets.conformal import ClassSets, Conformal
 from caprmil.targets.metric import Metric
+from caprmil.targets.probability_columns import probability_columns
 from caprmil.targets.recalibration import LOG_LOSS, Recalibration, of_probabilities
 from caprmil.targets.target import Answers, Contrast, Criterion, Label, Labels, Target
+from caprmil.targets.temperature import Temperatures
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
     from torch import Tensor
 
-PREFIXES = ("prob_", "probability_", "p_")
-SCORE = ("probability", "prob", "score")
 FEW = 10  # different whole numbers that may be classes, however few slides there are
 ITERATIONS = 10_000  # of the logistic regression: far more than it takes
 
@@ -187,7 +188,7 @@ class Classification(Target):
 
         For the labels 0 and 1, a single column probability, prob or score is enough.
         """
-        found = _probability_columns(table, label)
+        found = probability_columns(table, label)
         if found is None:
             return None
         truth, columns = found
@@ -317,6 +318,13 @@ class Classification(Target):
     def losses(self, labels: Labels, answers: Answers) -> NDArray[np.float64]:
         return np.asarray(answers.argmax(axis=1) != labels, dtype=np.float64)
 
+    # Calibration
+
+    @property
+    def calibration(self) -> CalibrationMethod:
+        two = len(self.classes) == 2
+        return Temperatures(self.classes[1] if two else f"the predicted {self.class_name}")
+
     # Other sites
 
     def recalibrate(self, labels: Labels, answers: Answers) -> Recalibration:
@@ -371,29 +379,3 @@ def _are_measurements(words: Collection[str]) -> bool:
 
 def _in_order(words: Collection[str]) -> tuple[str, ...]:
     return tuple(sorted(sorted(words), key=float if all(map(is_number, words)) else str))
-
-
-def _probability_columns(
-    table: "pd.DataFrame", label: str | None
-) -> tuple[str | None, dict[str, str]] | None:
-    """Return the column of labels, if any, and the column of each class's probability."""
-    # Next to probabilities, a column `class` may be the predicted one.
-    words = (word for word in tables.COLUMNS["label"] if word != "class")
-    truth = label or tables.find_column(table, words)
-    for prefix in PREFIXES:
-        if len(columns := _starting_with(table, prefix)) > 1:
-            return truth, columns
-    # STAMP: the label column has any name, and <its name>_<class> are the probabilities.
-    for name in [truth] if truth else table.columns:
-        columns = _starting_with(table, f"{name}_")
-        if len(columns) > 1 and not columns.keys().isdisjoint(table[name]):
-            return name, columns
-    if score := tables.find_column(table, SCORE):
-        return truth, {"0": "", "1": score}
-    return None
-
-
-def _starting_with(table: "pd.DataFrame", prefix: str) -> dict[str, str]:
-    size = len(prefix)
-    same = (n for n in table.columns if n[:size].lower() == prefix.lower() and n[size:])
-    return {name[size:]: name for name in same}

@@ -411,6 +411,10 @@ class Composite(Target):
         own = [p.target.as_answers(p.labels_of(labels)) for p in self.parts.values()]
         return np.concatenate(own, axis=1)
 
+    # Guarantees: each part has its own sets, see `Predictions.leaves`.
+
+    no_sets: ClassVar[str] = " together: each has its own"
+
     # Other sites: each part is corrected by itself, on the slides that have its label.
 
     def recalibrate(self, labels: Labels, answers: Answers) -> Recalibration:

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from caprmil.targets.recalibration import both
+
 if TYPE_CHECKING:
     from caprmil.targets.target import Answers, Labels
 
@@ -50,7 +52,10 @@ class Conformal(ABC):
         """Return how large each set is."""
 
     def abstains(self, sets: Sets) -> NDArray[np.bool_] | None:
-        """Return where a set does not name exactly one class; None without classes."""
+        """Return where a set does not say enough; None if that is not known.
+
+        A set of classes does if it has exactly one.
+        """
         return None
 
     @abstractmethod
@@ -97,6 +102,17 @@ class ClassSets(Conformal):
 
 
 @dataclass(frozen=True)
+class LabelSets(ClassSets):
+    """Sets for one label that is negative or positive, from the probability (n, 1) of positive."""
+
+    classes: tuple[str, ...] = ("0", "1")
+    size_name: ClassVar[str] = "answers in a set"
+
+    def _each(self, answers: "Answers") -> Scores:
+        return super()._each(both(answers))
+
+
+@dataclass(frozen=True)
 class GradeSets(ClassSets):
     """Sets of neighbouring grades around the likeliest: all grades in between are likely enough."""
 
@@ -117,11 +133,14 @@ class GradeSets(ClassSets):
 class IntervalSets(Conformal):
     """Intervals around a number, or around the interval that a model predicts.
 
+    The models abstain where an interval is wider than `widest`, infinite or empty.
+
     The latter is conformalized quantile regression (Romano, Patterson and Candès, 2019): a
     predicted interval becomes wider, or narrower, by the same on both sides.
     """
 
     size_name: ClassVar[str] = "width of an interval"
+    widest: float | None = None
 
     def nonconformity(self, labels: "Labels", answers: "Answers") -> Scores:
         low, high = self._ends(answers)
@@ -155,12 +174,18 @@ class IntervalSets(Conformal):
     def size(self, sets: Sets) -> Scores:
         return np.asarray(np.nan_to_num(sets[:, 1] - sets[:, 0], nan=0.0, posinf=np.inf))
 
+    def abstains(self, sets: Sets) -> NDArray[np.bool_]:
+        widths = sets[:, 1] - sets[:, 0]
+        too_wide = widths > (np.inf if self.widest is None else self.widest)
+        return np.asarray(too_wide | ~np.isfinite(widths))
+
     def columns(self, sets: Sets) -> dict[str, tuple[str, ...]]:
         names = ("interval_low", "interval_high")
-        return {
+        ends = {
             name: tuple("" if np.isnan(end) else repr(float(end)) for end in column)
             for name, column in zip(names, sets.T, strict=True)
         }
+        return ends | {"abstain": tuple(YES if each else NO for each in self.abstains(sets))}
 
     @staticmethod
     def _ends(answers: "Answers") -> tuple[Scores, Scores]:

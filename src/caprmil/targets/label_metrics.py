@@ -7,11 +7,7 @@ from caprmil.targets import classification_metrics as two_classes
 from caprmil.targets import weighted_metrics as weighted
 from caprmil.targets.delong import auc_influence
 from caprmil.targets.metric import Answers, Labels, Metric, Values, Weights, ratio
-
-
-def both(answers: Answers) -> Answers:
-    """Return the probabilities of negative and positive."""
-    return np.concatenate([1 - answers, answers], axis=1)
+from caprmil.targets.recalibration import both
 
 
 def auc(labels: Labels, answers: Answers) -> float:

@@ -52,8 +52,11 @@ class Metric:
     """The value of predictions that know nothing, where it is the same for every cohort."""
     applies: "Callable[[Target], bool]" = lambda _: True
     biased: bool = False
-    """Whether the metric reads too high on few slides, and higher in a bootstrap: it then has no
-    interval of its own, and draws are centred on the value where two models are compared."""
+    """Whether the metric reads too high on few slides, and higher in a bootstrap: draws are centred
+    on the value where two models are compared, and it has no interval unless it is `centred`."""
+    centred: bool = False
+    """Whether a biased metric has an interval all the same, of draws that are centred on the value.
+    It does not correct the value, which reads too high on few slides."""
     printed: bool = True
     """Whether `caprmil compare` prints the metric. Its files have every metric."""
     weighted: Callable[[Labels, Answers, Weights], Values] | None = None
@@ -69,6 +72,18 @@ class Metric:
     one for each horizon. They are computed with the target at hand."""
     counted: Callable[[Labels], NDArray[np.bool_]] | None = None
     """Which slides the metric counts, by their labels. By default all."""
+
+    @property
+    def has_interval(self) -> bool:
+        """Whether the metric has an interval of its own."""
+        return self.centred or not self.biased
+
+    def around(self, value: float, drawn: Values) -> Values:
+        """Return the draws of the metric for an interval: a centred one is moved to the value."""
+        known = drawn[~np.isnan(drawn)]
+        if not self.centred or not len(known) or np.isnan(value):
+            return drawn
+        return np.asarray(drawn - known.mean() + value)
 
     @property
     def long_title(self) -> str:
@@ -189,7 +204,11 @@ def bootstrap(
         for row, metric in zip(values, metrics, strict=True):
             row[start : start + size] = metric.draws(labels, answers, weights)
     ends = [(1 - level) / 2, (1 + level) / 2]
-    return {metric.name: _interval(row, ends) for metric, row in zip(metrics, values, strict=True)}
+    found = {}
+    for metric, row in zip(metrics, values, strict=True):
+        value = metric.function(labels, answers) if metric.centred else float("nan")
+        found[metric.name] = _interval(metric.around(value, row), ends, positive=metric.centred)
+    return found
 
 
 def ratio(above: Values, below: Values | NDArray[np.int64]) -> Values:
@@ -197,9 +216,10 @@ def ratio(above: Values, below: Values | NDArray[np.int64]) -> Values:
     return np.divide(above, below, out=np.full(np.shape(above), np.nan), where=below != 0)
 
 
-def _interval(values: Values, ends: list[float]) -> Interval:
+def _interval(values: Values, ends: list[float], *, positive: bool = False) -> Interval:
+    """Return the percentiles of the draws that have a value; of an error they are not negative."""
     values = values[~np.isnan(values)]
     if not len(values):
         return Interval(float("nan"), float("nan"))
-    low, high = np.quantile(values, ends)
+    low, high = np.quantile(np.maximum(values, 0) if positive else values, ends)
     return Interval(float(low), float(high))

@@ -11,12 +11,15 @@ from numpy.typing import NDArray
 from caprmil.errors import CohortError, RecipeError
 from caprmil.io.findings import Findings
 from caprmil.io.tables import is_number
+from caprmil.targets.calibration_method import CalibrationMethod
 from caprmil.targets.composite import Composite
+from caprmil.targets.conformal import Conformal, LabelSets
 from caprmil.targets.label_metrics import LABEL_METRICS
 from caprmil.targets.metric import Metric, register_metric, registered_metrics
 from caprmil.targets.part_metrics import mean_of
-from caprmil.targets.recalibration import LABEL_LOG_LOSS, Recalibration, of_label
+from caprmil.targets.recalibration import LABEL_LOG_LOSS, Recalibration, both, of_label
 from caprmil.targets.target import Answers, Contrast, Criterion, Label, Labels, Target
+from caprmil.targets.temperature import LabelTemperatures
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -144,6 +147,22 @@ class BinaryLabel(Target):
 
         return float(log_loss(labels, answers[:, 0], labels=[0, 1]))
 
+    risk_title: ClassVar[str] = "Error rate"
+
+    @property
+    def conformal(self) -> Conformal:
+        return LabelSets()
+
+    def confidence(self, answers: Answers) -> NDArray[np.float64]:
+        return np.asarray(both(answers).max(axis=1), dtype=np.float64)
+
+    def losses(self, labels: Labels, answers: Answers) -> NDArray[np.float64]:
+        return np.asarray((answers[:, 0] > 0.5) != labels, dtype=np.float64)
+
+    @property
+    def calibration(self) -> CalibrationMethod:
+        return LabelTemperatures("a positive label")
+
     def recalibrate(self, labels: Labels, answers: Answers) -> Recalibration:
         return of_label(labels, answers)
 
@@ -173,6 +192,7 @@ class Multilabel(Composite):
     each."""
 
     kind: ClassVar[str] = "multilabel"
+    noun: ClassVar[str] = "several labels"
     answer_axis: ClassVar[str] = "Probability of {}"
     answer_bounds: ClassVar[tuple[float, float] | None] = (0, 1)
     answer_name: ClassVar[str] = "probabilities"

@@ -40,6 +40,7 @@ class Ordinal(Classification):
     """
 
     kind: ClassVar[str] = "ordinal"
+    noun: ClassVar[str] = "grades"
     has_classes: ClassVar[bool] = False  # an output belongs to a step between two grades
     strata_title: ClassVar[str] = "Grades"
     class_name: ClassVar[str] = "grade"

@@ -24,11 +24,15 @@ class Recalibration:
 
     apply: Callable[[Answers], Answers]
     words: str
+    temperature: float | None = None
+    """That of probabilities, if nothing else is corrected."""
+    why: str = ""
+    """Why nothing is corrected, if so."""
 
 
 def unchanged(why: str) -> Recalibration:
     """Return a correction that does nothing, with the reason."""
-    return Recalibration(lambda answers: answers, f"unchanged: {why}")
+    return Recalibration(lambda answers: answers, f"unchanged: {why}", why=why)
 
 
 def of_probabilities(labels: Labels, answers: Answers) -> Recalibration:
@@ -90,6 +94,23 @@ def of_survival(labels: Labels, answers: Answers, horizons: tuple[float, ...]) -
 
     Events until the last horizon count. Risks stay as they are: they are relative.
     """
+    events, expected = events_and_expected(labels, answers, horizons)
+    factor = (events + 1) / (expected + 1)
+
+    def apply(other: Answers) -> Answers:
+        return np.concatenate([other[:, :1], np.clip(other[:, 1:], 0, 1) ** factor], axis=1)
+
+    return Recalibration(apply, f"hazards times {factor:.2f}")
+
+
+def events_and_expected(
+    labels: Labels, answers: Answers, horizons: tuple[float, ...]
+) -> tuple[float, float]:
+    """Return the observed events until the last horizon, and those that survival predicts.
+
+    What is expected of a slide is its cumulative hazard until its time, which is linear between
+    horizons.
+    """
     times = np.minimum(labels[:, 0].astype(np.float64), horizons[-1])
     events = float(np.sum((labels[:, 1] > 0) & (labels[:, 0] <= horizons[-1])))
     hazards = -np.log(np.clip(answers[:, 1:].astype(np.float64), SMALLEST, 1))
@@ -98,12 +119,7 @@ def of_survival(labels: Labels, answers: Answers, horizons: tuple[float, ...]) -
         float(np.interp(time, ends, np.r_[0.0, hazard]))
         for time, hazard in zip(times, hazards, strict=True)
     )
-    factor = (events + 1) / (expected + 1)
-
-    def apply(other: Answers) -> Answers:
-        return np.concatenate([other[:, :1], np.clip(other[:, 1:], 0, 1) ** factor], axis=1)
-
-    return Recalibration(apply, f"hazards times {factor:.2f}")
+    return events, expected
 
 
 def both(answers: Answers) -> Answers:

@@ -12,12 +12,14 @@ from caprmil.errors import CohortError, RecipeError
 from caprmil.io import tables
 from caprmil.io.findings import Findings
 from caprmil.io.tables import is_known, is_number
+from caprmil.targets.calibration_method import CalibrationMethod
 from caprmil.targets.conformal import Conformal, IntervalSets
 from caprmil.targets.interval_metrics import INTERVAL_METRICS, LEVEL
 from caprmil.targets.metric import register_metric
 from caprmil.targets.recalibration import Recalibration, of_numbers
 from caprmil.targets.regression_metrics import REGRESSION_METRICS
 from caprmil.targets.target import Answers, Contrast, Criterion, Label, Labels, Target
+from caprmil.targets.value_calibration import Lines
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -55,6 +57,9 @@ class Regression(Target):
     quantile: also predict the ends of an interval, beside the value, which is trained as before."""
     level: float = field(default=LEVEL, metadata=config.LATER)
     """The share of labels that predicted intervals should hold."""
+    widest: float | None = field(default=None, metadata=config.LATER)
+    """The models abstain where an interval of `predict --coverage` is wider, in the unit of the
+    labels. By default only where it is infinite or empty."""
 
     kind: ClassVar[str] = "regression"
     answer_name: ClassVar[str] = "predicted"
@@ -77,6 +82,8 @@ class Regression(Target):
             raise RecipeError(
                 f"[target] uncertainty is {self.uncertainty!r}, and must be {', '.join(OUTPUTS)}."
             )
+        if self.widest is not None and not self.widest > 0:
+            raise RecipeError(f"[target] widest is a width above 0, not {self.widest}.")
         if not 0 < self.level < 1:
             raise RecipeError(f"[target] level is a share between 0 and 1, not {self.level}.")
 
@@ -317,7 +324,7 @@ class Regression(Target):
 
     @property
     def conformal(self) -> Conformal:
-        return IntervalSets()
+        return IntervalSets(self.widest)
 
     def confidence(self, answers: Answers) -> NDArray[np.float64] | None:
         """Return how narrow each interval is. Numbers without one do not say how sure they are."""
@@ -327,6 +334,12 @@ class Regression(Target):
 
     def losses(self, labels: Labels, answers: Answers) -> NDArray[np.float64]:
         return np.asarray(np.abs(answers[:, 0] - labels), dtype=np.float64)
+
+    # Calibration
+
+    @property
+    def calibration(self) -> CalibrationMethod:
+        return Lines(self)
 
     # Other sites
 

@@ -73,6 +73,7 @@ class Several(Composite):
     """The names in the order in which they are shown. By default, that of the recipe."""
 
     kind: ClassVar[str] = "several"
+    noun: ClassVar[str] = "several targets"
     has_tasks: ClassVar[bool] = True
     answer_axis: ClassVar[str] = "Prediction, {}"
     saturates: ClassVar[bool] = True
@@ -126,8 +127,8 @@ class Several(Composite):
                 own = target.label_names
             if own and given:
                 raise RecipeError(
-                    f"{self.setting_of(name)} label: a {target.kind} names its columns itself. "
-                    "Remove it."
+                    f"{self.setting_of(name)} label: the kind {target.kind} names its columns "
+                    "itself. Remove it."
                 )
             columns += own or (given or name,)
         if not set(columns) & set(header):

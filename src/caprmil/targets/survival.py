@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
@@ -12,12 +11,15 @@ from caprmil.errors import CohortError, RecipeError
 from caprmil.io import tables
 from caprmil.io.findings import Findings
 from caprmil.io.tables import is_number
+from caprmil.targets.calibration_method import CalibrationMethod
 from caprmil.targets.kaplan_meier import cumulative_hazard
 from caprmil.targets.metric import register_metric
 from caprmil.targets.partial_likelihood import partial_likelihood, risk_sets
 from caprmil.targets.recalibration import Recalibration, of_survival
 from caprmil.targets.risk_groups import GROUPS, calibration_panels, group_curves
+from caprmil.targets.survival_calibration import HazardFactors
 from caprmil.targets.survival_columns import RISK, SURVIVAL, horizon_of
+from caprmil.targets.survival_groups import group_answers
 from caprmil.targets.survival_labels import check_whole, read_labels
 from caprmil.targets.survival_metrics import SURVIVAL_METRICS
 from caprmil.targets.target import Answers, Contrast, Criterion, Label, Labels, Target
@@ -59,6 +61,7 @@ class Survival(TimeToEvent):
     """The cumulative hazard of a slide of risk 0 until each horizon, likewise."""
 
     kind: ClassVar[str] = "survival"
+    noun: ClassVar[str] = "survival"
     completes: ClassVar[bool] = True
     scores_patients: ClassVar[bool] = True
     answer_axis: ClassVar[str] = "Risk (log hazard ratio)"
@@ -328,14 +331,7 @@ class Survival(TimeToEvent):
 
         What is expected follows from the hazard of all. One event is added to both.
         """
-        times, events = split_labels(labels)
-        expected = cumulative_hazard(times, events, times)
-        hazard = cumulative_hazard(times, events, self.horizons)
-        risks = {}
-        for name in {group for group in groups if group is not None}:
-            own = np.array([group == name for group in groups])
-            risks[name] = np.log((events[own].sum() + 1) / (expected[own].sum() + 1))
-        return partial(_group_answer, risks, hazard)
+        return group_answers(labels, groups, self.horizons)
 
     def linear_model(self, strength: float) -> Any:
         from caprmil.targets.linear_cox import LinearCox
@@ -351,6 +347,18 @@ class Survival(TimeToEvent):
             return 0.0
         risks = answers[:, 0].astype(np.float64)
         return partial_likelihood(risks, risk_sets(times, events))[0] / int(events.sum())
+
+    # Guarantees
+
+    no_sets: ClassVar[str] = (
+        ": whether a set holds the time of a censored slide is not known, so none can be calibrated"
+    )
+
+    # Calibration
+
+    @property
+    def calibration(self) -> CalibrationMethod:
+        return HazardFactors(self)
 
     # Other sites
 
@@ -389,13 +397,6 @@ class Survival(TimeToEvent):
     def turned(self, before: NDArray[np.floating], after: NDArray[np.floating]) -> bool:
         """Return whether a slide is in the other risk group."""
         return bool((before[0] > 0) != (after[0] > 0))
-
-
-def _group_answer(
-    risks: Mapping[str, float], hazard: NDArray[np.float64], name: str | None
-) -> NDArray[np.float64]:
-    risk = risks.get(name, 0.0) if name is not None else 0.0
-    return np.concatenate([[risk], np.exp(-hazard * np.exp(risk))])
 
 
 for _metric in SURVIVAL_METRICS:

@@ -177,6 +177,52 @@ def calibration(labels: Labels, answers: Answers, *, horizons: Sequence[float]) 
     return float(np.average(apart, weights=sizes)) if apart else float("nan")
 
 
+def calibration_draws(
+    labels: Labels, answers: Answers, weights: Weights, *, horizons: Sequence[float]
+) -> Values:
+    """Return the calibration of each draw, whose groups are its own."""
+    times, events = _split(labels)
+    apart, counted = np.zeros(len(weights)), np.zeros(len(weights))
+    for column, horizon in enumerate(horizons, 1):
+        order = np.argsort(answers[:, column], kind="stable")
+        for inside in _groups_of_draws(weights[:, order]):
+            size = inside.sum(axis=1)
+            observed = _survival_of_draws(times[order], events[order], inside, horizon)
+            error = np.abs(ratio(inside @ answers[order, column], size) - observed)
+            known = ~np.isnan(error)
+            apart += np.where(known, size * error, 0)
+            counted += np.where(known, size, 0)
+    return ratio(apart, counted)
+
+
+def _groups_of_draws(weights: Matrix) -> Iterator[Matrix]:
+    """Yield how often each draw has each slide in a group of equal size; slides are in order."""
+    sizes = weights.sum(axis=1, keepdims=True)
+    groups = np.clip(sizes // GROUP, 1, MOST_GROUPS)
+    ends = weights.cumsum(axis=1)
+    for number in range(int(groups.max(initial=0))):
+        start = number * (sizes // groups) + np.minimum(number, sizes % groups)
+        end = np.where(number < groups, start + sizes // groups + (number < sizes % groups), start)
+        inside = np.minimum(ends, end) - np.maximum(ends - weights, start)
+        yield np.clip(inside, 0, None)
+
+
+def _survival_of_draws(
+    times: Values, events: NDArray[np.bool_], weights: Matrix, horizon: float
+) -> Values:
+    """Return the Kaplan-Meier estimate of each draw at a horizon; NaN where nobody knows it."""
+    order = np.argsort(times, kind="stable")
+    times, weights = times[order], weights[:, order]
+    starts = np.flatnonzero(np.diff(times, prepend=-1))
+    leaving = np.add.reduceat(weights, starts, axis=1)
+    died = np.add.reduceat(weights * events[order], starts, axis=1)
+    at_risk = leaving[:, ::-1].cumsum(axis=1)[:, ::-1]
+    stay = 1 - np.divide(died, at_risk, out=np.zeros_like(died), where=at_risk > 0)
+    until = stay[:, times[starts] <= horizon].prod(axis=1)
+    known = (weights[:, times > horizon] > 0).any(axis=1) | (stay.prod(axis=1) == 0)
+    return np.where(known, until, np.nan)
+
+
 class CalibrationGroup(NamedTuple):
     """Slides with a similar predicted survival at a horizon."""
 
@@ -258,6 +304,8 @@ def _calibrations(target: "Target") -> Iterator[Metric]:
             function=partial(calibration, horizons=horizons),
             higher_is_better=False,
             biased=True,
+            centred=True,
+            weighted=partial(calibration_draws, horizons=horizons),
         )
 
 
@@ -282,6 +330,7 @@ SURVIVAL_METRICS = (
         function=_unbound,
         higher_is_better=False,
         biased=True,
+        centred=True,
         variants=_calibrations,
     ),
 )

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from caprmil.errors import CohortError, UnknownNameError
 from caprmil.io.findings import Findings
 from caprmil.io.tables import is_known
+from caprmil.targets.calibration_method import CalibrationMethod
 from caprmil.targets.conformal import Conformal
 from caprmil.targets.metric import Metric, registered_metrics
 from caprmil.targets.recalibration import Recalibration
@@ -69,6 +70,8 @@ class Target:
     """Base of all targets. The fields of a subclass are its settings in a recipe's [target]."""
 
     kind: ClassVar[str]
+    noun: ClassVar[str] = ""
+    """What a sentence calls the target: e.g. grades. See `in_words`."""
     completes: ClassVar[bool] = False
     """Whether the target needs the outputs of a trained model for its training slides."""
     scores_patients: ClassVar[bool] = False
@@ -76,7 +79,7 @@ class Target:
     has_classes: ClassVar[bool] = False
     """Whether a model that needs classes (`MILModel.needs_classes`) can be trained on it."""
     calibrates: ClassVar[bool] = False
-    """Whether answers can be calibrated by a temperature."""
+    """Whether reports show answers calibrated, by a temperature of each fold."""
     has_parts: ClassVar[bool] = False
     """Whether the target is made of others: see `parts`."""
     has_tasks: ClassVar[bool] = False
@@ -117,9 +120,20 @@ class Target:
         return self.kind
 
     @property
+    def in_words(self) -> str:
+        """The target in a sentence: its noun, or its kind with an article."""
+        return self.noun or f"a {self.kind}"
+
+    @property
     def parts(self) -> "Mapping[str, Part]":
         """The targets that this one is made of, by name. None by default."""
         return {}
+
+    @property
+    def leaves(self) -> "tuple[Target, ...]":
+        """The targets that this one is made of and that are not made of others; or itself."""
+        inner = (leaf for part in self.parts.values() for leaf in part.target.leaves)
+        return tuple(inner) if self.parts else (self,)
 
     # Labels
 
@@ -431,9 +445,12 @@ class Target:
     def conformal(self) -> Conformal:
         """The sets or intervals that hold a label with a stated probability."""
         raise CohortError(
-            f"There are no prediction sets for a {self.kind}. Omit --coverage; classifications, "
-            "grades and regressions have them."
+            f"There are no prediction sets for {self.in_words}{self.no_sets}. Omit --coverage; "
+            "classifications, grades, labels and regressions have them."
         )
+
+    no_sets: ClassVar[str] = ""
+    """Why there are no sets, as the end of a sentence."""
 
     def confidence(self, answers: Answers) -> NDArray[np.float64] | None:
         """Return how certain each answer is: higher is surer. None if answers do not say."""
@@ -446,12 +463,19 @@ class Target:
     risk_title: ClassVar[str] = "Error"
     """What the mean of `losses` is called."""
 
+    # Calibration
+
+    @property
+    def calibration(self) -> CalibrationMethod | None:
+        """How answers are corrected on validation slides, and how that is measured, if they are."""
+        return None
+
     # Other sites
 
     def recalibrate(self, labels: Labels, answers: Answers) -> Recalibration:
         """Return the correction of answers that these slides of another site call for."""
         raise CohortError(
-            f"There is no recalibration for a {self.kind}. Omit --recalibrate; classifications, "
+            f"There is no recalibration for {self.in_words}. Omit --recalibrate; classifications, "
             "grades, labels, regressions and survival have one."
         )
 

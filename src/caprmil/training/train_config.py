@@ -98,7 +98,7 @@ def check_classes(model: "MILModel", target: "Target", settings: TrainConfig) ->
         if not most or not target.has_classes:
             raise RecipeError(
                 "train.probes needs a model with a first linear layer, and classes: choose caprmil "
-                f"or abmil for a classification, not {model.title} for a {target.kind}. Or set "
+                f"or abmil for a classification, not {model.title} for {target.in_words}. Or set "
                 "train.probes = 0."
             )
         if settings.probes > most:
@@ -109,6 +109,6 @@ def check_classes(model: "MILModel", target: "Target", settings: TrainConfig) ->
     if settings.top_k and not (model.has_patch_logits and target.has_classes):
         raise RecipeError(
             "train.top_k needs logits of single patches, and classes: choose caprmil with the pool "
-            f"mean, attention or gated for a classification, not {model.title} for a "
-            f"{target.kind}. Or set train.top_k = 0."
+            f"mean, attention or gated for a classification, not {model.title} for "
+            f"{target.in_words}. Or set train.top_k = 0."
         )

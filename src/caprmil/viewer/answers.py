@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from caprmil.evaluation.calibration import soften
 from caprmil.explain.browser import totals
 from caprmil.models.base import Output
 from caprmil.runs.run import Run
 from caprmil.targets.part import Part
+from caprmil.targets.temperature import soften
 
 
 def describe_target(run: Run) -> dict[str, Any]:

@@ -101,7 +101,7 @@ class Library:
         run.trained_folds()  # raises if there is no trained model yet
         if run.target.display not in DISPLAYS:
             raise RunError(
-                f"The viewer cannot show a {run.target.kind}: its display '{run.target.display}' "
+                f"The viewer cannot show {run.target.in_words}: its display '{run.target.display}' "
                 f"is not among {', '.join(DISPLAYS)}. Use caprmil explain."
             )
         self.run, self.device = run, str(pick_device(device))

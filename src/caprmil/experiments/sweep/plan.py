@@ -33,7 +33,7 @@ class Plan:
         target = self.recipe.target
         object.__setattr__(self, "metric", self.metric or target.headline)
         if self.metric not in self.metrics:
-            raise UnknownNameError(f"metric of a {target.kind}", self.metric, self.metrics)
+            raise UnknownNameError(f"metric of {target.in_words}", self.metric, self.metrics)
         if not self.axes:
             raise RecipeError(
                 "No setting varies. Give one several values, e.g. --set model.tokens=2,4,8."
