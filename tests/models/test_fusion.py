@@ -132,8 +132,7 @@ def test_film_of_every_patch_in_context_is_film_of_the_pooled_embedding(pool: st
     model = FusedModel(24, 3, image=image, columns=COLUMNS, dim=8, how="film").double().eval()
     torch.nn.init.normal_(model.classify.weight)
     bags = torch.randn(3, 9, 24).double()
-    mask = torch.ones(3, 9).double()
-    mask[0, 6:] = 0
+    mask = torch.arange(9) < torch.tensor([[6], [9], [1]])
     together = model(bags, mask=mask, covariates=VALUES)
 
     scale, shift = added(model, VALUES).unsqueeze(1).chunk(2, dim=-1)
