@@ -145,12 +145,12 @@ def test_each_label_and_each_target_learns_its_own_weights_as_if_it_were_alone()
     assert found.groups == (1, 1)
     assert found.slopes["mut.positive"] > 0 > found.slopes["wild.positive"]
     for number, own in enumerate(alone):
-        assert [*found.slopes.values()][number] == pytest.approx([*own.slopes.values()][0])
+        assert [*found.slopes.values()][number] == pytest.approx(next(iter(own.slopes.values())))
     rows = [row for row, name in enumerate(first.patients) if name == "p1"]
     weights = found.weights(both.answers[rows])
     np.testing.assert_allclose(weights.sum(axis=0), 1)
     for number, own in enumerate(alone):
-        slope = [*own.slopes.values()][0] / own.spreads[0]
+        slope = next(iter(own.slopes.values())) / own.spreads[0]
         by_hand = np.exp(slope * both.answers[rows, number])
         np.testing.assert_allclose(weights[:, number], by_hand / by_hand.sum())
     answer = combine_slides(both, "learned", learned={"fold-0": found})

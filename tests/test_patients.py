@@ -138,7 +138,7 @@ def test_the_highest_answer_needs_two_classes(table: Path, tmp_path: Path) -> No
         frame["label"] = (number % 3).map({0: "a", 1: "b", 2: "c"})
         return frame
 
-    with pytest.raises(CohortError, match="two classes, grades, .* 3 classes have no order"):
+    with pytest.raises(CohortError, match=r"two classes, grades, .* 3 classes have no order"):
         load(change(table, tmp_path, three), combine="max")
 
 

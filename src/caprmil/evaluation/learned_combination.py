@@ -48,7 +48,9 @@ class LearnedCombination:
         """Return the weight of each slide of a patient (rows) for each number of its answer."""
         steepness = np.array([*self.slopes.values()]) / np.array(self.spreads)
         ends = np.cumsum(self.groups or (len(steepness),))
-        groups = [slice(end - n, end) for end, n in zip(ends, np.diff(ends, prepend=0), strict=True)]
+        groups = [
+            slice(end - n, end) for end, n in zip(ends, np.diff(ends, prepend=0), strict=True)
+        ]
         own = [_weights(answers[:, group], steepness[group]) for group in groups]
         sizes = [group.stop - group.start for group in groups]
         return np.repeat(np.stack(own, axis=1), sizes, axis=1)

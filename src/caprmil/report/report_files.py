@@ -96,7 +96,7 @@ def write_slide_report(
 
 
 def chosen_slides(run: Run, most: int) -> list[str]:
-    """Return the slides or patients worth a report: the worst mistakes, and a few good predictions."""
+    """Return what is worth a report: the worst mistakes, and a few good predictions."""
     predictions, parts = run.predictions, parts_of(run)
     rows = [*parts.worst(predictions, most), *(parts.best(predictions) if most else [])]
     return list(dict.fromkeys(predictions.slides[row] for row in rows))
