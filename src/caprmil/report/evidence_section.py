@@ -46,9 +46,9 @@ RANDOM = (
 
 COMBINED = (
     " The slides of the patient were answered alone. What a patch adds to the {output} of its "
-    "slide is times the weight of the slide, and the sum is the mean of the slides' {output}s with these "
-    "weights. The answer of the patient is the mean of their answers, so it is not the answer that "
-    "belongs to this sum."
+    "slide is times the weight of the slide, and the sum is the mean of the slides' {output}s with "
+    "these weights. The answer of the patient is the mean of their answers, so it is not the "
+    "answer that belongs to this sum."
 )
 
 
