@@ -23,8 +23,10 @@ BLOCK = re.compile(r"^```(python|console)\n(.*?)^```", re.DOTALL | re.MULTILINE)
         ("sources.md", ["runs/sources/scores.md", "explained/sources.csv", "new.csv"]),
         (
             "regression.md",
-            ["runs/interval/scores.md", "compared/comparison.md", "explained", "slide.html"]
-            + ["report/index.html", "predicted.csv", "validation/index.html"],
+            [
+                *("runs/interval/scores.md", "compared/comparison.md", "explained", "slide.html"),
+                *("report/index.html", "predicted.csv", "validation/index.html"),
+            ],
         ),
         ("guarantees.md", ["runs/grades/guarantees.json", "sets.csv", "intervals.csv"]),
     ],
