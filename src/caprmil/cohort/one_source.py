@@ -1,6 +1,7 @@
 """A cohort of several sources of features, as if it had one of them only."""
 
 from dataclasses import replace
+from pathlib import Path
 
 from caprmil.cohort.cohort import Cohort
 from caprmil.cohort.cohort_bags import join_infos
@@ -12,11 +13,14 @@ def only_source(cohort: Cohort, number: int) -> Cohort:
     """Return a cohort with the bags of one of its sources, and without covariates."""
     bags = cohort.sources[number].bags
 
-    def own(files: BagFiles) -> BagFiles:
-        if isinstance(files, SlideBags):
-            return replace(files, paths=tuple(own(path) for path in files.paths))
+    def of_slide(files: BagFiles) -> Path:
         assert isinstance(files, SourceBags)
         return files.paths[number]
+
+    def own(files: BagFiles) -> BagFiles:
+        if isinstance(files, SlideBags):
+            return replace(files, paths=tuple(map(of_slide, files.paths)))
+        return of_slide(files)
 
     infos = {
         entry.name: join_infos(entry.path.slides, bags)

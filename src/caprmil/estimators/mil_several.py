@@ -4,7 +4,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from caprmil.errors import CohortError
 from caprmil.estimators.mil_estimator import MILEstimator
@@ -13,6 +12,7 @@ from caprmil.io.findings import Findings
 from caprmil.models import MILModel
 from caprmil.targets import Several, Target
 from caprmil.targets.composite import Composite
+from caprmil.targets.target import Answers
 from caprmil.targets.target_table import parse_target
 from caprmil.training.given_bags import Bags, as_samples
 
@@ -137,7 +137,7 @@ class MILSeveral(MILEstimator):
         table = {"kind": "several", "tasks": tasks, "weighting": self.weighting}
         return cast(Several, parse_target(table))
 
-    def _as_given(self, name: str, column: list[str] | NDArray[np.float64]) -> Any:
+    def _as_given(self, name: str, column: list[str] | Answers) -> Any:
         """Return predictions as numbers, if the labels were numbers, and else as text."""
         if isinstance(column, list) and name in self._numeric:
             numbers = np.array([float(cell) for cell in column])
@@ -176,9 +176,7 @@ def _read(
     return read, [labels.get(name) for name in cells]
 
 
-def _predictions(
-    target: Composite, answers: NDArray[np.float64]
-) -> Iterator[tuple[str, list[str] | NDArray[np.float64]]]:
+def _predictions(target: Composite, answers: Answers) -> Iterator[tuple[str, list[str] | Answers]]:
     """Yield the prediction of each part by the column of its label."""
     for name, part in target.parts.items():
         own, columns = part.answers_of(answers), target.columns_of(name)

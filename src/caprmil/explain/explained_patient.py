@@ -8,6 +8,7 @@ that of the patient; under mean it is the mean over slides.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -148,7 +149,7 @@ def join_explanations(
         info, coords, slide_of = stream.info, stream.coords, stream.slide_of
         cells = stream.grid()
     n = sum(len(each) for each in slides)
-    maps = [name for name in first.maps if all(name in each.maps for each in slides)]
+    names = [name for name in first.maps if all(name in each.maps for each in slides)]
 
     def rows(each_of: Callable[[Explanation], Array], by: Array, axis: int = 0) -> Array:
         parts = zip(slides, by, strict=True)
@@ -181,9 +182,13 @@ def join_explanations(
         before=None,
         after=None,
         slide_of=slide_of,
-        maps={name: rows(lambda each, m=name: each.maps[m], by_contrast) for name in maps},
+        maps={name: rows(partial(_map_of, name), by_contrast) for name in names},
         first=first.first if len({each.first for each in slides}) == 1 else EVIDENCE.name,
     )
+
+
+def _map_of(name: str, explanation: Explanation) -> Array:
+    return explanation.maps[name]
 
 
 def _covariates(slides: Sequence[Explanation], by_output: Array) -> tuple[CovariateTerm, ...]:
