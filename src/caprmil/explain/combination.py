@@ -44,7 +44,8 @@ class Combination:
         """Return how the answers were combined, in a sentence."""
         return {
             "mean": "The answer of the patient is the mean of the answers of the slides.",
-            "max": "The answer of the patient is that of the slide with the highest answer.",
+            "max": "The answer of the patient is that of the slide with the highest answer. The "
+            "others do not count, so maps are empty there.",
             "learned": "The answer of the patient is the mean of the answers of the slides with "
             "weights that were learned from other patients.",
         }[self.how]
