@@ -1,7 +1,7 @@
 """Finished runs of every kind that a page can show, small and quickly trained."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from caprmil.cohort.cohort import CohortConfig
 from caprmil.cohort.folds import SplitConfig
@@ -35,6 +35,20 @@ def small_recipe(kind: str, folder: Path) -> Recipe:
         return _small(table, features=(str(folder / "fine"), str(folder / "coarse")))
     target = find_target(kind)(**SETTINGS.get(kind, {}))
     return _small(write_cohort(folder, CELLS[kind]), target=target)
+
+
+def patient_run(kind: str, folder: Path, combine: Literal["bag", "mean"]) -> Run:
+    """Return a run of a target that predicts patients, from two sources and a covariate."""
+    table = write_cohort(folder, CELLS[kind], slides=32, per_patient=2, patches=4, everything=True)
+    recipe = _small(
+        table,
+        features=(str(folder / "features"), str(folder / "more")),
+        data=CohortConfig(unit="patient", combine=combine, covariates=("age",)),
+        target=find_target(kind)(**SETTINGS.get(kind, {})),
+        fusion=FusionConfig(dim=4),
+        train=TrainConfig(epochs=1, warmup_epochs=0, lr=1e-2),
+    )
+    return cross_validate(recipe, folder / "run", device="cpu", progress=False)
 
 
 def _small(table: Path, **settings: Any) -> Recipe:

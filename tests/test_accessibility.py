@@ -27,7 +27,10 @@ CHECK = """async () => (await axe.run({resultTypes: ["violations"]})).violations
   ({id, impact, nodes}) => nodes.map(({target, html, any}) =>
     [impact, id, target.join(" "), html.slice(0, 120), any[0]?.message]))"""
 
-KINDS = ("classification", "ordinal", "regression", "survival", "several", "patient", "covariates")
+KINDS = (
+    *("classification", "ordinal", "regression", "survival", "multilabel", "several"),
+    *("patient", "covariates", "sources"),
+)
 
 SITE = Path(__file__).parents[1] / "public"
 SITE_PAGES = ("index", "start", "commands", "settings", "python", "pathologists", "hard-tasks")

@@ -50,6 +50,7 @@ from caprmil.synthetic import TwoModalities
 from caprmil.targets import Regression, Several, Survival, Task, find_target
 from caprmil.training.cross_validation import cross_validate
 from caprmil.training.recipe import FusionConfig, ModelConfig, Recipe
+from caprmil.training.recipe_files import read_recipe
 from caprmil.training.train_config import TrainConfig
 from quick_scoring import quick_scoring
 
@@ -701,3 +702,19 @@ def test_the_tour_of_the_docs_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         done = CliRunner().invoke(app, line.split()[1:])
         assert done.exit_code == 0, (line, done.output, done.exception)
     assert "What each modality adds" in (tmp_path / "runs/covariates/scores.md").read_text()
+
+
+@pytest.mark.slow
+def test_a_sweep_says_how_to_find_what_each_modality_adds(recipe: Recipe, tmp_path: Path) -> None:
+    (tmp_path / "recipe.toml").write_text(config.dump(recipe))
+    out = tmp_path / "sweep"
+    axes = ["--set", "model.tokens=1,2", "--set", "train.epochs=1"]
+    words = ["sweep", tmp_path / "recipe.toml", "--out", out, *axes, "--device", "cpu"]
+    with quick_scoring():
+        done = CliRunner().invoke(app, [str(word) for word in words])
+    assert done.exit_code == 0, done.output
+    shown = " ".join(done.output.split())
+    assert "A sweep trains no model of a single modality" in shown
+    (told,) = re.findall(r"caprmil train (points/\S+/recipe\.toml) --out NEW", shown)
+    assert read_recipe(out / told).model.settings["tokens"] in (1, 2)
+    assert not list(out.glob("points/*/covariates"))

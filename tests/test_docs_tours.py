@@ -21,6 +21,13 @@ BLOCK = re.compile(r"^```(python|console)\n(.*?)^```", re.DOTALL | re.MULTILINE)
         ("survival.md", ["runs/survival/scores.md", "new.csv", "explained", "report/index.html"]),
         ("external.md", ["validation/index.html", "validation/shift.csv"]),
         ("sources.md", ["runs/sources/scores.md", "explained/sources.csv", "new.csv"]),
+        (
+            "regression.md",
+            [
+                *("runs/interval/scores.md", "compared/comparison.md", "explained", "slide.html"),
+                *("report/index.html", "predicted.csv", "validation/index.html"),
+            ],
+        ),
         ("guarantees.md", ["runs/grades/guarantees.json", "sets.csv", "intervals.csv"]),
     ],
 )

@@ -12,10 +12,8 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize
 from sklearn.metrics import log_loss
 
-from caprmil.cohort.cohort import load_cohort
-from caprmil.cohort.cohort_config import CohortConfig
 from caprmil.cohort.folds import SplitConfig
-from caprmil.errors import CohortError, RecipeError, RunError
+from caprmil.errors import RecipeError, RunError
 from caprmil.evaluation.learned_combination import (
     SPREAD,
     LearnedCombination,
@@ -27,7 +25,7 @@ from caprmil.features.batches import Sample
 from caprmil.runs.inference import predict_samples
 from caprmil.runs.patient_inputs import group_bags
 from caprmil.runs.run import COMBINATION, Run
-from caprmil.targets import Classification, Regression, find_target
+from caprmil.targets import Classification, Regression, Task, find_target
 from caprmil.training.cross_validation import cross_validate
 from patient_cohort import patient_recipe, with_epochs, write_patients
 from quick_scoring import quick_scoring
@@ -123,11 +121,11 @@ def test_numbers_are_combined_too() -> None:
     numbers = replace(
         table, target=Regression(mean=0.0, std=1.0), answers=values[:, None], labels=truth
     )
-    found = fit_combination(numbers, "validation", scale=2.5)
+    found = fit_combination(numbers, "validation", fitted=Regression(mean=0.0, std=2.5))
     assert found.loss < found.loss_of_mean / 2
     # In other units, errors and their scale are larger, and the weights the same.
     larger = replace(numbers, answers=numbers.answers * 1000, labels=truth * 1000)
-    again = fit_combination(larger, "validation", scale=2500.0)
+    again = fit_combination(larger, "validation", fitted=Regression(mean=0.0, std=2500.0))
     assert again.slopes == pytest.approx(found.slopes, abs=1e-3)
     assert again.loss == pytest.approx(found.loss * 1e6, rel=1e-3)
 
@@ -150,15 +148,54 @@ def test_a_combination_that_gives_no_weights_is_an_error(spread: float, slope: f
         LearnedCombination(slopes={"a": slope}, spreads=(spread,), fitted_on="validation", **losses)
 
 
-def test_several_answers_are_refused(tmp_path: Path) -> None:
-    table = write_patients(tmp_path, patients=8)
-    text = table.read_text().replace("site", "mutation")
-    table.write_text(text.replace(",A", ",1").replace(",B", ",0").replace(",C", ",1"))
-    target = find_target("multilabel")(labels=("label", "mutation"))
-    table.write_text(table.read_text().replace("tumour", "1").replace("normal", "0"))
-    settings = CohortConfig(unit="patient", combine="learned")
-    with pytest.raises(CohortError, match='"learned" is for one answer'):
-        load_cohort(table, tmp_path / "features", settings, SplitConfig(folds=2), target=target)
+def test_each_label_and_each_target_learns_its_own_weights_as_if_it_were_alone() -> None:
+    first, second = answers_of_slides(20, seed=0), answers_of_slides(20, seed=0)
+    assert first.labels is not None
+    assert first.patients is not None
+    flipped = 1 - first.labels  # of the other label, the lowest answer counts
+    labels = find_target("multilabel")(labels=("mut", "wild"))
+    both = replace(
+        first,
+        target=labels,
+        answers=np.stack([first.answers[:, 1], second.answers[:, 0]], axis=1),
+        labels=np.stack([first.labels, flipped], axis=1),
+    )
+    found = fit_combination(both, "validation")
+    alone = [fit_combination(both.part(name), "validation") for name in labels.parts]
+    assert found.groups == (1, 1)
+    assert found.slopes["mut.positive"] > 0 > found.slopes["wild.positive"]
+    for number, own in enumerate(alone):
+        assert [*found.slopes.values()][number] == pytest.approx(next(iter(own.slopes.values())))
+    rows = [row for row, name in enumerate(first.patients) if name == "p1"]
+    weights = found.weights(both.answers[rows])
+    np.testing.assert_allclose(weights.sum(axis=0), 1)
+    for number, own in enumerate(alone):
+        slope = next(iter(own.slopes.values())) / own.spreads[0]
+        by_hand = np.exp(slope * both.answers[rows, number])
+        np.testing.assert_allclose(weights[:, number], by_hand / by_hand.sum())
+    answer = combine_slides(both, "learned", learned={"fold-0": found})
+    by_hand = (weights * both.answers[rows]).sum(axis=0)
+    np.testing.assert_allclose(answer.answers[list(answer.slides).index("p1")], by_hand)
+
+
+def test_a_target_of_several_numbers_has_one_weight_for_all_of_them() -> None:
+    table = answers_of_slides(20, seed=0)
+    assert table.labels is not None
+    tasks = {"grade": Task(settings={"classes": ["no", "yes"]}), "size": Task(kind="regression")}
+    several = find_target("several")(tasks=tasks)
+    both = replace(
+        table,
+        target=several,
+        answers=np.concatenate([table.answers, table.answers[:, :1]], axis=1),
+        labels=np.stack([table.labels, table.answers[:, 0]], axis=1),
+    )
+    found = fit_combination(both, "validation")
+    assert found.groups == (2, 1)
+    weights = found.weights(both.answers[:5])
+    np.testing.assert_array_equal(weights[:, 0], weights[:, 1])
+    assert not np.allclose(weights[:, 0], weights[:, 2])
+    alone = fit_combination(table, "validation")
+    np.testing.assert_allclose(weights[:, 0], alone.weights(table.answers[:5])[:, 0])
 
 
 @pytest.fixture(scope="module")

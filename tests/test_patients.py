@@ -32,7 +32,7 @@ from caprmil.runs.conformal_sets import summary, unlike_training
 from caprmil.runs.inference import predict_samples
 from caprmil.runs.patient_inputs import group_bags
 from caprmil.runs.run import Run
-from caprmil.targets import Classification
+from caprmil.targets import Classification, Task, find_target
 from caprmil.training.cross_validation import cross_validate
 from caprmil.training.recipe import Recipe
 from patient_cohort import patient_recipe, with_epochs, write_bag, write_patients
@@ -139,8 +139,35 @@ def test_the_highest_answer_needs_two_classes(table: Path, tmp_path: Path) -> No
         frame["label"] = (number % 3).map({0: "a", 1: "b", 2: "c"})
         return frame
 
-    with pytest.raises(CohortError, match="two classes or one number"):
+    with pytest.raises(CohortError, match=r"two classes, grades, .* 3 classes have no order"):
         load(change(table, tmp_path, three), combine="max")
+
+
+def test_of_grades_and_of_intervals_the_slide_with_the_highest_decides() -> None:
+    rng = np.random.default_rng(0)
+    grades = rng.dirichlet(np.ones(4), size=5)
+    expected = [sum(k * p for k, p in enumerate(row)) for row in grades.tolist()]
+    chosen = grades[expected.index(max(expected))]
+    ordinal = find_target("ordinal")(classes=("0", "1", "2", "3"))
+    np.testing.assert_array_equal(ordinal.combine(grades, "max"), chosen)
+
+    values = np.array([[3.0, 2.0, 9.0], [5.0, 4.0, 6.0], [4.0, 1.0, 20.0]])
+    intervals = find_target("regression")(uncertainty="quantile")
+    np.testing.assert_array_equal(intervals.combine(values, "max"), [5, 4, 6])
+
+    tasks = {
+        "grade": Task(kind="ordinal", settings={"classes": ["0", "1", "2", "3"]}),
+        "size": Task(kind="regression", settings={"uncertainty": "quantile"}),
+    }
+    both = find_target("several")(tasks=tasks)
+    answers = np.concatenate([grades[:3], values], axis=1)
+    each = [ordinal.combine(grades[:3], "max"), intervals.combine(values, "max")]
+    np.testing.assert_array_equal(both.combine(answers, "max"), np.concatenate(each))
+
+    three = Task(settings={"classes": ["a", "b", "c"]})
+    mixed = find_target("several")(tasks={**tasks, "type": three})
+    assert not mixed.has_order
+    assert mixed.without_order == "type: 3 classes have no order"
 
 
 def test_patients_that_lost_slides_are_noted(table: Path, tmp_path: Path) -> None:
@@ -439,11 +466,12 @@ def test_the_explanation_of_a_slide_has_its_own_coordinates_and_the_sum_of_the_p
         assert len(own) == bags.inspect(run.paths[own.slide]).n_patches
 
 
-def test_one_slide_of_a_patient_is_not_explained_alone(run: Run, combined: Run) -> None:
+def test_one_slide_of_a_patient_is_explained_alone_only_where_it_was_answered_alone(
+    run: Run, combined: Run, table: Path
+) -> None:
     with pytest.raises(RunError, match=r"p05_0 is a slide of p05"):
         locate_slide(run, "p05_0")
-    with pytest.raises(RunError, match="answers the slides of p05 alone"):
-        locate_slide(combined, "p05")
+    assert [slide.name for slide in locate_slide(combined, "p05").slides] == slides_of(table)["p05"]
     assert locate_slide(combined, "p05_0").name == "p05_0"
 
 

@@ -20,6 +20,7 @@ from caprmil.cohort.folds import SplitConfig
 from caprmil.cohort.slide_vectors import read_vectors
 from caprmil.errors import BagError, CohortError, RunError
 from caprmil.explain import explain_slide, locate_slide
+from caprmil.models import FusedModel
 from caprmil.runs.run import Run
 from caprmil.runs.slide_covariates import write_vectors
 from caprmil.synthetic import TwoModalities
@@ -247,3 +248,29 @@ def test_a_recipe_with_vectors_differs_from_one_without(run: Run) -> None:
     assert data.reads_covariates
     assert not replace(data, vectors=None).reads_covariates
     assert 'vectors = "' in run.recipe.text
+
+
+def test_columns_of_a_table_and_vectors_are_two_modalities(home: Path, tmp_path: Path) -> None:
+    recipe = Recipe(
+        cohort=str(home / "labels.csv"),
+        features=str(home / "features"),
+        model=ModelConfig(settings={"dim": 8, "heads": 2, "tokens": 2}),
+        data=CohortConfig(
+            label="label", covariates=("marker", "ward"), vectors=str(home / "titan")
+        ),
+        splits=SplitConfig(folds=2, validation=0.25),
+        train=TrainConfig(epochs=2, warmup_epochs=1, lr=3e-3),
+        loggers={},
+    )
+    options: dict[str, Any] = {"device": "cpu", "progress": False, "modalities": True}
+    run = cross_validate(recipe, tmp_path / "run", **options)
+    found = run.scores["modalities"]["differences"]
+    alone = ["image only", "columns only", "vectors only"]
+    assert [d["second"] for d in found if d["first"] == "everything"] == alone
+    for name, read in (("columns", {"marker", "ward"}), ("vectors", {"vector"})):
+        beside = Run(run.folder / name)
+        assert {*beside.covariate_names} == read
+        model = beside.model(beside.splits[0].name)
+        assert isinstance(model, FusedModel)
+        assert {*model.names} == read
+    assert "The other modalities change the auc" in (run.folder / "scores.md").read_text()

@@ -18,6 +18,7 @@ from caprmil.cohort.cohort import load_cohort
 from caprmil.cohort.cohort_config import CohortConfig
 from caprmil.cohort.folds import SplitConfig
 from caprmil.errors import BagError, CohortError, ExportError, RecipeError, RunError
+from caprmil.experiments.status import read_status
 from caprmil.explain import explain_slide, locate_slide
 from caprmil.explain.browser import pack
 from caprmil.explain.slide_shares import slide_explanations, slide_shares
@@ -595,3 +596,50 @@ def test_a_model_of_several_sources_in_one_bag_is_not_exported(two: Run, tmp_pat
 
     with pytest.raises(ExportError, match="patches of several sources"):
         export_run(two, "onnx", tmp_path / "out")
+
+
+@pytest.mark.slow
+def test_each_source_is_trained_alone_beside_all_on_the_same_folds(tmp_path: Path) -> None:
+    study = TwoSources(slides=32)
+    table = study.write(tmp_path)
+    recipe = Recipe(
+        cohort=str(table),
+        features=(str(tmp_path / "fine"), str(tmp_path / "coarse")),
+        model=ModelConfig(settings={"dim": 8, "heads": 2, "tokens": 2}),
+        splits=SplitConfig(folds=2, validation=0.25),
+        train=TrainConfig(epochs=6, warmup_epochs=1, lr=1e-2),
+        loggers={},
+    )
+    out = tmp_path / "run"
+    options: dict[str, Any] = {"device": "cpu", "progress": False, "modalities": True}
+    run = cross_validate(recipe, out, **options)
+    pairs = {(d["first"], d["second"]): d for d in run.scores["modalities"]["differences"]}
+    assert pairs.keys() == {
+        *(
+            ("all sources", "fine only"),
+            ("all sources", "coarse only"),
+            ("fine only", "coarse only"),
+        )
+    }
+    for source in ("fine", "coarse"):
+        alone = Run(out / f"source-{source}")
+        assert [fold.test for fold in alone.splits] == [fold.test for fold in run.splits]
+        assert alone.facts.in_dim == study.widths[source == "coarse"]
+        assert not alone.sources
+        paths = {Path(path).parent.name for path in alone.paths.values()}
+        assert paths == {source}
+        trained = cross_validate(
+            replace(recipe, features=str(tmp_path / source)),
+            tmp_path / source / "run",
+            device="cpu",
+            progress=False,
+            score=False,
+        )  # the same as a run of this source alone
+        np.testing.assert_allclose(trained.all_tested.answers, alone.all_tested.answers, atol=1e-6)
+    names = [task.name for task in read_status(out).tasks]
+    assert "source-fine/fold-0" in names
+    text = (out / "scores.md").read_text()
+    assert "What each modality adds" in text
+    assert "The patches of coarse change the auc" in text
+    assert "(fine only)" in text
+    assert pairs["all sources", "coarse only"]["difference"] > 0.1  # where the signal is not

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         MILClassifier,
         MILMultilabelClassifier,
         MILRegressor,
+        MILSeveral,
         MILSurvival,
     )
     from caprmil.evaluation.predictions import Predictions
@@ -39,6 +40,7 @@ _HOMES = {
     "MILModel": "models",
     "MILMultilabelClassifier": "estimators",
     "MILRegressor": "estimators",
+    "MILSeveral": "estimators",
     "MILSurvival": "estimators",
     "Output": "models",
     "Predictions": "evaluation.predictions",
@@ -62,6 +64,7 @@ __all__ = [
     "MILModel",
     "MILMultilabelClassifier",
     "MILRegressor",
+    "MILSeveral",
     "MILSurvival",
     "Output",
     "Predictions",

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from caprmil.errors import BagError, RecipeError
-from caprmil.models import MODELS, FusedModel, MILModel, average_slide
+from caprmil.models import MODELS, FusedModel, MILModel, average_slide, create
 from caprmil.models.fusion import WAYS, last_layer
 from caprmil.models.no_image import NoImage
+from caprmil.models.pooling import POOLS
 from small_models import small_model
 
 COLUMNS: list[dict[str, Any]] = [{"name": "age", "width": 2}, {"name": "sex", "width": 2}]
@@ -130,6 +131,30 @@ def test_film_scales_and_shifts_the_embedding_before_the_last_layer(name: str) -
     torch.testing.assert_close(model(bags, covariates=VALUES).logits, expected)
     packed = model(bags.reshape(1, 27, 24), sizes=(9, 9, 9), covariates=VALUES)
     torch.testing.assert_close(packed.logits, expected)
+
+
+@pytest.mark.parametrize("pool", sorted(POOLS))
+def test_film_of_every_patch_in_context_is_film_of_the_pooled_embedding(pool: str) -> None:
+    image = create("caprmil", 24, 3, dim=16, heads=2, tokens=3, pool=pool)
+    model = FusedModel(24, 3, image=image, columns=COLUMNS, dim=8, how="film").double().eval()
+    torch.nn.init.normal_(model.classify.weight)
+    bags = torch.randn(3, 9, 24).double()
+    mask = torch.arange(9) < torch.tensor([[6], [9], [1]])
+    together = model(bags, mask=mask, covariates=VALUES)
+
+    scale, shift = added(model, VALUES).unsqueeze(1).chunk(2, dim=-1)
+    patches, _ = image.context(bags, mask)
+    modulated = (1 + scale) * patches + shift  # every patch, after the context stack
+    _, weights = image.pool(patches, mask)  # which do not see the covariates
+    by_hand = image.classify((weights.unsqueeze(-1) * modulated).sum(dim=1))
+    torch.testing.assert_close(together.logits, by_hand, rtol=1e-12, atol=1e-12)
+
+    # Attention that scores the modulated patches would see the covariates. A mean has no scores.
+    embedding, seen = image.pool(modulated, mask)
+    if pool == "mean":
+        torch.testing.assert_close(image.classify(embedding), by_hand, rtol=1e-12, atol=1e-12)
+    else:
+        assert (seen - weights).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("name", FILM)

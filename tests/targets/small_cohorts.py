@@ -59,29 +59,35 @@ def write_cohort(
     width: int = 8,
     seed: int = 0,
     prefix: str = "",
+    per_patient: int = 1,
+    everything: bool = False,
 ) -> Path:
-    """Write bags and a table of labels, and return the path of the table."""
+    """Write bags and a table of labels, and return the path of the table.
+
+    All slides of a patient have the same share. With `everything` there is a column `age`, which
+    says nothing, and a second source of features on the same grid, in the folder `more`.
+    """
     rng = np.random.default_rng(seed)
     rows: list[dict[str, str]] = []
     side = int(np.ceil(np.sqrt(patches)))
     coords = 224 * np.stack([np.arange(patches) % side, np.arange(patches) // side], axis=1)
     for number in range(slides):
-        share = SHARES[number % len(SHARES)]
+        patient = number // per_patient
+        share = SHARES[patient % len(SHARES)]
         features = rng.normal(size=(patches, width)).astype(np.float32)
         features[: round(share * patches), 0] += 4
-        bags.write(
-            folder / "features" / f"{prefix}slide_{number:03d}.h5",
-            features,
-            coords,
-            encoder="synthetic",
-            mpp=1.0,
-            patch_px=224,
-            patch_level0=224.0,
-            step=224.0,
-        )
+        file = f"{prefix}slide_{number:03d}.h5"
+        _write(folder / "features" / file, features, coords)
         label = cell(share)
         cells = {"label": label} if isinstance(label, str) else label
-        names = {"slide": f"{prefix}slide_{number:03d}", "patient": f"{prefix}patient_{number:03d}"}
+        names = {
+            "slide": f"{prefix}slide_{number:03d}",
+            "patient": f"{prefix}patient_{patient:03d}",
+        }
+        if everything:
+            noise = np.random.default_rng([seed, number]).normal(size=(patches, 3))
+            _write(folder / "more" / file, noise.astype(np.float32), coords)
+            names["age"] = str(40 + patient % 5)
         rows.append({**names, **cells})
     table = folder / "labels.csv"
     with table.open("w", newline="") as file:
@@ -89,3 +95,8 @@ def write_cohort(
         writer.writeheader()
         writer.writerows(rows)
     return table
+
+
+def _write(path: Path, features: Any, coords: Any) -> None:
+    facts = {"mpp": 1.0, "patch_px": 224, "patch_level0": 224.0, "step": 224.0}
+    bags.write(path, features, coords, encoder="synthetic", **facts)

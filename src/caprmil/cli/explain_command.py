@@ -294,26 +294,34 @@ def _report(case: "ExplainedSlide") -> None:
             f"The covariates also scale the evidence of the patches: {', '.join(each_of)} for "
             f"{contrast.name}, against those of the average training slide."
         )
-    _report_slides(explained)
+    _report_slides(case)
     if explained.assignments is not None:
         _report_tokens(explained)
 
 
-def _report_slides(explained: "Explanation") -> None:
+def _report_slides(case: "ExplainedSlide") -> None:
     """Print the share of each slide of a patient."""
     from caprmil.explain.slide_shares import slide_shares
 
+    explained, combination = case.explanation, case.combination
     of, shares = explained.predicted, slide_shares(explained)
-    if shares:
-        contrast = explained.target.contrasts[of]
-        rows = [
-            [each.name, f"{each.patches:,}", f"{each.evidence[of]:+.4f}", f"{each.attention:.1%}"]
-            for each in shares
-        ]
-        show_table(
-            [explained.info.part_name, "patches", f"evidence {contrast.positive}", "attention"],
-            rows,
+    if not shares:
+        return
+    contrast = explained.target.contrasts[of]
+    header = [explained.info.part_name, "patches", f"evidence {contrast.positive}", "attention"]
+    rows = [
+        [each.name, f"{each.patches:,}", f"{each.evidence[of]:+.4f}", f"{each.attention:.1%}"]
+        for each in shares
+    ]
+    if combination is not None:
+        typer.echo(
+            f"{combination.in_words()} Evidence and attention are times the weight of the slide."
         )
+        header[2:2] = ["answer", "weight"]
+        for row, each in zip(rows, shares, strict=True):
+            own = combination.share(each.slide, of)
+            row[2:2] = [own.answer, f"{own.weight:.1%}"]
+    show_table(header, rows)
 
 
 def _report_regions(case: "ExplainedSlide", effects: "RegionEffects") -> None:

@@ -71,8 +71,8 @@ def train(
     modalities: Annotated[
         bool,
         typer.Option(
-            help="With covariates: train patches only and covariates only, to compare with; not "
-            "at a URL."
+            help="With covariates or several sources: train a model of each alone, to compare "
+            "with; not at a URL."
         ),
     ] = True,
     allow_logger: AllowLogger = None,

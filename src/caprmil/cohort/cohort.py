@@ -276,13 +276,9 @@ def load_cohort(
     )
     if config.combine == "max" and target.ready and not target.has_order:
         found.problems.append(
-            f'[data] combine = "max" needs two classes or one number, and this is {target}. Set '
-            'combine = "mean" or "bag".'
-        )
-    if config.combine == "learned" and target.ready and target.parts:
-        found.problems.append(
-            f'[data] combine = "learned" is for one answer, and this is {target}. Set '
-            'combine = "mean" or "bag".'
+            '[data] combine = "max" needs an order in which one slide is the highest: two classes, '
+            f"grades, labels or a number. {target.without_order}. "
+            'Set combine = "mean", "learned" or "bag".'
         )
     files: Mapping[str, SlideFiles] = paths
     several = None

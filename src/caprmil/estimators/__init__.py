@@ -2,6 +2,7 @@
 
 from caprmil.estimators.mil_classifier import MILClassifier, MILMultilabelClassifier
 from caprmil.estimators.mil_regressor import MILRegressor
+from caprmil.estimators.mil_several import MILSeveral
 from caprmil.estimators.mil_survival import MILSurvival
 
-__all__ = ["MILClassifier", "MILMultilabelClassifier", "MILRegressor", "MILSurvival"]
+__all__ = ["MILClassifier", "MILMultilabelClassifier", "MILRegressor", "MILSeveral", "MILSurvival"]

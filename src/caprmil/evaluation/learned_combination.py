@@ -5,7 +5,7 @@ The weights are a softmax over the slides, of a linear function of their answers
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from caprmil.errors import RecipeError
 from caprmil.evaluation.predictions import Predictions
-from caprmil.targets.target import Answers
+from caprmil.targets.target import Answers, Target
 
 SPREAD = 2.0  # standard deviation of the slopes that is expected before patients are seen
 STEP = 1e-5  # of the slopes, for the derivatives of the loss
@@ -36,34 +36,56 @@ class LearnedCombination:
     """How many patients with several slides it was fitted on. With none it is the mean."""
     loss_of_mean: float
     loss: float
+    groups: tuple[int, ...] = ()
+    """How many columns each of several targets or labels has. Each has weights of its own."""
 
     def __post_init__(self) -> None:
         usable = all(LEAST_SPREAD <= spread < math.inf for spread in self.spreads)
         if len(self.slopes) != len(self.spreads) or not usable:
             raise RecipeError("each slope needs a positive spread")
+        if self.groups and (min(self.groups) < 1 or sum(self.groups) != len(self.slopes)):
+            raise RecipeError("the groups do not have all slopes")
         if not all(abs(slope) <= STEEPEST for slope in self.slopes.values()):
             raise RecipeError(f"a slope is beyond {STEEPEST:g}")
         if self.patients < 0:
             raise RecipeError(f"it cannot be fitted on {self.patients} patients")
 
     def weights(self, answers: Answers) -> NDArray[np.float64]:
-        """Return the weight of each slide of a patient, from the answers of its slides (rows)."""
-        return _weights(answers, np.array([*self.slopes.values()]) / np.array(self.spreads))
+        """Return the weight of each slide of a patient (rows) for each number of its answer."""
+        steepness = np.array([*self.slopes.values()]) / np.array(self.spreads)
+        ends = np.cumsum(self.groups or (len(steepness),))
+        groups = [
+            slice(end - n, end) for end, n in zip(ends, np.diff(ends, prepend=0), strict=True)
+        ]
+        own = [_weights(answers[:, group], steepness[group]) for group in groups]
+        sizes = [group.stop - group.start for group in groups]
+        return np.repeat(np.stack(own, axis=1), sizes, axis=1)
 
     def combine(self, answers: Answers) -> NDArray[np.float64]:
         """Return the answer of a patient."""
-        return np.asarray(self.weights(answers) @ answers)
+        return np.asarray((self.weights(answers) * answers).sum(axis=0))
 
 
 def fit_combination(
-    slides: Predictions, fitted_on: Literal["validation", "train"], *, scale: float = 1.0
+    slides: Predictions,
+    fitted_on: Literal["validation", "train"],
+    *,
+    fitted: Target | None = None,
 ) -> LearnedCombination:
     """Return the combination with the lowest loss for patients, by the answers of their slides.
 
     The loss is the mean over patients, with a normal distribution of the slopes around the mean of
-    the slides: few patients change little. `scale` is `Target.scale`, the unit of errors.
+    the slides: few patients change little. `fitted` is the target of the fold: its scale is the
+    unit of errors. Several targets or labels are fitted one by one.
     """
-    target, of, labels = slides.target, slides.patients, slides.labels
+    fitted = fitted or slides.target
+    if slides.target.parts:
+        own = {
+            name: fit_combination(slides.part(name), fitted_on, fitted=part.target)
+            for name, part in fitted.parts.items()
+        }
+        return _together(slides.target, own, fitted_on)
+    target, of, labels, scale = slides.target, slides.patients, slides.labels, fitted.scale
     assert of is not None
     assert labels is not None
     rows: dict[str, list[int]] = {}
@@ -90,13 +112,35 @@ def fit_combination(
 
         found = minimize(penalised, start, method="L-BFGS-B", options={"eps": STEP}).x
     return LearnedCombination(
-        slopes=dict(zip(target.columns, found.tolist(), strict=True)),
+        slopes=_named(target, found.tolist()),
         spreads=tuple(spreads.tolist()),
         fitted_on=fitted_on,
         patients=several,
         loss_of_mean=loss(start) if bags else 0.0,
         loss=loss(found) if bags else 0.0,
     )
+
+
+def _together(
+    target: Target,
+    own: Mapping[str, LearnedCombination],
+    fitted_on: Literal["validation", "train"],
+) -> LearnedCombination:
+    """Return the combinations of several targets or labels as one. Losses are means over them."""
+    slopes = [slope for each in own.values() for slope in each.slopes.values()]
+    return LearnedCombination(
+        slopes=_named(target, slopes),
+        spreads=tuple(spread for each in own.values() for spread in each.spreads),
+        fitted_on=fitted_on,
+        patients=max(each.patients for each in own.values()),
+        loss_of_mean=float(np.mean([each.loss_of_mean for each in own.values()])),
+        loss=float(np.mean([each.loss for each in own.values()])),
+        groups=tuple(n for e in own.values() for n in e.groups or (len(e.slopes),)),
+    )
+
+
+def _named(target: Target, slopes: Sequence[float]) -> dict[str, float]:
+    return dict(zip(target.columns, slopes, strict=True))
 
 
 def describe_combinations(by_fold: Mapping[str, LearnedCombination]) -> str:

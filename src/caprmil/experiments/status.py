@@ -111,9 +111,9 @@ def _folds(folder: Path, prefix: str = "", *, scored: bool = True) -> Iterator[T
             yield TaskStatus(name, "to do")
     if not scored:
         return
-    for name in BESIDE:
-        if (folder / name / RECIPE).exists():  # only its predictions are needed
-            yield from _folds(folder / name, f"{prefix}{name}/", scored=False)
+    for beside in [path for name in BESIDE for path in sorted(folder.glob(name))]:
+        if (beside / RECIPE).exists():  # only its predictions are needed
+            yield from _folds(beside, f"{prefix}{beside.name}/", scored=False)
     yield TaskStatus(f"{prefix}scores", "done" if (folder / SCORES).exists() else "to do")
 
 

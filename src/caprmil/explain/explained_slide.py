@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from caprmil.explain.attribution import Method
+from caprmil.explain.combination import Combination
 from caprmil.explain.explanation import Explanation, can_stream, explain
 from caprmil.explain.map_ranking import MapRanking, map_ranking
 from caprmil.explain.marked_regions import RegionEffects, region_effects
@@ -15,6 +16,7 @@ from caprmil.explain.removal import RemovalEffect, removal_effect
 from caprmil.explain.slide_answer import Answer, predict_slide
 from caprmil.explain.slide_reference import SlideReference, open_pixels
 from caprmil.features import bag_files
+from caprmil.features.bag_files import SlideBags
 from caprmil.features.bags import Bag, Stream
 from caprmil.io.progress import Step
 from caprmil.models import MILModel, average_slide
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ExplainedSlide:
-    """A slide, the answer of a run to it, and the explanation by one model."""
+    """A slide or patient, the answer of a run to it, and the explanation by one model."""
 
     reference: SlideReference
     label: str | None  # the true class or value, if the run has it
@@ -41,6 +43,7 @@ class ExplainedSlide:
     effect: RemovalEffect | None = None  # of the first map on this slide
     regions: RegionEffects | None = None  # that the map marks, if they were measured
     unlike: float | None = None  # share of held-out slides that are more like the training slides
+    combination: Combination | None = None  # of a patient whose slides were answered alone
 
     def __repr__(self) -> str:
         label = "" if self.label is None else f", labelled {self.label}"
@@ -131,8 +134,25 @@ def explain_slide(
     With several models, the explanation is that of the model nearest to their mean. The first map
     is the given one, or the most faithful one of the run by its `ranking`, which is measured and
     stored if it is neither given nor known. Without `regions` the effect of regions is not
-    measured. `force` accepts a bag of another encoder or scale.
+    measured. `force` accepts a bag of another encoder or scale. A patient whose slides the run
+    answers alone is explained by all of them.
     """
+    if run.combine is not None and isinstance(reference.bag, SlideBags):
+        from caprmil.explain.explained_patient import explain_patient  # it explains each slide
+
+        return explain_patient(
+            run,
+            reference,
+            how=run.combine,
+            fold=fold,
+            method=method,
+            first=first,
+            maps=maps,
+            ranking=ranking,
+            force=force,
+            device=device,
+            progress=progress,
+        )
     used = pick_device(device)
     info = bag_files.inspect(reference.bag)
     check_bag(run, reference.name, info, force=force)

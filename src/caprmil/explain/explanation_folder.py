@@ -13,6 +13,7 @@ import numpy as np
 
 from caprmil import figures
 from caprmil.errors import CaprmilError, plural
+from caprmil.explain.combination import Combination
 from caprmil.explain.explained_slide import ExplainedSlide
 from caprmil.explain.explanation import TOP, Explanation
 from caprmil.explain.explanation_figures import (
@@ -98,7 +99,8 @@ def write_explanation(
         missing = "patches.geojson" if slide is None else "images and patches.geojson"
         left_out.append(f"{missing}: the bag {why}")
     if explanation.slide_of is not None:
-        write_shares(explanation, folder / f"{plural(explanation.info.part_name)}.csv")
+        path = folder / f"{plural(explanation.info.part_name)}.csv"
+        write_shares(explanation, path, explained.combination)
     for own, boxes, effects, subfolder in _slide_by_slide(explained, drawing.boxes, mpp, folder):
         write_csv(own, subfolder / "patches.csv", regions=effects)
         if parquet:
@@ -204,18 +206,30 @@ def explanation_record(
 
 def _slides(explained: ExplainedSlide) -> dict[str, Any]:
     """Return the slides of a patient with their shares; nothing for a single slide."""
-    explanation = explained.explanation
+    explanation, combination = explained.explanation, explained.combination
     part = explanation.info.part_name
-    found = [
+    found: list[dict[str, Any]] = [
         {
             part: share.name,
             "patches": share.patches,
             "evidence": _by_name(explanation.names, share.evidence),
             "attention": share.attention,
+            **({} if combination is None else _in_answer(combination, share.slide)),
         }
         for share in slide_shares(explanation)
     ]
-    return {plural(part): found} if found else {}
+    how = {} if combination is None else {"combine": combination.how}
+    return {plural(part): found, **how} if found else {}
+
+
+def _in_answer(combination: Combination, slide: str) -> dict[str, Any]:
+    """Return the answer of a slide alone, its weight, and what it adds to that of the patient."""
+    row, names = combination.slides.index(slide), combination.target.columns
+    return {
+        "answer": _by_name(names, combination.answers[row]),
+        "weight": _by_name(names, combination.weights[row]),
+        "adds": _by_name(names, combination.adds[row]),
+    }
 
 
 def _regions(

@@ -61,24 +61,16 @@ def locate_slide(run: Run, what: str | BagFiles, *, pixels: Pixels = None) -> Sl
         return _reference(slide_name(paths_of(what)[0].name), what, pixels)
     name, path = str(what), as_path(what)
     if name in run.bags:
-        files = run.bags[name]
-        if not files.exists():
-            raise RunError(
-                f"The bag of {name} is no longer at {files}. Pass the folder that has it now, "
-                "--features FOLDER, or the bag's file."
-            )
-        return _reference(name, files, pixels)
+        return _reference(name, _existing(name, run.bags[name]), pixels)
     if name in run.paths:
         raise RunError(
             f"{name} is a slide of {run.owner(name)}, and {run.folder} predicts patients from all "
             "their slides. Name the patient."
         )
-    if name in run.patients.values():
-        own = [slide for slide, patient in run.patients.items() if patient == name]
-        raise RunError(
-            f"{run.folder} answers the slides of {name} alone. Name one of them: {shorten(own)}."
-        )
-    if run.unit == "patient" and path.is_dir():
+    if name in run.names:
+        own = {slide: run.slide_bags[slide] for slide in run.paths if run.patients[slide] == name}
+        return _reference(name, _existing(name, SlideBags.of(own)), pixels)
+    if run.predicts == "patient" and path.is_dir():
         found = find_slide_bags(run.facts, [path])
         return _reference(path.resolve().name, SlideBags.of(found), pixels)
     if (path.suffix.lower() in bags.SUFFIXES and path.exists()) or (run.sources and path.is_dir()):
@@ -91,6 +83,31 @@ def locate_slide(run: Run, what: str | BagFiles, *, pixels: Pixels = None) -> Sl
         f"{what} is neither a {run.unit} of {run.folder} nor a bag file. "
         f"Its {run.unit}s: {shorten(run.bags)}."
     )
+
+
+def _existing(name: str, files: BagFiles) -> BagFiles:
+    """Return files; raise if one was moved."""
+    if not files.exists():
+        raise RunError(
+            f"The bag of {name} is no longer at {files}. Pass the folder that has it now, "
+            "--features FOLDER, or the bag's file."
+        )
+    return files
+
+
+def references_of_slides(patient: SlideReference) -> list[SlideReference]:
+    """Return the slides of a patient, each with its own bag, which may have several sources."""
+    assert isinstance(patient.bag, SlideBags)
+    parts = list(zip(parts_of(patient.bag), patient.slides, strict=True))
+    found = []
+    for slide, files in zip(patient.bag.slides, patient.bag.paths, strict=True):
+        own = [(part, each) for part, each in parts if part.slide == slide]
+        if len(own) == 1:
+            found.append(own[0][1])
+            continue
+        sources = (replace(e, name=part.name.removeprefix(f"{slide} ")) for part, e in own)
+        found.append(SlideReference(name=slide, bag=files, slides=tuple(sources)))
+    return found
 
 
 def _reference(name: str, files: BagFiles, pixels: Pixels) -> SlideReference:

@@ -6,6 +6,10 @@ slides.csv: a row for each slide of a patient.
     slide, patches
     evidence-C      the sum of the evidence of its patches for contrast C
     attention       the sum of their attention: the slides' shares sum to 1
+    Where the answers of slides are combined, also
+    answer-COLUMN   the answer of the slide alone
+    weight-COLUMN   its weight in the answer of the patient
+    adds-COLUMN     what it adds to that answer: the slides add up to it
 """
 
 import csv
@@ -16,6 +20,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from caprmil.explain.combination import Combination
 from caprmil.explain.explanation import Explanation, square_cells
 from caprmil.features.bags import grid_cells
 from caprmil.io.atomic import atomic_write
@@ -33,6 +38,8 @@ class SlideShare:
     evidence: tuple[float, ...]
     """What they add to each contrast. With the rest, all slides sum to it if evidence is exact."""
     attention: float
+    slide: str = ""
+    """The slide, if the patches are of one of its sources."""
 
     @property
     def patches(self) -> int:
@@ -55,6 +62,7 @@ def slide_shares(explanation: Explanation) -> tuple[SlideShare, ...]:
                 terms=terms,
                 evidence=tuple(float(contrast.of(terms)) for contrast in contrasts),
                 attention=float(explanation.attention[rows].astype(np.float64).sum()),
+                slide=slide.slide or slide.name,
             )
         )
     return tuple(found)
@@ -100,13 +108,26 @@ def _columns(
     return None if values is None else values[:, rows]
 
 
-def write_shares(explanation: Explanation, path: Path) -> Path:
+def write_shares(
+    explanation: Explanation, path: Path, combination: Combination | None = None
+) -> Path:
     """Write a row for each slide of a patient, or for each source."""
+    combined: dict[str, NDArray[np.float64]] = {}
+    if combination is not None:
+        for name in ("answers", "weights", "adds"):
+            values = zip(combination.target.columns, getattr(combination, name).T, strict=True)
+            title = {"answers": "answer", "weights": "weight"}.get(name, name)
+            combined |= {f"{title}-{column}": own for column, own in values}
     with atomic_write(path) as partial, partial.open("w", encoding="utf-8", newline="") as stream:
         table = csv.writer(stream, lineterminator="\n")
         evidence = [f"evidence-{number}" for number in range(len(explanation.names))]
-        table.writerow([explanation.info.part_name, "patches", *evidence, "attention"])
+        header = [explanation.info.part_name, "patches", *evidence, "attention", *combined]
+        table.writerow(header)
         for share in slide_shares(explanation):
-            numbers = [f"{value:.9g}" for value in (*share.evidence, share.attention)]
-            table.writerow([share.name, share.patches, *numbers])
+            numbers = [*share.evidence, share.attention]
+            if combination is not None:
+                row = combination.slides.index(share.slide)
+                numbers += [float(values[row]) for values in combined.values()]
+            cells = [f"{value:.9g}" for value in numbers]
+            table.writerow([share.name, share.patches, *cells])
     return path

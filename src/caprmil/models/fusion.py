@@ -2,9 +2,13 @@
 
 The covariates have an embedding. It is concatenated to that of the patches before the last linear
 layer; or it has logits of its own; or it scales and shifts the embedding of the patches (FiLM,
-Perez et al. 2018). With the covariates of one slide, each of these is the image model with other
-numbers at its end, so that it keeps its faster forms and its exact evidence. One more axis in this
-file: K numbers, as which the covariates of a slide are encoded, from J columns.
+Perez et al. 2018). This is FiLM on the patches in context: weights that sum to one and do not see
+the covariates pool scaled and shifted patches to the scaled and shifted embedding, exactly. Only
+the scores of attention do not see the covariates.
+
+With the covariates of one slide, each of these is the image model with other numbers at its end, so
+that it keeps its faster forms and its exact evidence. One more axis in this file: K numbers, as
+which the covariates of a slide are encoded, from J columns.
 """
 
 from collections.abc import Mapping, Sequence

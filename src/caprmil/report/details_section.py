@@ -93,7 +93,7 @@ def slide_provenance(inputs: SlideInputs) -> Iterator[Fact]:
     files = [r.pixels.name for r in explained.reference.all_slides if r.pixels is not None]
     if files:
         yield ("Slide file" if len(files) == 1 else "Slide files"), ", ".join(files)
-    name = explained.name if explained.name in run.bags else str(explained.reference.bag)
+    name = explained.name if explained.name in run.names else str(explained.reference.bag)
     yield from report_origin(["caprmil", "report", str(run.folder), name])
 
 

@@ -8,7 +8,7 @@ from markupsafe import Markup
 from numpy.typing import NDArray
 
 from caprmil.errors import count
-from caprmil.explain import TOP, Explanation, Method, top_patches
+from caprmil.explain import TOP, ExplainedSlide, Explanation, Method, top_patches
 from caprmil.explain.browser import totals
 from caprmil.explain.covariate_terms import shares
 from caprmil.report.html_page import render
@@ -42,6 +42,13 @@ RESTS: dict[Method, str] = {
 RANDOM = (
     " This model draws random samples. The evidence adds up to the mean {output} over its draws, "
     "which can differ from the {output} of the mean prediction."
+)
+
+COMBINED = (
+    " The slides of the patient were answered alone. What a patch adds to the {output} of its "
+    "slide is times the weight of the slide, and the sum is the mean of the slides' {output}s with "
+    "these weights. The answer of the patient is the mean of their answers, so it is not the "
+    "answer that belongs to this sum."
 )
 
 
@@ -172,7 +179,7 @@ def evidence_section(inputs: SlideInputs) -> Markup:
     return render(
         "evidence.html",
         contrast=explanation.target.contrasts[first],
-        method=_method(explanation),
+        method=_method(inputs.explained),
         evidence=[
             (explanation.target.contrasts[n], _contrast(inputs, n, own)) for n, own in sums.items()
         ],
@@ -180,15 +187,21 @@ def evidence_section(inputs: SlideInputs) -> Markup:
     )
 
 
-def _method(explanation: Explanation) -> str:
+def _method(explained: ExplainedSlide) -> str:
     """Return how the evidence was computed, in sentences."""
+    explanation, combination = explained.explanation, explained.combination
     random = explanation.exact and explanation.spread is not None
     text = METHODS[explanation.method] + (RANDOM if random else "")
+    if combination is not None and combination.mixes:
+        text += COMBINED
     return text.format(output=explanation.target.output_name)
 
 
 def _contrast(inputs: SlideInputs, number: int, evidence: EvidenceSum) -> Markup:
     contrast = inputs.explained.explanation.target.contrasts[number]
+    combination = inputs.explained.combination
+    mixes = combination is not None and combination.mixes
+    meaning = inputs.parts.total_meaning(inputs.explained.explanation, evidence.sum)
     return render(
         "evidence_sum.html",
         number=number,
@@ -199,7 +212,7 @@ def _contrast(inputs: SlideInputs, number: int, evidence: EvidenceSum) -> Markup
         rows=_rows(inputs.explained.explanation, contrast, evidence),
         gap=evidence.gap,
         modalities=evidence.modalities(),
-        meaning=inputs.parts.total_meaning(inputs.explained.explanation, evidence.sum),
+        meaning="" if mixes else meaning,
         sides=[_side(inputs, contrast, evidence, sign) for sign in (1, -1)],
     )
 

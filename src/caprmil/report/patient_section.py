@@ -4,6 +4,8 @@ from typing import NamedTuple
 
 from markupsafe import Markup
 
+from caprmil.explain.combination import SlideShareOfAnswer
+from caprmil.explain.removal import answer_words
 from caprmil.explain.slide_shares import slide_shares
 from caprmil.report.html_page import EMPTY, render
 from caprmil.report.report_inputs import SlideInputs
@@ -19,6 +21,7 @@ class SlideRow(NamedTuple):
     zero: float
     left: float
     width: float
+    answer: SlideShareOfAnswer | None  # if the slides were answered alone
 
 
 def patient_section(inputs: SlideInputs) -> Markup:
@@ -30,6 +33,7 @@ def patient_section(inputs: SlideInputs) -> Markup:
     of = explanation.predicted
     contrast = explanation.target.contrasts[of]
     values = [share.evidence[of] for share in shares]
+    combination = inputs.explained.combination
     low, high = min(0.0, *values), max(0.0, *values)
     reach = (high - low) or 1.0
     rest = float(contrast.of(explanation.rest.astype(float)))
@@ -38,6 +42,8 @@ def patient_section(inputs: SlideInputs) -> Markup:
         part=explanation.info.part_name,
         contrast=contrast,
         exact=explanation.exact,
+        combination=combination,
+        number=answer_words(explanation.target.number_name, contrast.name),
         rest=rest,
         total=sum(values) + rest,
         rows=[
@@ -48,7 +54,8 @@ def patient_section(inputs: SlideInputs) -> Markup:
                 attention=share.attention,
                 zero=round(-low / reach * 200, 2),
                 left=round((min(value, 0.0) - low) / reach * 200, 2),
-                width=max(round(abs(value) / reach * 200, 2), 1),
+                width=max(round(abs(value) / reach * 200, 2), 1) if value else 0,
+                answer=None if combination is None else combination.share(share.slide, of),
             )
             for share, value in zip(shares, values, strict=True)
         ],

@@ -97,7 +97,7 @@ class PredictionParts(ABC):
         if explained.unlike is not None and is_unlike(explained.unlike):
             yield f"Caution: {warning(explained.unlike)}"
         if len(folds) == 1:
-            unseen = answer.unseen and explained.name in self.run.bags and len(self.run.done) > 1
+            unseen = answer.unseen and explained.name in self.run.names and len(self.run.done) > 1
             yield f"Predicted by the model of {folds[0]}" + (
                 f", which has not seen this {what} in training." if unseen else "."
             )

@@ -61,8 +61,8 @@ def find_or_encode(
     The second value lists slides that could not be encoded. `encoding` is passed to `bags_of`.
     """
     inputs = list(inputs)
-    found = {name: locate_slide(run, name, pixels=pixels) for name in inputs if name in run.bags}
-    others = [as_path(text) for text in inputs if text not in run.bags]
+    found = {name: locate_slide(run, name, pixels=pixels) for name in inputs if name in run.names}
+    others = [as_path(text) for text in inputs if text not in run.names]
     for path in others:
         if not path.exists():
             locate_slide(run, path)  # raises, and lists the slides of the run
@@ -96,13 +96,10 @@ def write_slide_report(
 
 
 def chosen_slides(run: Run, most: int) -> list[str]:
-    """Return the slides worth a report: the worst mistakes, and a few good predictions."""
+    """Return what is worth a report: the worst mistakes, and a few good predictions."""
     predictions, parts = run.predictions, parts_of(run)
     rows = [*parts.worst(predictions, most), *(parts.best(predictions) if most else [])]
-    names = dict.fromkeys(predictions.slides[row] for row in rows)
-    if run.combine:  # slides are answered, and explained, alone
-        return [slide for slide, patient in run.patients.items() if patient in names]
-    return list(names)
+    return list(dict.fromkeys(predictions.slides[row] for row in rows))
 
 
 def write_run_report(

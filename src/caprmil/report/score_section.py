@@ -121,7 +121,7 @@ def comparison_section(inputs: RunInputs) -> Markup:
 
 
 def modality_section(inputs: RunInputs) -> Markup:
-    """Return what patches and covariates add to each other, if the model reads covariates."""
+    """Return what patches, covariates and sources add to each other, if there are several."""
     found = inputs.run.scores.get("modalities")
     if not found:
         return EMPTY

@@ -27,7 +27,9 @@ from caprmil.io.paths import RemotePath, download_all, upload, upload_all
 FOLDS, FOLD = "folds", "fold.json"
 MEAN = "mean"  # a run of a Mean on the same folds, inside a run
 IMAGE_ONLY, COVARIATES_ONLY = "image", "covariates"  # runs of one modality, on the same folds
-BESIDE = (MEAN, IMAGE_ONLY, COVARIATES_ONLY)
+COLUMNS_ONLY, VECTORS_ONLY = "columns", "vectors"  # if there are covariates of both kinds
+SOURCE_ONLY = "source-"  # and the name of a source
+BESIDE = (MEAN, IMAGE_ONLY, COVARIATES_ONLY, COLUMNS_ONLY, VECTORS_ONLY, f"{SOURCE_ONLY}*")
 START = ("recipe.toml", "splits.json", "run.json")  # uploaded first, in this order
 LAST = "scores.json"
 LOCK = ".lock"

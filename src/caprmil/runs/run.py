@@ -223,6 +223,11 @@ class Run:
             for patient, own in self.slides.items()
         }
 
+    @property
+    def names(self) -> set[str]:
+        """What can be explained by its name: slides or patients, or both if slides are combined."""
+        return {*self.bags} | ({*self.patients.values()} if self.combine else set())
+
     @cached_property
     def slide_bags(self) -> dict[str, SlideFiles]:
         """The bag of each slide by name: a file, or a file of each source."""

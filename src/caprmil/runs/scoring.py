@@ -25,7 +25,7 @@ from caprmil.io.progress import bar
 from caprmil.runs.conformal_sets import score_guarantees
 from caprmil.runs.facts import SourceFacts, read_fold_facts
 from caprmil.runs.history import HISTORY, read_history
-from caprmil.runs.modalities import TITLE, compare_modalities, describe_modalities, read_beside
+from caprmil.runs.modalities import TITLE, compare_modalities, read_beside
 from caprmil.runs.remote import MEAN
 from caprmil.runs.run import BASELINES, MEAN_OF_SLIDES, PREDICTIONS, Run, reliability_file
 from caprmil.runs.scores import CALIBRATION, SCORES
@@ -57,10 +57,8 @@ def score_run(run: Run, cohort: Cohort, *, progress: bool = True) -> None:
     scores: dict[str, Any] = summary.as_dict() | {"baselines": compared.as_dict()}
     if combinations := run.combinations(folders):
         sections["## Combination of slides\n\n"] = describe_combinations(combinations)
-    modalities = compare_modalities(run, everything)
-    if modalities is not None:
-        sections[TITLE] = describe_modalities(modalities)
-        scores["modalities"] = modalities.as_dict()
+    if modalities := compare_modalities(run, everything):
+        scores["modalities"], sections[TITLE] = modalities[0].as_dict(), modalities[1]
     if run.target.calibrates:
         calibrated = calibration.calibrate_each(everything, run.validation)
         scores["calibration"] = calibration.as_file(calibrated)

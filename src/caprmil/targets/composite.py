@@ -322,9 +322,15 @@ class Composite(Target):
     def has_order(self) -> bool:
         return all(target.has_order for target in self.targets.values())
 
-    def combine(self, answers: Answers, how: str) -> Answers:
-        own = [p.target.combine(p.answers_of(answers), how) for p in self.parts.values()]
-        return np.concatenate(own)
+    @property
+    def without_order(self) -> str:
+        reasons = {name: target.without_order for name, target in self.targets.items()}
+        return "; ".join(f"{name}: {reason}" for name, reason in reasons.items() if reason)
+
+    def slide_weights(self, answers: Answers, how: str) -> NDArray[np.float64]:
+        """Return the weights of each part by its own answers: another slide may decide each."""
+        own = [p.target.slide_weights(p.answers_of(answers), how) for p in self.parts.values()]
+        return np.concatenate(own, axis=1)
 
     def disagreement(self, answers: Answers) -> float:
         """Return the mean over parts, each relative to the scale of its answers."""

@@ -75,6 +75,17 @@ class Ordinal(Classification):
         shown = ", ".join(f'"{word}"' for word in sorted(words))
         return f"[target] classes = [{shown}], in the right order."
 
+    # Patients
+
+    @property
+    def has_order(self) -> bool:
+        return True
+
+    def heights(self, answers: Answers) -> NDArray[np.floating]:
+        """Return the expected grade: the mean number of the grade by its probabilities."""
+        found: NDArray[np.floating] = answers @ np.arange(len(self.classes))
+        return found
+
     # Models
 
     @property

@@ -261,6 +261,14 @@ class Regression(Target):
             low, high = answers[row, 1:]
             raise CohortError(f"{where}: the interval ends at {high:g}, below its start {low:g}.")
 
+    @property
+    def has_order(self) -> bool:
+        return True
+
+    def heights(self, answers: Answers) -> NDArray[np.floating]:
+        """Return the value, also of an answer with the ends of an interval."""
+        return answers[:, 0]
+
     def predicted(self, answers: Answers) -> list[str]:
         return [repr(float(value)) for value in answers[:, 0]]
 

@@ -280,8 +280,8 @@ class Survival(TimeToEvent):
     def has_order(self) -> bool:
         return True
 
-    def combine(self, answers: Answers, how: str) -> Answers:
-        return answers.mean(axis=0) if how == "mean" else answers[int(answers[:, 0].argmax())]
+    def heights(self, answers: Answers) -> NDArray[np.floating]:
+        return answers[:, 0]
 
     def disagreement(self, answers: Answers) -> float:
         return float(answers[:, 0].std(ddof=1))

@@ -318,12 +318,33 @@ class Target:
 
     @property
     def has_order(self) -> bool:
-        """Whether one answer can be the highest: one number, or the second of two classes."""
+        """Whether one answer can be the highest: by one number, or the second of two classes."""
         return len(self.columns) == 1
+
+    @property
+    def without_order(self) -> str:
+        """Why no answer is the highest, in words; "" if one is."""
+        return "" if self.has_order else f"{self} have no order"
+
+    def heights(self, answers: Answers) -> NDArray[np.floating]:
+        """Return the number of each answer by which one is the highest, if the target has it."""
+        return answers[:, -1]
+
+    def slide_weights(self, answers: Answers, how: str) -> NDArray[np.float64]:
+        """Return how much each slide of a patient (rows) counts for each number of the answer.
+
+        Under mean all count alike; under max the slide with the highest answer decides.
+        """
+        if how == "mean":
+            return np.full(answers.shape, 1 / len(answers))
+        weights = np.zeros(answers.shape)
+        weights[int(self.heights(answers).argmax())] = 1
+        return weights
 
     def combine(self, answers: Answers, how: str) -> Answers:
         """Return the answer of a patient from those of the slides (rows): their mean, or max."""
-        return answers.mean(axis=0) if how == "mean" else answers[int(answers[:, -1].argmax())]
+        found: Answers = (self.slide_weights(answers, how) * answers).sum(axis=0)
+        return found
 
     def disagreement(self, answers: Answers) -> float:
         """Return how far the answers of several models (rows) for one slide differ."""

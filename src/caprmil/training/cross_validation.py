@@ -24,7 +24,7 @@ from caprmil.runs.remote import remote_run
 from caprmil.runs.run import Run
 from caprmil.runs.scores import SCORES
 from caprmil.runs.scoring import score_run
-from caprmil.training.beside import recipes_beside
+from caprmil.training.beside import models_beside
 from caprmil.training.distributed import ProcessGroup
 from caprmil.training.early_checks import check_folder, check_start
 from caprmil.training.fold_worker import FoldWorker, OnEpoch, Training
@@ -61,9 +61,9 @@ def cross_validate(
     copy. `table` replaces `recipe.cohort` and is written to cohort.csv in `out`. Without
     `score` the folds are trained and predicted, and the run stays unfinished. With `mean`, a Mean
     is trained on the same folds, in a folder of the run, and is one of the baselines. With
-    `modalities`, a model with covariates is compared with one of the patches alone and one of the
-    covariates alone. A logger of the recipe that is not Lightning's own runs its code only if
-    `allow_loggers` names it.
+    `modalities`, a model of covariates or several sources is compared with a model of each of them
+    alone, as `caprmil train` does. A logger of the recipe that is not Lightning's own runs its code
+    only if `allow_loggers` names it.
 
     On several devices, the bags of a step are divided. A recipe with fewer is changed to one each.
     """
@@ -248,11 +248,8 @@ def _open_beside(
 ) -> dict[Path, Training]:
     """Open the runs of other models on the folds of a model, in its folder."""
     found = {}
-    recipes = recipes_beside(training.recipe, mean=mean, modalities=modalities)
-    for name, recipe in recipes.items():
-        cohort = training.cohort
-        if not recipe.data.reads_covariates:
-            cohort = replace(cohort, covariates=None)
+    models = models_beside(training.recipe, training.cohort, mean=mean, modalities=modalities)
+    for name, (recipe, cohort) in models.items():
         start = training.run.facts.start if recipe.model.start else None
         run = open_run(out / name, recipe, cohort, training.folds, start=start)
         found[out / name] = replace(training, run=run, recipe=recipe, cohort=cohort)

@@ -213,7 +213,7 @@ def train_fold(
                 trained, training.samples(known, columns), cache=cache, device=chosen
             )
             slide_table = _slide_table(cohort, fold.name, known, answers)
-            combination = fit_combination(slide_table, part, scale=trained.target.scale)
+            combination = fit_combination(slide_table, part, fitted=trained.target)
             write_text(work / COMBINATION, as_json(asdict(combination)), replace=True)
             learned[fold.name] = combination
         for part_name, slides in (("validation", fold.validation), ("test", fold.test)):

@@ -124,6 +124,11 @@ class Recipe:
             )
 
     @property
+    def is_multimodal(self) -> bool:
+        """Whether a model reads covariates or several sources of features."""
+        return self.data.reads_covariates or isinstance(self.features, tuple)
+
+    @property
     def join(self) -> JoinRule:
         """How sources are joined."""
         return (self.sources or SourcesConfig()).join

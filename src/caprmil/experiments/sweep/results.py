@@ -198,6 +198,12 @@ class SweepResults:
                 f"If each fold chooses by its own validation part, the test {metric} is "
                 f"{show(self.chosen_by_fold())}. This is the unbiased score of the choice.",
             ]
+            if self.plan.recipe_at(self.best.point).is_multimodal:
+                recipe = f"points/{self.best.point.name}/recipe.toml"
+                notes.append(
+                    "A sweep trains no model of a single modality. What each adds at the best "
+                    f"point: caprmil train {recipe} --out NEW, in the folder of the sweep."
+                )
         if any(each.published for each in self.points):
             notes.append(
                 "The paper's columns are its ablation table, on CAMELYON16 and with its encoder. "
