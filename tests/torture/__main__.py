@@ -1,6 +1,6 @@
-"""The campaign: kills, damaged files, bombs, pickles, hostile requests and full disks.
+"""The campaign: kills, damaged files, bombs, pickles, hostile requests and hubs, full disks.
 
-    python tests/torture                    all of it, some 25 minutes on two quiet cores
+    python tests/torture                    all of it, some 18 minutes on two quiet cores
     python tests/torture --quick            the most telling minute
     python tests/torture --part kills       one part
     python tests/torture --repeat NAME      one case, with its whole traceback; its files are kept
@@ -49,7 +49,7 @@ TITLES = {
     "hub": "hostile downloads",
     "disk": "full disks",
 }
-MINUTES = 25.0  # of all of it on two quiet cores, from the processor time of some cases
+MINUTES = 18.0  # of all of it on two quiet cores, from the processor time of some cases
 QUICK = 0.01  # of the whole campaign
 QUICK_COMMANDS = {"kills": ("encode", "convert-clam", "train"), "disk": ("encode", "convert-clam")}
 SHOWN = 3  # failures of the same kind
@@ -78,7 +78,7 @@ def _parse(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--minutes", type=float, help="how long, roughly; default: 25")
+    parser.add_argument("--minutes", type=float, help="how long, roughly; default: 18")
     parser.add_argument("--cases", type=int, help="damaged files; the other parts in proportion")
     parser.add_argument("--quick", action="store_true", help="the most telling minute")
     parser.add_argument("--part", action="append", choices=PARTS, help="only this; repeatable")

@@ -101,10 +101,14 @@ def warm_up() -> None:
 def quick_scoring() -> Iterator[None]:
     """Score with few bootstrap draws and plain figures: the files are as always, only smaller."""
     from caprmil import figures
-    from caprmil.evaluation import predictions
+    from caprmil.evaluation import comparison, external_scores, predictions, recalibration, shift
+    from caprmil.evaluation.paired_tests import draw_patients
     from caprmil.explain import flips
     from caprmil.io.atomic import atomic_write
     from caprmil.targets.metric import bootstrap
+
+    def few_patients(patients: int, draws: int, seed: int) -> Any:
+        return draw_patients(patients, min(draws, 50), seed)
 
     def few_draws(*args: Any, **options: Any) -> Any:
         return bootstrap(*args, **options | {"draws": 10})
@@ -118,6 +122,10 @@ def quick_scoring() -> Iterator[None]:
     with (
         mock.patch.object(figures, "save", save),
         mock.patch.object(predictions, "bootstrap", few_draws),
+        mock.patch.object(comparison, "draw_patients", few_patients),
+        mock.patch.object(external_scores, "draw_patients", few_patients),
+        mock.patch.object(recalibration, "draw_patients", few_patients),
+        mock.patch.object(shift, "SPLITS", 130),
         mock.patch.object(flips, "SLIDES", 2),
         mock.patch.object(ranking, "SLIDES", 2),
     ):

@@ -54,20 +54,20 @@ def kinds(corpus: Corpus) -> list[Kind]:
     slides = corpus.files("slides")
     encoded = _all_files(corpus.folder / "encoded")
     return [
-        Kind("bag", corpus.files("bags"), readers.bag, 0.341),
+        Kind("bag", corpus.files("bags"), readers.bag, 0.408),
         Kind("table", tables, readers.table, 0.09),
         Kind("predictions", [corpus.run / "predictions.csv"], readers.predictions, 0.04),
-        Kind("recipe", [corpus.folder / "tables" / "recipe.toml"], readers.recipe, 0.08),
+        Kind("recipe", [corpus.folder / "tables" / "recipe.toml"], readers.recipe, 0.06),
         Kind("setting", [corpus.run / "recipe.toml"], readers.setting, 0.04),
-        Kind("run", run, readers.run, 0.08, 30.0),
+        Kind("run", run, readers.run, 0.06, 30.0),
         *(
             Kind(each.kind, run_files(each.run), readers.run_of(each), 0.006, 30.0)
             for each in other_runs(corpus)
         ),
-        Kind("outside", corpus.files("outside/features"), readers.external, 0.01, 30.0),
-        Kind("checkpoint", checkpoints, readers.checkpoint, 0.004, 60.0),
+        Kind("outside", corpus.files("outside/features"), readers.external, 0.004, 30.0),
+        Kind("checkpoint", checkpoints, readers.checkpoint, 0.003, 60.0),
         Kind("model", model, readers.model, 0.04),
-        Kind("slide", slides, readers.slide, 0.07),
+        Kind("slide", slides, readers.slide, 0.05),
         Kind("regions", corpus.files("regions"), readers.regions, 0.06),
         Kind("weights", corpus.files("weights"), readers.weights, 0.06),
         Kind("export", corpus.files("exports"), readers.export, 0.04),

@@ -121,14 +121,14 @@ def _vectors(corpus: Corpus) -> list[Any]:
 
 CPU = ("--device", "cpu")
 COMMANDS = (
-    LongCommand("patch", lambda c: _slides(c, "patch", *SIZE), 0.13),
-    LongCommand("encode", lambda c: _slides(c, "encode", *COLOURS, *CPU), 0.17),
+    LongCommand("patch", lambda c: _slides(c, "patch", *SIZE), 0.17),
+    LongCommand("encode", lambda c: _slides(c, "encode", *COLOURS, *CPU), 0.21),
     LongCommand("convert-trident", lambda c: _convert(c, "trident"), 0.06),
     LongCommand("convert-clam", lambda c: _convert(c, "clam"), 0.08),
     LongCommand("convert-stamp", lambda c: _convert(c, "stamp"), 0.06),
-    LongCommand("train", lambda c: train_words(c, "out"), 0.16),
-    LongCommand("train-vectors", _vectors, 0.05),
-    LongCommand("sweep", _sweep, 0.07),
+    LongCommand("train", lambda c: train_words(c, "out"), 0.12),
+    LongCommand("train-vectors", _vectors, 0.03),
+    LongCommand("sweep", _sweep, 0.05),
     LongCommand("predict", lambda c: ["predict", c.run, c.features, "--out", "out/a.csv"], 0.02),
     LongCommand("compare", lambda c: ["compare", *_two(c), "--out", "out"], 0.02),
     LongCommand("explain", lambda c: ["explain", "run", "slide_000", "--out", "out"], 0.03, True),
