@@ -26,7 +26,7 @@ from caprmil.models.linear import linear, only_torch, use_linear
 
 Run = Callable[[], Tensor]
 SIDE = 224
-VIT = {"name": "vit_large_patch16_224", "width": 1024, "depth": 24, "tokens": 197}  # of UNI
+VIT, VIT_WIDTH, VIT_TOKENS = "vit_large_patch16_224", 1024, 197  # of UNI
 
 
 def rates(ways: Mapping[str, Run], patches: int, rounds: int) -> dict[str, float]:
@@ -43,7 +43,7 @@ def rates(ways: Mapping[str, Run], patches: int, rounds: int) -> dict[str, float
 def in_chunks(network: Callable[[Tensor], Tensor], images: Tensor, chunk: int) -> Run:
     def run() -> Tensor:
         with torch.inference_mode():
-            return torch.cat([network(part) for part in images.split(chunk)])
+            return torch.cat([network(part) for part in torch.split(images, chunk)])
 
     return run
 
@@ -97,10 +97,10 @@ def in_onnxruntime(network: nn.Module, folder: Path) -> Callable[[Tensor], Tenso
 def vit_ways(images: Tensor) -> dict[str, Run]:
     """Return a ViT with torch's products, with ours, and our products alone."""
     timm = networks.import_timm("The ViT")
-    network = timm.create_model(VIT["name"], pretrained=False, num_classes=0).eval()
+    network = timm.create_model(VIT, pretrained=False, num_classes=0).eval()
     use_linear(network)
     weights = [module.weight for module in network.modules() if isinstance(module, nn.Linear)]
-    rows = torch.randn(VIT["tokens"], 4 * VIT["width"])
+    rows = torch.randn(VIT_TOKENS, 4 * VIT_WIDTH)
 
     def plain(part: Tensor) -> Tensor:
         with only_torch():

@@ -296,8 +296,8 @@ def load_cohort(
     made: list[Fold] = []
     if splits is not None:
         usable = presumed_patients([unit for unit in units if unit in labels], owners, mixed)
-        joined = patients if config.joins else {}
-        fixed = read_fixed(listed, usable, joined, folder, splits, found)
+        together = patients if config.joins else {}
+        fixed = read_fixed(listed, usable, together, folder, splits, found)
         shared = splits.allow_shared_patients
         if not shared and are_labels(patients, slide_labels, target):  # there is nothing to split
             found.problems.append(not_patients(columns["patient"], patients))
