@@ -20,7 +20,6 @@ from caprmil.models.base import (
     Weights,
 )
 from caprmil.models.influence import SummedParts
-from caprmil.models.linear import Linear
 from caprmil.models.packing import Sizes
 from caprmil.models.pooling import AttentionPool, pool_chunks, pool_evidence, pool_packed
 
@@ -47,10 +46,10 @@ class ABMIL(MILModel):
         dropout: float = 0.15,
     ) -> None:
         super().__init__(in_dim, n_outputs, dim=dim, hidden=hidden, gated=gated, dropout=dropout)
-        self.project = Linear(in_dim, dim)
+        self.project = nn.Linear(in_dim, dim)
         self.pool = AttentionPool(dim, hidden=hidden, gated=gated, dropout=0.0)
         self.dropout = nn.Dropout(dropout)
-        self.classify = Linear(dim, n_outputs)
+        self.classify = nn.Linear(dim, n_outputs)
 
     @property
     def input_layer(self) -> nn.Linear:

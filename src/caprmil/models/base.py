@@ -10,12 +10,12 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, cast
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from caprmil.errors import BagError, RecipeError
 from caprmil.models.layers import weighted_cross_entropy
-from caprmil.models.linear import linear
 from caprmil.models.packing import Sizes, mask_from_sizes, pad_packed, split_bags
 
 if TYPE_CHECKING:
@@ -480,7 +480,7 @@ def evidence_of_sum(
     bias: Float[Tensor, " C"],
 ) -> Evidence:
     """Return the evidence if a linear layer reads the weighted sum of the patches."""
-    terms = weights.mT * linear(patches, weight)
+    terms = weights.mT * F.linear(patches, weight)
     return Evidence(terms=terms, rest=bias.to(terms.dtype))
 
 

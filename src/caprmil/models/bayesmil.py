@@ -35,7 +35,6 @@ from caprmil.models.layers import (
     summing_dtype,
     weighted_sum,
 )
-from caprmil.models.linear import Linear, linear
 
 ROWS = 4096  # draws times patches per chunk, so that memory does not grow with the draws
 MAX_LOG_VARIANCE = 10.0  # in absolute value
@@ -84,7 +83,7 @@ class VariationalLinear(nn.Module):
         self, inputs: Float[Tensor, "#R N A"], noise: Noise | None
     ) -> Float[Tensor, "R N O"]:
         """Return a draw of each output (local reparameterisation), or without noise the mean."""
-        mean = linear(inputs, self.weight, self.bias)
+        mean = F.linear(inputs, self.weight, self.bias)
         if noise is None:
             return mean
         return torch.addcmul(mean, self.std(inputs).to(mean.dtype), noise(*mean.shape[1:]))
@@ -95,7 +94,7 @@ class VariationalLinear(nn.Module):
         with torch.autocast(inputs.device.type, enabled=False):
             variances = self.log_alpha.to(dtype).exp() * self.weight.to(dtype).square() + 1e-8
             # The lower bound is for inputs that are all zero, where a root has no gradient.
-            return linear(inputs.to(dtype).square(), variances).clamp(min=1e-16).sqrt()
+            return F.linear(inputs.to(dtype).square(), variances).clamp(min=1e-16).sqrt()
 
     def kl(self) -> Float[Tensor, ""]:
         """Return the KL divergence from a log-uniform prior: sum over outputs, mean over inputs."""
@@ -168,7 +167,7 @@ class BayesMIL(MILModel):
         self.spatial, self.draws, self.seed = spatial, draws, seed
         pairs = PRIORS[prior]
         self.prior = pairs * n_outputs if len(pairs) == 1 else pairs
-        self.project = Linear(in_dim, dim)
+        self.project = nn.Linear(in_dim, dim)
         nn.init.xavier_normal_(self.project.weight)
         nn.init.zeros_(self.project.bias)
         log_alpha = -4.0 if spatial else -1.0

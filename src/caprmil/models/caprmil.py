@@ -31,7 +31,6 @@ from caprmil.models.context import ContextStack
 from caprmil.models.folding import context_packed
 from caprmil.models.influence import SummedParts
 from caprmil.models.layers import summing_dtype
-from caprmil.models.linear import Linear
 from caprmil.models.mean_mlp import means_after_mlp
 from caprmil.models.packing import Sizes, mask_from_sizes, pad_assignments, pad_packed
 from caprmil.models.pooling import (
@@ -95,7 +94,7 @@ class CAPRMIL(MILModel):
         self.context = ContextStack(in_dim, **stack)
         self.pool = build_pool(pool, dim, n_outputs)
         has_classifier = isinstance(self.pool, MILModel)
-        self.classify = nn.Identity() if has_classifier else Linear(dim, n_outputs)
+        self.classify = nn.Identity() if has_classifier else nn.Linear(dim, n_outputs)
         self.memory: Memory = "auto"
 
     @property

@@ -36,7 +36,6 @@ from caprmil.models.layers import (
     summing_dtype,
     weighted_sum,
 )
-from caprmil.models.linear import Linear, linear
 from caprmil.models.packing import Sizes, mask_from_sizes, pad_packed, weighted_sum_packed
 from caprmil.models.pooling import Pool, pool_chunks
 
@@ -59,9 +58,9 @@ class BranchedAttention(Pool):
     def __init__(self, dim: int, *, hidden: int, branches: int, dropout: float) -> None:
         super().__init__(dim)
         self.branches = branches
-        self.hidden = Linear(dim, hidden)
-        self.gate = Linear(dim, hidden)
-        self.out = Linear(hidden, branches)
+        self.hidden = nn.Linear(dim, hidden)
+        self.gate = nn.Linear(dim, hidden)
+        self.out = nn.Linear(hidden, branches)
         self.dropout = Dropout(dropout)
 
     def branch_scores(self, patches: Patches) -> Float[Tensor, "B A N"]:
@@ -136,12 +135,12 @@ class CLAM(MILModel):
         self.multi = branches == "multi" or (branches == "auto" and n_outputs > 2)
         self.k = k or (16 if self.multi else 32)
         self.instance_weight, self.subtyping = instance_weight, subtyping
-        self.project = nn.Sequential(Linear(in_dim, dim), nn.ReLU(), Dropout(dropout))
+        self.project = nn.Sequential(nn.Linear(in_dim, dim), nn.ReLU(), Dropout(dropout))
         self.attend = BranchedAttention(
             dim, hidden=hidden, branches=n_outputs if self.multi else 1, dropout=dropout
         )
-        self.classify = Linear(dim, n_outputs)
-        self.instance_classifier = Linear(dim, 2 * n_outputs)  # (against, for) of each class
+        self.classify = nn.Linear(dim, n_outputs)
+        self.instance_classifier = nn.Linear(dim, 2 * n_outputs)  # (against, for) of each class
 
     def forward_bags(self, features: Features, mask: Mask, grid: Grid | None) -> Output:
         patches = self.project(features)
@@ -188,7 +187,7 @@ class CLAM(MILModel):
         """
         weight = rearrange(self.instance_classifier.weight, "(c two) d -> two c d", two=2)
         bias = rearrange(self.instance_classifier.bias, "(c two) -> two c", two=2)
-        return linear(patches, weight[1] - weight[0], bias[1] - bias[0])
+        return F.linear(patches, weight[1] - weight[0], bias[1] - bias[0])
 
     def stream_bag(self, chunks: Chunks, *, keep: bool) -> Output:
         scores, margins = list[Tensor](), list[Tensor]()

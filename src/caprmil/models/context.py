@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from caprmil.models.base import Assignments, Features, Mask, Patches
 from caprmil.models.folding import EPSILON
 from caprmil.models.layers import GELU, Dropout, summing_dtype, weighted_sum
-from caprmil.models.linear import Linear
 
 MIN_TEMPERATURE = 1e-3
 TOKEN_GAIN = 4  # log-odds of a token per unit of activation, where it starts from a unit
@@ -76,13 +75,13 @@ class ContextAttention(nn.Module):
                 stacklevel=2,
             )
         self.heads = heads
-        self.project_x = Linear(dim, heads * head_dim)
-        self.project_f = Linear(dim, heads * head_dim)
-        self.cluster = Linear(head_dim, tokens)  # shared by the heads
+        self.project_x = nn.Linear(dim, heads * head_dim)
+        self.project_f = nn.Linear(dim, heads * head_dim)
+        self.cluster = nn.Linear(head_dim, tokens)  # shared by the heads
         nn.init.orthogonal_(self.cluster.weight)
         self.temperature = Temperature(heads, learn=learn_temperature, start=temperature)
-        self.qkv = Linear(head_dim, 3 * head_dim, bias=False)  # shared by the heads
-        self.project_out = Linear(heads * head_dim, dim)
+        self.qkv = nn.Linear(head_dim, 3 * head_dim, bias=False)  # shared by the heads
+        self.project_out = nn.Linear(heads * head_dim, dim)
         self.dropout = Dropout(dropout)
 
     def forward(self, patches: Patches, mask: Mask) -> tuple[Patches, Assignments]:
@@ -147,9 +146,9 @@ class MLP(nn.Module):
 
     def __init__(self, dim: int, hidden: int) -> None:
         super().__init__()
-        self.up = Linear(dim, hidden)
+        self.up = nn.Linear(dim, hidden)
         self.activation = GELU()
-        self.down = Linear(hidden, dim)
+        self.down = nn.Linear(hidden, dim)
 
     def hidden(self, patches: Float[Tensor, "*rows D"]) -> Float[Tensor, "*rows F"]:
         return self.activation(self.up(patches))
@@ -211,7 +210,7 @@ class ContextStack(nn.Module):
         if init not in INITS:
             raise ValueError(f"init is {' or '.join(INITS)}, not {init!r}.")
         self.project = nn.Sequential(
-            Linear(in_dim, dim), nn.LayerNorm(dim), GELU(), Dropout(dropout)
+            nn.Linear(in_dim, dim), nn.LayerNorm(dim), GELU(), Dropout(dropout)
         )
         self.blocks: Sequence[ContextBlock] = nn.ModuleList(  # type: ignore[assignment]
             ContextBlock(dim, dropout=dropout, **settings) for _ in range(depth)

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from caprmil.models.base import Cells, Counts, Features, Labels, MILModel, Output, Patches
 from caprmil.models.layers import Dropout, summing_dtype, weighted_sum
-from caprmil.models.linear import Linear
 from caprmil.models.nystrom import NystromLayer, Rows, RowWeights, sort_by_grid
 
 MOMENTUM = 0.4  # of a centre, when a bag updates it
@@ -33,7 +32,7 @@ class CrossAttention(nn.Module):
     def __init__(self, dim: int, *, heads: int, dropout: float) -> None:
         super().__init__()
         self.heads = heads
-        self.query, self.key, self.value, self.out = (Linear(dim, dim) for _ in range(4))
+        self.query, self.key, self.value, self.out = (nn.Linear(dim, dim) for _ in range(4))
         for part in (self.query, self.key, self.value):
             nn.init.xavier_uniform_(part.weight, gain=2**-0.5)
         nn.init.xavier_uniform_(self.out.weight)
@@ -142,12 +141,12 @@ class DGRMIL(MILModel):
         self.warmed_up = True  # until an epoch starts, all terms count
         self.global_vectors = nn.Parameter(torch.randn(1, vectors, in_dim))
         self.class_token = nn.Parameter(torch.randn(1, 1, dim))
-        self.projections = nn.ModuleList([Linear(in_dim, dim), Linear(dim, dim)])
+        self.projections = nn.ModuleList([nn.Linear(in_dim, dim), nn.Linear(dim, dim)])
         self.patch_layer = nn.Sequential(NystromLayer(dim, **attention), nn.LayerNorm(dim))
         self.global_layer = nn.Sequential(NystromLayer(dim, **attention), nn.LayerNorm(dim))
         self.cross_attention = CrossAttention(dim, heads=heads, dropout=dropout)
-        self.head = nn.Sequential(Linear(dim, dim), nn.LayerNorm(dim))
-        self.classify = Linear(dim, n_outputs)
+        self.head = nn.Sequential(nn.Linear(dim, dim), nn.LayerNorm(dim))
+        self.classify = nn.Linear(dim, n_outputs)
         self.register_buffer("centres", torch.randn(2, dim))
 
     def forward_bag(

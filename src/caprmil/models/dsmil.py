@@ -8,6 +8,7 @@ import math
 from typing import ClassVar
 
 import torch
+import torch.nn.functional as F
 from einops import einsum, rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -27,7 +28,6 @@ from caprmil.models.base import (
     Weights,
 )
 from caprmil.models.layers import masked_softmax, summing_dtype, weighted_sum
-from caprmil.models.linear import Linear, linear
 from caprmil.models.pooling import Pool, pool_chunks
 
 Queries = Float[Tensor, "B C K"]
@@ -71,16 +71,16 @@ class DSMIL(MILModel):
         if dropout and not value_map:
             raise ValueError(f"Only the value map has dropout: {dropout=}, {value_map=}.")
         self.value_map, self.both_streams = value_map, both_streams
-        self.instance_classifier = Linear(in_dim, n_outputs)
+        self.instance_classifier = nn.Linear(in_dim, n_outputs)
         self.query = nn.Sequential(
-            Linear(in_dim, hidden), nn.ReLU(), Linear(hidden, hidden), nn.Tanh()
+            nn.Linear(in_dim, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.Tanh()
         )
         self.value = (
-            nn.Sequential(nn.Dropout(dropout), Linear(in_dim, in_dim), nn.ReLU())
+            nn.Sequential(nn.Dropout(dropout), nn.Linear(in_dim, in_dim), nn.ReLU())
             if value_map
             else nn.Identity()
         )
-        self.classify = Linear(n_outputs * in_dim, n_outputs)  # each class reads all embeddings
+        self.classify = nn.Linear(n_outputs * in_dim, n_outputs)  # each class reads all embeddings
         for layer in self.modules():
             if isinstance(layer, nn.Linear):
                 nn.init.orthogonal_(layer.weight)
@@ -145,7 +145,7 @@ class DSMIL(MILModel):
         attention = attention.softmax(dim=-1, dtype=summing_dtype(attention))
         # Each class c reads the embeddings of all classes k.
         weight = rearrange(self.classify.weight, "c (k e) -> (c k) e", k=self.n_outputs)
-        values = linear(self.value(features[0]), weight)
+        values = F.linear(self.value(features[0]), weight)
         values = rearrange(values, "n (c k) -> n c k", c=self.n_outputs)
         terms = einsum(values, attention, "n c k, k n -> n c")
         return Evidence(terms=terms, rest=self.classify.bias)

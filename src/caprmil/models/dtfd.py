@@ -29,7 +29,6 @@ from caprmil.models.layers import (
     summing_dtype,
     weighted_sum,
 )
-from caprmil.models.linear import Linear
 from caprmil.models.pooling import AttentionPool
 
 
@@ -39,7 +38,7 @@ class Tier(nn.Module):
     def __init__(self, dim: int, n_outputs: int, *, hidden: int) -> None:
         super().__init__()
         self.pool = AttentionPool(dim, hidden=hidden, gated=True, dropout=0.0)
-        self.classify = Linear(dim, n_outputs)
+        self.classify = nn.Linear(dim, n_outputs)
 
 
 class DTFDMIL(MILModel):
@@ -89,7 +88,7 @@ class DTFDMIL(MILModel):
             raise ValueError(f"groups and distilled are at least 1: {groups=}, {distilled=}.")
         self.groups, self.distil, self.seed = groups, distil, seed
         self.distilled_per_end = max(distilled // groups, 1)
-        self.project = Linear(in_dim, dim, bias=False)
+        self.project = nn.Linear(in_dim, dim, bias=False)
         self.first = Tier(dim, n_outputs, hidden=hidden)
         self.second = Tier(dim, n_outputs, hidden=hidden)
 

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
+import torch.nn.functional as F
 from einops import rearrange
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from caprmil.models.base import Assignments, Patches
 from caprmil.models.layers import summing_dtype, weighted_sum
-from caprmil.models.linear import linear
 from caprmil.models.packing import Sizes, split_bags
 
 if TYPE_CHECKING:
@@ -50,13 +50,13 @@ class FoldedAttention:
         bias = rearrange(project_x.bias, "(h k) -> h k", h=self.heads)
         temperature = attention.temperature()
         weight = cluster.weight @ weight / temperature[:, None, None]
-        bias = linear(bias, cluster.weight, cluster.bias) / temperature[:, None]
+        bias = F.linear(bias, cluster.weight, cluster.bias) / temperature[:, None]
         self.weight = rearrange(weight, "h m d -> (m h) d")
         self.bias = rearrange(bias, "h m -> (m h)")
 
     def assign(self, patches: Rows) -> Rows:
         """Return the soft assignments of patches (soft clustering)."""
-        logits = linear(patches, self.weight, self.bias)
+        logits = F.linear(patches, self.weight, self.bias)
         # The tokens of a head are not neighbours: a softmax over four neighbours is slow.
         by_head = logits.view(len(logits), -1, self.heads)
         return by_head.softmax(dim=1, dtype=summing_dtype(logits)).view(logits.shape)

@@ -35,7 +35,6 @@ from caprmil.models.base import (
     Samples,
 )
 from caprmil.models.layers import Dropout
-from caprmil.models.linear import Linear
 from caprmil.models.packing import Sizes
 from caprmil.models.token_removal import TokenRemoval
 from caprmil.models.wrapped import WrappedModel, build_image
@@ -90,12 +89,12 @@ class FusedModel(WrappedModel):
         self.widths = [int(column["width"]) for column in columns]
         self.how = how
         self.fixed: FixedCovariates | None = None
-        self.project = Linear(sum(self.widths), dim, bias=False)
+        self.project = nn.Linear(sum(self.widths), dim, bias=False)
         self.dropout = Dropout(dropout)
         if how == "film":
-            self.classify = Linear(dim, 2 * last_layer(self.image).in_features, bias=False)
+            self.classify = nn.Linear(dim, 2 * last_layer(self.image).in_features, bias=False)
         else:  # the bias of a concatenation is that of the image model
-            self.classify = Linear(dim, n_outputs, bias=how == "late")
+            self.classify = nn.Linear(dim, n_outputs, bias=how == "late")
         for parameter in self.classify.parameters():
             nn.init.zeros_(parameter)
 

@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from caprmil.models.base import Cells, Chunks, Features, MILModel, Patches, Samples
 from caprmil.models.folding import FoldedAttention, TokenSums
 from caprmil.models.layers import weighted_sum
-from caprmil.models.linear import linear
 from caprmil.models.pooling import GrowingTensor, MeanPool, Pool, RunningSoftmax
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class SummedBags:
                 patches = self._after(rows, len(blocks))
                 self.softmax = self.softmax.add(pool.score(patches), patches)
             mean = self.softmax.embedding / self.softmax.total
-            self.mean = linear(mean.to(self.weight.dtype), self.weight)
+            self.mean = F.linear(mean.to(self.weight.dtype), self.weight)
         for number in reversed(range(len(blocks))):
             self.gradients[number] = self._gradients(number, read)
 
@@ -132,13 +132,13 @@ class SummedBags:
             rows = block.add_mlp(rows)
         scores = self.pool.score(rows)
         share = (scores - self.softmax.highest).exp() / self.softmax.total
-        return terms + share[..., None] * (linear(rows, self.weight) - self.mean[:, None])
+        return terms + share[..., None] * (F.linear(rows, self.weight) - self.mean[:, None])
 
     def _mean_terms(self, block: "ContextBlock", rows: Rows) -> Terms:
         """Return the terms of a mean. Saves the last linear layer on every patch."""
         down, weight = block.mlp.down, self.weight
         hidden = block.mlp.hidden(block.norm_mlp(rows))
-        values = linear(rows, weight) + linear(hidden, weight @ down.weight, weight @ down.bias)
+        values = F.linear(rows, weight) + F.linear(hidden, weight @ down.weight, weight @ down.bias)
         return (values - self.mean[:, None]) / self.softmax.total[..., None]
 
     def _gradients(self, number: int, read: Read) -> tuple[Tensor, Tensor]:

@@ -2,7 +2,7 @@
 
 import torch.nn.functional as F
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from caprmil.models.base import (
     Chunks,
@@ -15,7 +15,6 @@ from caprmil.models.base import (
     Patches,
 )
 from caprmil.models.influence import SummedParts
-from caprmil.models.linear import Linear
 from caprmil.models.packing import Sizes
 from caprmil.models.pooling import MeanPool, pool_chunks, pool_evidence, pool_packed
 
@@ -34,9 +33,9 @@ class MeanMIL(MILModel):
 
     def __init__(self, in_dim: int, n_outputs: int, *, dim: int = 128) -> None:
         super().__init__(in_dim, n_outputs, dim=dim)
-        self.project = Linear(in_dim, dim)
+        self.project = nn.Linear(in_dim, dim)
         self.pool = MeanPool(dim)
-        self.classify = Linear(dim, n_outputs)
+        self.classify = nn.Linear(dim, n_outputs)
 
     def patches(self, features: Features) -> Patches:
         return F.gelu(self.project(features))

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from caprmil.models.base import CHUNK
 from caprmil.models.layers import summing_dtype
-from caprmil.models.linear import product
 from caprmil.models.packing import Sizes, split_bags
 
 if TYPE_CHECKING:
@@ -85,9 +84,9 @@ class _MaskedProduct(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, mask: Tensor, values: Tensor) -> Tensor:
         ctx.save_for_backward(mask)
-        return product(mask.to(values.dtype).mT, values)
+        return mask.to(values.dtype).mT @ values
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor]:
         (mask,) = ctx.saved_tensors
-        return None, product(mask.to(gradient.dtype), gradient)
+        return None, mask.to(gradient.dtype) @ gradient

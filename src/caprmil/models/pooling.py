@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -18,7 +19,6 @@ from caprmil.models.layers import (
     summing_dtype,
     weighted_sum,
 )
-from caprmil.models.linear import Linear, linear
 from caprmil.models.packing import Sizes, mask_from_sizes, pad_packed, weighted_sum_packed
 
 
@@ -55,9 +55,9 @@ class AttentionPool(Pool):
     ) -> None:
         super().__init__(dim)
         hidden = hidden or dim
-        self.hidden = Linear(dim, hidden)
-        self.gate = Linear(dim, hidden) if gated else None
-        self.out = Linear(hidden, 1)
+        self.hidden = nn.Linear(dim, hidden)
+        self.gate = nn.Linear(dim, hidden) if gated else None
+        self.out = nn.Linear(hidden, 1)
         self.dropout = Dropout(dropout)
 
     def score(self, patches: Patches) -> Weights:
@@ -86,7 +86,7 @@ def pool_evidence(pool: Pool, chunks: Iterable[Patches], classify: nn.Linear) ->
     scores, values = GrowingTensor(), GrowingTensor()
     for patches in chunks:
         scores.append(pool.score(patches)[0])
-        values.append(linear(patches[0], classify.weight))
+        values.append(F.linear(patches[0], classify.weight))
     logits = scores.value()
     attention = logits.softmax(dim=0, dtype=summing_dtype(logits))
     terms = attention.unsqueeze(-1) * values.value()

@@ -35,7 +35,6 @@ from caprmil.models.layers import (
     summing_dtype,
     weighted_sum,
 )
-from caprmil.models.linear import Linear, linear
 
 JITTER = 1e-4  # on the diagonal of the inducing points' covariance
 RETRIES = 2  # each with ten times the jitter
@@ -149,11 +148,11 @@ class SGPMIL(MILModel):
             raise UnknownNameError("noise", noise, ("independent", "shared"))
         self.draws, self.noise, self.normalise, self.seed = draws, noise, normalise, seed
         self.n_bags = 1  # set at the start of an epoch
-        layers = [(Linear(a, b), nn.ReLU()) for a, b in pairwise((in_dim, *dims))]
+        layers = [(nn.Linear(a, b), nn.ReLU()) for a, b in pairwise((in_dim, *dims))]
         self.project = nn.Sequential(*(part for pair in layers for part in pair))
-        self.reduce = nn.Sequential(Linear(dims[-1], gp_dim), nn.Sigmoid())
+        self.reduce = nn.Sequential(nn.Linear(dims[-1], gp_dim), nn.Sigmoid())
         self.process = SparseGP(gp_dim, inducing=inducing)
-        self.classify = Linear(dims[-1], n_outputs)
+        self.classify = nn.Linear(dims[-1], n_outputs)
 
     def on_epoch_start(self, epoch: int, n_bags: int) -> None:
         self.n_bags = n_bags
@@ -169,7 +168,7 @@ class SGPMIL(MILModel):
         embeddings = weighted_sum(self.weights(log_weights).mT, patches)
         with torch.autocast(patches.device.type, enabled=False):  # float16 may overflow
             weight, bias = (part.to(embeddings.dtype) for part in self.classify.parameters())
-            logits = linear(embeddings, weight, bias)
+            logits = F.linear(embeddings, weight, bias)
         uncertainty = None
         if len(logits) > 1:
             uncertainty = Uncertainty(

@@ -26,7 +26,6 @@ from caprmil.models.base import (
     Samples,
 )
 from caprmil.models.influence import SummedParts
-from caprmil.models.linear import Linear
 from caprmil.models.packing import Sizes
 from caprmil.models.token_removal import TokenRemoval
 from caprmil.models.wrapped import WrappedModel, build_image
@@ -55,7 +54,7 @@ class SourceModel(WrappedModel):
             raise ValueError(f"dim must be 1 or more, not {dim}.")
         super().__init__(in_dim, n_outputs, image=image, widths=list(widths), dim=dim)
         self.widths, self.dim = list(widths), dim
-        self.projections = nn.ModuleList(Linear(width, dim, bias=False) for width in widths)
+        self.projections = nn.ModuleList(nn.Linear(width, dim, bias=False) for width in widths)
         self.vectors = nn.Parameter(0.02 * torch.randn(len(widths), dim))
         self.image = build_image(image, dim, n_outputs)
 

@@ -23,7 +23,6 @@ from caprmil.models.base import (
     Patches,
     Weights,
 )
-from caprmil.models.linear import Linear
 from caprmil.models.nystrom import NystromLayer, sort_by_grid
 
 
@@ -86,13 +85,13 @@ class TransMIL(MILModel):
             "mask_padding": mask_padding,
         }
         super().__init__(in_dim, n_outputs, dim=dim, **attention)
-        self.project = Linear(in_dim, dim)
+        self.project = nn.Linear(in_dim, dim)
         self.class_token = nn.Parameter(torch.randn(1, dim))
         self.first_layer = NystromLayer(dim, **attention)
         self.position_encoding = PositionEncoding(dim)
         self.second_layer = NystromLayer(dim, **attention)
         self.norm = nn.LayerNorm(dim)
-        self.classify = Linear(dim, n_outputs)
+        self.classify = nn.Linear(dim, n_outputs)
 
     def forward_bag(
         self, features: Features, grid: Cells | None, counts: Counts | None = None

@@ -16,7 +16,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from caprmil.experiments.cost.live_tensors import LiveTensors
 from caprmil.io.progress import Step
 from caprmil.models import MILModel
-from caprmil.models.linear import only_torch
 
 MIB = 2**20
 WARM_UP = 2  # rounds that do not count: the first pass allocates memory and selects kernels
@@ -75,12 +74,12 @@ def flops(model: MILModel, n_patches: int = 1000, *, as_written: bool = False) -
 
     A single bag may take a faster form with the same result. With `as_written` it takes
     `forward_bags`, which has the equations of the model. Torch's counter sees matrix products only,
-    and nothing of the fused attention on CPUs and of oneDNN. So both are not used here.
+    and nothing of the fused attention on CPUs. So attention is computed in its plain form here.
     """
     was_training = model.training
     bag = random_bag(model, n_patches)
     counter = FlopCounterMode(display=False)
-    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), only_torch(), counter:
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), counter:
         model.eval()
         if as_written:
             model.forward_bags(*model.validate(bag.features, None), bag.grid)
