@@ -260,8 +260,9 @@ def tables(found: dict[str, Measured], sizes: Sizes, command: str) -> Iterator[s
 ```
 
 Processor time with {sizes.threads} thread(s); large bags are {large}, small bags {small}, 16 a
-step, both of {sizes.width:,} features, with {sizes.folds} folds of {sizes.epochs} epochs; the slide has
-{sizes.slide:,} x {sizes.slide:,} pixels. Commands that take seconds are medians of {sizes.rounds}.
+step, both of {sizes.width:,} features, with {sizes.folds} folds of {sizes.epochs} epochs.
+The slide has {sizes.slide:,} x {sizes.slide:,} pixels.
+Commands that take seconds are medians of {sizes.rounds}.
 The last column is in units of `import torch`, measured beside each.
 """
     rows: list[Sequence[str]] = [
