@@ -17,6 +17,7 @@ from torch import Tensor
 from caprmil.models.base import Assignments, Patches
 from caprmil.models.layers import summing_dtype, weighted_sum
 from caprmil.models.packing import Sizes, split_bags
+from caprmil.models.products import linear
 
 if TYPE_CHECKING:
     from caprmil.models.context import ContextAttention, ContextStack
@@ -56,7 +57,7 @@ class FoldedAttention:
 
     def assign(self, patches: Rows) -> Rows:
         """Return the soft assignments of patches (soft clustering)."""
-        logits = F.linear(patches, self.weight, self.bias)
+        logits = linear(patches, self.weight, self.bias)
         # The tokens of a head are not neighbours: a softmax over four neighbours is slow.
         by_head = logits.view(len(logits), -1, self.heads)
         return by_head.softmax(dim=1, dtype=summing_dtype(logits)).view(logits.shape)
@@ -118,7 +119,8 @@ def context_packed(
         bags = list(zip(*rows, strict=True))
         updates = attention.update(*(attention.aggregate(*bag) for bag in bags))
         context = [
-            own.to(update.dtype) @ update for (_, own), update in zip(bags, updates, strict=True)
+            linear(own.to(update.dtype), update.mT, None)
+            for (_, own), update in zip(bags, updates, strict=True)
         ]
         patches = patches + block.dropout(torch.cat(context).unsqueeze(0))
         if last_mlp or number < len(stack.blocks) - 1:

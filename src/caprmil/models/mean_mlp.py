@@ -13,8 +13,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from caprmil.models.base import CHUNK
-from caprmil.models.layers import summing_dtype
+from caprmil.models.layers import as_numbers, summing_dtype
 from caprmil.models.packing import Sizes, split_bags
+from caprmil.models.products import linear, sum_of_products
 
 if TYPE_CHECKING:
     from caprmil.models.context import ContextBlock
@@ -44,7 +45,7 @@ class MeanAfterMLP:
             self.hidden = self.hidden + _sum(hidden)
         else:
             self.products = self.products + _MaskedProduct.apply(kept, hidden)  # type: ignore[no-untyped-call]
-            self.kept = self.kept + kept.sum(dim=0)
+            self.kept = self.kept + kept.view(torch.uint8).sum(dim=0)
 
     def value(self) -> Float[Tensor, " D"]:
         """Return the mean."""
@@ -84,9 +85,9 @@ class _MaskedProduct(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, mask: Tensor, values: Tensor) -> Tensor:
         ctx.save_for_backward(mask)
-        return mask.to(values.dtype).mT @ values
+        return sum_of_products(as_numbers(mask, values.dtype), values)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor]:
         (mask,) = ctx.saved_tensors
-        return None, mask.to(gradient.dtype) @ gradient
+        return None, linear(as_numbers(mask, gradient.dtype), gradient.mT, None)
