@@ -22,6 +22,7 @@ from caprmil.models.products import linear
 if TYPE_CHECKING:
     from caprmil.models.context import ContextAttention, ContextStack
 
+PART = 50_000  # patches of a large bag per tensor: at width 128 it has less than 32 MiB
 EPSILON = 1e-5  # added to the mass of a token, so that an empty token is zero and not NaN
 
 Rows = Float[Tensor, "n _"]
@@ -127,3 +128,29 @@ def context_packed(
             patches = block.add_mlp(patches)
         assignments.append(attention.unfold(assigned))
     return patches, tuple(assignments)
+
+
+def context_in_parts(
+    stack: "ContextStack", features: Float[Tensor, "1 N E"]
+) -> tuple[list[Float[Tensor, "1 _ D"]], tuple[Assignments, ...]]:
+    """Return `context_packed` for one bag, in parts of PART patches, without the last MLP.
+
+    The allocator returns larger tensors to the system after each use, and gets new pages for the
+    next: that takes a third of a step on 200,000 patches.
+    """
+    parts = [stack.project(part) for part in torch.split(features, PART, dim=1)]
+    assignments = list[Assignments]()
+    for number, block in enumerate(stack.blocks):
+        attention = FoldedAttention(block.attend)
+        normed = [block.norm_attend(part)[0] for part in parts]
+        assigned = [attention.assign(rows) for rows in normed]
+        first, *others = map(attention.aggregate, normed, assigned)
+        (update,) = attention.update(sum(others, first))
+        context = (linear(own.to(update.dtype), update.mT, None) for own in assigned)
+        parts = [
+            part + block.dropout(own.unsqueeze(0)) for part, own in zip(parts, context, strict=True)
+        ]
+        if number < len(stack.blocks) - 1:
+            parts = [block.add_mlp(part) for part in parts]
+        assignments.append(attention.unfold(torch.cat(assigned)))
+    return parts, tuple(assignments)

@@ -6,6 +6,7 @@ b * sum(k). Neither needs an output row per patch, and the gradient of W needs n
 patches.
 """
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -47,6 +48,13 @@ class MeanAfterMLP:
             self.products = self.products + _MaskedProduct.apply(kept, hidden)  # type: ignore[no-untyped-call]
             self.kept = self.kept + kept.view(torch.uint8).sum(dim=0)
 
+    def add_chunks(self, patches: Rows, kept: Bool[Tensor, "n _"] | None) -> None:
+        """Add patches in chunks that fit into the cache."""
+        chunks = torch.split(patches, CHUNK)
+        masks = [None] * len(chunks) if kept is None else torch.split(kept, CHUNK)
+        for chunk, mask in zip(chunks, masks, strict=True):
+            self.add(chunk, mask)
+
     def value(self) -> Float[Tensor, " D"]:
         """Return the mean."""
         mean = (self.patches / self.n).to(self.dtype)
@@ -67,12 +75,20 @@ def means_after_mlp(
     masks = [None] * len(sizes) if kept is None else split_bags(kept, sizes, dim=0)
     means = []
     for bag, mask in zip(split_bags(patches[0], sizes, dim=0), masks, strict=True):
-        mean, chunks = MeanAfterMLP(block), torch.split(bag, CHUNK)
-        own = [None] * len(chunks) if mask is None else torch.split(mask, CHUNK)
-        for chunk, chunk_mask in zip(chunks, own, strict=True):
-            mean.add(chunk, chunk_mask)
+        mean = MeanAfterMLP(block)
+        mean.add_chunks(bag, mask)
         means.append(mean.value())
     return torch.stack(means)
+
+
+def mean_of_parts(
+    block: "ContextBlock", parts: Sequence[Float[Tensor, "1 _ D"]]
+) -> Float[Tensor, "1 D"]:
+    """Return `means_after_mlp` for one bag in parts."""
+    mean = MeanAfterMLP(block)
+    for part in parts:
+        mean.add_chunks(part[0], block.dropout.draw(part)[0] if block.dropout.dropped else None)
+    return mean.value().unsqueeze(0)
 
 
 def _sum(rows: Rows) -> Float[Tensor, " F"]:
