@@ -39,7 +39,7 @@ class PlainCAPRMIL(MILModel):
         self.context, self.pool = deepcopy(model.context), deepcopy(model.pool)
         for layer in self.modules():
             if isinstance(layer, Linear):  # that of torch is plain
-                layer.__class__ = nn.Linear
+                layer.__class__ = nn.Linear  # type: ignore[assignment]
         self.classify = deepcopy(model.classify)
 
     def forward(

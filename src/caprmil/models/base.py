@@ -230,7 +230,9 @@ class MILModel(nn.Module):
         bags = split_bags(features, sizes)
         grids = [None] * len(bags) if grid is None else split_bags(grid[0], sizes, dim=0)
         parts = [split_bags(part, sizes, dim=0) for part in self.shared_parts(features)]
-        shared = [{"shared": own} for own in zip(*parts, strict=True)] or [{}] * len(bags)
+        shared: list[dict[str, Any]] = [{"shared": own} for own in zip(*parts, strict=True)] or [
+            {}
+        ] * len(bags)
         outputs = [
             self.forward_bag(bag, cells, **own)
             for bag, cells, own in zip(bags, grids, shared, strict=True)

@@ -36,8 +36,9 @@ def linear(
     if not _is_faster(values, weight.shape):
         return F.linear(values, weight, bias)
     rows = values.view(-1, values.shape[-1])
-    layer = _Linear.apply if torch.is_grad_enabled() else _linear
-    return layer(rows, weight, bias).view(*values.shape[:-1], -1)  # type: ignore[no-untyped-call]
+    layer: Any = _Linear.apply if torch.is_grad_enabled() else _linear
+    found: Tensor = layer(rows, weight, bias)
+    return found.view(*values.shape[:-1], -1)
 
 
 def sum_of_products(
@@ -64,7 +65,7 @@ def _is_faster(values: Tensor, shape: Sequence[int]) -> bool:
         and min(shape) >= SMALLEST
         and not torch.is_autocast_enabled("cpu")
         and not torch.compiler.is_compiling()
-        and not torch.jit.is_tracing()
+        and not torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
     )
 
 
@@ -72,8 +73,8 @@ def _is_faster(values: Tensor, shape: Sequence[int]) -> bool:
 def onednn_is_faster() -> bool:
     """Return whether this machine has AVX-512 that MKL does not use."""
     return (
-        torch.backends.mkl.is_available()
-        and torch.backends.mkldnn.is_available()
+        torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
+        and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
         and hasattr(torch.ops.mkldnn, "_linear_pointwise")
         and torch.backends.cpu.get_cpu_capability() == "AVX512"
         and "AuthenticAMD" in _processor()
@@ -127,7 +128,7 @@ class _Linear(torch.autograd.Function):
         return _linear(rows, weight, bias)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         rows, weight = ctx.saved_tensors
         of_rows, of_weight, of_bias = ctx.needs_input_grad
@@ -146,7 +147,7 @@ class _SumOfProducts(torch.autograd.Function):
         return _sum_of_products(one, other)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
         one, other = ctx.saved_tensors
         of_one, of_other = ctx.needs_input_grad
