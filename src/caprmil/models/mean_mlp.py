@@ -16,7 +16,7 @@ from torch import Tensor
 from caprmil.models.base import CHUNK
 from caprmil.models.layers import as_numbers, summing_dtype
 from caprmil.models.packing import Sizes, split_bags
-from caprmil.models.products import linear, sum_of_products
+from caprmil.models.products import linear, sizes_by_speed, sum_of_products
 
 if TYPE_CHECKING:
     from caprmil.models.context import ContextBlock
@@ -41,12 +41,14 @@ class MeanAfterMLP:
         self.patches = self.patches + _sum(patches)
         if self.block is None:
             return
-        hidden = self.block.mlp.hidden(self.block.norm_mlp(patches))
+        normed = self.block.norm_mlp(patches)
         if kept is None:
-            self.hidden = self.hidden + _sum(hidden)
-        else:
-            self.products = self.products + _MaskedProduct.apply(kept, hidden)  # type: ignore[no-untyped-call]
-            self.kept = self.kept + kept.view(torch.uint8).sum(dim=0)
+            for rows in torch.split(normed, sizes_by_speed(normed)):
+                self.hidden = self.hidden + _sum(self.block.mlp.hidden(rows))
+            return
+        hidden = self.block.mlp.hidden(normed)
+        self.products = self.products + _MaskedProduct.apply(kept, hidden)  # type: ignore[no-untyped-call]
+        self.kept = self.kept + kept.view(torch.uint8).sum(dim=0)
 
     def add_chunks(self, patches: Rows, kept: Bool[Tensor, "n _"] | None) -> None:
         """Add patches in chunks that fit into the cache."""

@@ -41,6 +41,14 @@ def linear(
     return found.view(*values.shape[:-1], -1)
 
 
+def sizes_by_speed(rows: Float[Tensor, "n A"]) -> list[int]:
+    """Return how many rows oneDNN and MKL get, to split them: saves copying wide outputs."""
+    n = _rows_of_onednn(len(rows))
+    if n in (0, len(rows)) or not _is_faster(rows, (rows.shape[1],)):
+        return [len(rows)]
+    return [n, len(rows) - n]
+
+
 def sum_of_products(
     one: Float[Tensor, "*batch n A"], other: Float[Tensor, "*batch n O"]
 ) -> Float[Tensor, "*batch A O"]:
