@@ -61,6 +61,7 @@ class Sizes:
     epochs: int = 3
     folds: int = 2
     rounds: int = 5  # of commands that take seconds
+    threads: int = 1  # of the commands
 
 
 class Measured(NamedTuple):
@@ -78,9 +79,10 @@ class Measured(NamedTuple):
         return sum(self.phases[name] for name in names) / self.cpu
 
 
-def environment() -> dict[str, str]:
-    """Return the environment of the commands: one thread, so that phases can be told apart."""
-    return {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+def environment(threads: int = 1) -> dict[str, str]:
+    """Return the environment of the commands. With one thread, phases can be told apart."""
+    number = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+    return {**os.environ, **number, "PYTHONUNBUFFERED": "1"}
 
 
 def import_torch() -> float:
@@ -92,7 +94,9 @@ def import_torch() -> float:
 
 
 def measure(
-    *words: object, during: Callable[["subprocess.Popen[str]"], None] | None = None
+    *words: object,
+    threads: int = 1,
+    during: Callable[["subprocess.Popen[str]"], None] | None = None,
 ) -> Measured:
     """Run a command and return where its time went; `during` is called while it runs."""
     unit = import_torch()
@@ -101,7 +105,7 @@ def measure(
         command = [sys.executable, str(RECORDER), str(result), *map(str, words)]
         with subprocess.Popen(
             command,
-            env=environment(),
+            env=environment(threads),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -183,6 +187,11 @@ class Journeys:
         function = getattr(self, name.replace("-", "_"))
         return middle([function() for _ in range(rounds)])
 
+    def _measure(
+        self, *words: object, during: Callable[["subprocess.Popen[str]"], None] | None = None
+    ) -> Measured:
+        return measure(*words, threads=self.sizes.threads, during=during)
+
     def new(self) -> Path:
         """Return a path that does not exist."""
         self.calls += 1
@@ -190,7 +199,7 @@ class Journeys:
 
     def demo(self) -> Measured:
         out = self.new()
-        found = measure("demo", "--out", out)
+        found = self._measure("demo", "--out", out)
         self.run = self.run or out / "caprmil"
         return found
 
@@ -205,25 +214,25 @@ class Journeys:
         write_bags(folder, count, patches, sizes.width)
         size = ("--epochs", sizes.epochs, "--folds", sizes.folds, *more)
         table, features = folder / "labels.csv", folder / "features"
-        return measure("train", table, "--features", features, "--out", self.new(), *size)
+        return self._measure("train", table, "--features", features, "--out", self.new(), *size)
 
     def encode(self) -> Measured:
-        return measure("encode", self.slide(), "--out", self.new())
+        return self._measure("encode", self.slide(), "--out", self.new())
 
     def predict_bag(self) -> Measured:
-        return measure("predict", self.trained(), self.bag())
+        return self._measure("predict", self.trained(), self.bag())
 
     def predict_slide(self) -> Measured:
-        return measure("predict", self.trained(), self.slide())
+        return self._measure("predict", self.trained(), self.slide())
 
     def explain(self) -> Measured:
-        return measure("explain", self.trained(), self.bag(), "--out", self.new())
+        return self._measure("explain", self.trained(), self.bag(), "--out", self.new())
 
     def report(self) -> Measured:
-        return measure("report", self.trained(), "--out", self.new().with_suffix(".html"))
+        return self._measure("report", self.trained(), "--out", self.new().with_suffix(".html"))
 
     def view(self) -> Measured:
-        return measure("view", self.trained(), "--no-open", during=open_first_slide)
+        return self._measure("view", self.trained(), "--no-open", during=open_first_slide)
 
     def trained(self) -> Path:
         """Return the run that predicts."""
@@ -250,9 +259,10 @@ def tables(found: dict[str, Measured], sizes: Sizes, command: str) -> Iterator[s
 {command}
 ```
 
-Processor time with one thread; large bags are {large}, small bags {small}, 16 a step,
-both of {sizes.width:,} features, with {sizes.folds} folds of {sizes.epochs} epochs; the slide has
-{sizes.slide:,} x {sizes.slide:,} pixels. Commands that take seconds are medians of {sizes.rounds}.
+Processor time with {sizes.threads} thread(s); large bags are {large}, small bags {small}, 16 a
+step, both of {sizes.width:,} features, with {sizes.folds} folds of {sizes.epochs} epochs.
+The slide has {sizes.slide:,} x {sizes.slide:,} pixels.
+Commands that take seconds are medians of {sizes.rounds}.
 The last column is in units of `import torch`, measured beside each.
 """
     rows: list[Sequence[str]] = [
@@ -290,10 +300,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name in ("large", "small"):
         size = getattr(Sizes, name)
         parser.add_argument(f"--{name}", type=int, nargs=2, default=size, metavar="N")
-    for name in ("width", "slide", "epochs", "folds", "rounds"):
+    for name in ("width", "slide", "epochs", "folds", "rounds", "threads"):
         parser.add_argument(f"--{name}", type=int, default=getattr(Sizes, name))
+    parser.add_argument("--page", action="store_true", help="write the page also of a part")
     args = vars(parser.parse_args(arguments))
-    out, only, run = args.pop("out"), args.pop("only"), args.pop("run")
+    out, only, run, whole = (args.pop(name) for name in ("out", "only", "run", "page"))
     sizes = replace(Sizes(**args), large=tuple(args["large"]), small=tuple(args["small"]))
     page = Page(out, "benchmarks/journey.py", "Performance")
     given = sys.argv[1:] if arguments is None else arguments
@@ -306,7 +317,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print(f"{name}: {one.cpu:.2f} CPU s, {one.wall:.1f} s", flush=True)
     text = "\n".join(tables(found, sizes, command))
     print(text)
-    page.write(text)
+    if whole or set(only) == set(TITLES):
+        page.write(text)
+    else:  # the rows of the page that were not measured would be lost
+        print(f"{out} is as it was: this was a part. `--page` writes it.")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
-"""Compare training steps on small bags: one bag, packed bags, one large bag, the plain form.
+"""Compare training steps on small bags: one bag, packed bags, one large bag, plain form, limit.
 
 python benchmarks/packed_steps.py --patches 500 --bags 16
 """
 
 import argparse
 from collections.abc import Callable, Sequence
+from functools import partial
 from statistics import median
 from time import process_time
 
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from caprmil.models import CAPRMIL, MILModel, create
 from plain import PlainCAPRMIL
+from speed_variants import Limit
 
 
 def make_step(
@@ -32,21 +34,28 @@ def make_step(
     return step
 
 
-def measure(patches: int, bags: int, width: int, rounds: int) -> dict[str, float]:
-    """Return the milliseconds of processor time per bag; the forms alternate."""
+def measure(
+    patches: int, bags: int, width: int, rounds: int, model: str = "caprmil"
+) -> dict[str, float]:
+    """Return the milliseconds of processor time per bag; the forms alternate.
+
+    The limit and the plain form are those of CAPRMIL, whichever model is packed.
+    """
     torch.manual_seed(0)
     one, many = torch.randn(1, patches, width), torch.randn(1, patches * bags, width)
     plain, sizes = create("caprmil", width, 2), (patches,) * bags
     assert isinstance(plain, CAPRMIL)
-    steps = {
+    steps: dict[str, tuple[Callable[[], object], int]] = {
+        "the limit": (partial(Limit(width).train, many), bags),
         "the plain form, one bag": (make_step(PlainCAPRMIL(plain), one, None), 1),
-        "one bag": (make_step(create("caprmil", width, 2), one.half(), None), 1),
-        f"{bags} packed": (make_step(create("caprmil", width, 2), many.half(), sizes), bags),
-        "one bag of their size": (make_step(create("caprmil", width, 2), many.half(), None), bags),
+        "one bag": (make_step(create(model, width, 2), one.half(), None), 1),
+        f"{bags} packed": (make_step(create(model, width, 2), many.half(), sizes), bags),
+        "one bag of their size": (make_step(create(model, width, 2), many.half(), None), bags),
     }
     seconds: dict[str, list[float]] = {name: [] for name in steps}
-    for _ in range(rounds + 1):
-        for name, (step, count) in steps.items():
+    for number in range(rounds + 1):
+        # The order alternates, so that no form always runs after the same one.
+        for name, (step, count) in list(steps.items())[:: -1 if number % 2 else 1]:
             start = process_time()
             step()
             seconds[name].append((process_time() - start) / count)
@@ -56,12 +65,18 @@ def measure(patches: int, bags: int, width: int, rounds: int) -> dict[str, float
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the milliseconds of each form."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    for name, value in {"patches": 500, "bags": 16, "width": 1024, "rounds": 15}.items():
+    for name, value in {"patches": 500, "bags": 16, "width": 1024, "rounds": 25}.items():
         parser.add_argument(f"--{name}", type=int, default=value)
+    parser.add_argument("--model", default="caprmil")
     args = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    for name, found in measure(args.patches, args.bags, args.width, args.rounds).items():
-        print(f"{name:24s} {found:8.2f} ms per {args.patches} patches")
+    found = measure(args.patches, args.bags, args.width, args.rounds, args.model)
+    limit, plain = found["the limit"], found["the plain form, one bag"]
+    for name, time in found.items():
+        print(
+            f"{name:24s} {time:8.2f} ms per {args.patches} patches, {time / limit:.2f} times the "
+            f"limit, {plain / time:.2f} times the slides per second of the plain form"
+        )
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from typing import cast
 import torch.nn.functional as F
 from einops import einsum, rearrange
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from caprmil.models import CAPRMIL
 from caprmil.models.base import (
@@ -25,6 +25,7 @@ from caprmil.models.base import (
 from caprmil.models.context import ContextAttention, ContextBlock
 from caprmil.models.packing import Sizes
 from caprmil.models.pooling import AttentionPool
+from caprmil.models.products import Linear
 
 
 class PlainCAPRMIL(MILModel):
@@ -36,6 +37,9 @@ class PlainCAPRMIL(MILModel):
     def __init__(self, model: CAPRMIL) -> None:
         super().__init__(model.in_dim, model.n_outputs, **model.settings)
         self.context, self.pool = deepcopy(model.context), deepcopy(model.pool)
+        for layer in self.modules():
+            if isinstance(layer, Linear):  # that of torch is plain
+                layer.__class__ = nn.Linear  # type: ignore[assignment]
         self.classify = deepcopy(model.classify)
 
     def forward(

@@ -90,11 +90,12 @@ def code_digest() -> str:
 
 def plan(groups: Sequence[str], sizes: Sequence[int], settings: Settings) -> list[Job]:
     """Return the jobs, small bags first."""
+    own = {group: GROUPS[group].only for group in groups if group != PROFILE}
     jobs = [
         Job(group, size, work)
-        for size in sorted(sizes)
-        for group in groups
-        if group != PROFILE
+        for size in sorted({*sizes, *(only for only in own.values() if only)})
+        for group, only in own.items()
+        if (size == only if only else size in sizes)
         for work in WORKS
         if size <= GROUPS[group].largest[work]
     ]
@@ -269,7 +270,7 @@ def chosen(given: Sequence[str] | None, known: Sequence[str], kind: str) -> list
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure what is missing, and write the page and its plots."""
+    """Measure what is missing, and write the page and its plots if all of it was measured."""
     import speed_page
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
@@ -277,6 +278,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--only", nargs="*", help=f"groups: {', '.join(GROUPS)}, {PROFILE}; page")
     parser.add_argument("--models", nargs="*", help="variants: the groups that contain one of them")
     parser.add_argument("--sizes", nargs="*", type=int, help="patches in a bag")
+    parser.add_argument("--page", action="store_true", help="write the page also of a part")
     parser.add_argument("--again", action="store_true", help="measure stored results again")
     parser.add_argument("--cpu-only", action="store_true", help="no wall times: for busy machines")
     parser.add_argument("--quick", action="store_true", help="tiny sizes, to test that it runs")
@@ -299,6 +301,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     run = partial(measure, settings=settings)
     for result in record.complete(jobs, run, processes=1 if args.quick else None):
         print(summary(result), flush=True)
+    part = args.models or args.sizes or (args.only and args.only != ["page"])
+    if part and not args.page:  # the rows of the page that were not measured would be lost
+        print(f"{args.out} is as it was: this was a part. `--page` writes what {record.path} has.")
+        return
     command = "python benchmarks/speed.py" + " --quick" * args.quick
     page.write(speed_page.report(record.kept(), settings, args.out, command))
     print(f"Written to {args.out}.")

@@ -1,179 +1,29 @@
 """The page of the benchmark of speed: targets, tables and plots of the stored results."""
 
-import math
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from caprmil import figures
 from caprmil.figures.style import COLOURS, GREY, log_scale, new_figure, tidy
 from caprmil.models.recompute import WHOLE as WHOLE_UP_TO
-from speed_variants import (
-    GROUPS,
-    KEEP,
-    LIMIT,
-    PEERS,
-    PLAIN,
-    READ,
-    STREAM,
-    STREAMED,
-    STREAMED_KEEPING,
-    VARIANTS,
-    WHOLE,
-    Group,
-)
+from speed_targets import PROFILE, Figures, targets
+from speed_variants import GROUPS, KEEP, LIMIT, PEERS, PLAIN, STREAM, VARIANTS, WHOLE, Group
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from speed import Result, Settings
 
-PROFILE = "profile"
 MIB = 2**20
 LINES = (
     *("caprmil", PLAIN, LIMIT, "mean", "abmil", "clam", "dsmil", "dtfd"),
     *("transmil", "dgrmil", "bayesmil", "sgpmil"),
 )
 """Variants in the plots, in the order of the colours."""
-
-
-class Figures:
-    """Measured figures by group, variant, size and work; None if it was not measured."""
-
-    def __init__(self, results: Sequence["Result"]) -> None:
-        self.results = {result.job: result for result in results}  # the last one of a job
-
-    def get(self, what: str, variant: str, n: int, work: str, group: str = "") -> float | None:
-        """Return a figure of a variant, by default from the first group that measured it."""
-        for job, result in self.results.items():
-            wanted = job.group == group if group else job.group != PROFILE
-            if wanted and (job.patches, job.work) == (n, work) and variant in result.figures:
-                value = result.figures[variant].get(what)
-                return None if value is None or math.isnan(value) else value
-        return None
-
-    def ratio(
-        self, what: str, above: str, below: str, n: int, work: str, group: str
-    ) -> "Ratio | None":
-        """Return the ratio of two variants of a group; for times, the median over rounds.
-
-        A round is short, so other load affects both of its variants. That is more stable than the
-        ratio of two medians.
-        """
-        one, other = (self.get(what, variant, n, work, group) for variant in (above, below))
-        if not one or not other:
-            return None
-        if what != "cpu":
-            return Ratio(one / other, one / other, one / other)
-        times = next(r.rounds for job, r in self.results.items() if job == (group, n, work))
-        ratios = np.divide(times[above], times[below])
-        low, middle, high = np.quantile(ratios, [0.25, 0.5, 0.75])
-        return Ratio(float(middle), float(low), float(high))
-
-
-class Ratio(NamedTuple):
-    """A ratio with its quartiles over the rounds."""
-
-    middle: float
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        if f"{self.low:.2f}" == f"{self.high:.2f}":
-            return f"{self.middle:.2f}"
-        return f"{self.middle:.2f} [{self.low:.2f} to {self.high:.2f}]"
-
-
-@dataclass(frozen=True)
-class Target:
-    """A target: figures, a bound, and whether it is a lower or an upper bound."""
-
-    text: str
-    bound: float
-    at_least: bool
-    figures: dict[str, Ratio | None]
-
-    def row(self) -> list[str]:
-        known = {name: ratio for name, ratio in self.figures.items() if ratio is not None}
-        measured = ", ".join(f"{ratio} ({name})" for name, ratio in known.items())
-        verdicts = dict.fromkeys(map(self.verdict, known.values()))  # each once
-        return [self.text, measured or "not measured", ", ".join(verdicts) or "-"]
-
-    def verdict(self, ratio: Ratio) -> str:
-        """Return whether the bound is met, or lies between the quartiles."""
-        if ratio.low < self.bound < ratio.high:
-            return "within the noise"
-        met = ratio.middle >= self.bound if self.at_least else ratio.middle <= self.bound
-        return "met" if met else "**not met**"
-
-
-def targets(found: Figures) -> list[Target]:
-    """Return the targets with the measured figures, in CPU time on one thread."""
-
-    def at(
-        what: str, above: str, below: str, work: str, group: str, sizes: Sequence[int] = MIDDLE
-    ) -> dict[str, Ratio | None]:
-        return {f"{n:,}": found.ratio(what, above, below, n, work, group) for n in sizes}
-
-    def growth(variant: str, work: str) -> dict[str, Ratio | None]:
-        small, large = (found.get("cpu", variant, n, work, "caprmil") for n in (50_000, 200_000))
-        if not small or not large:
-            return {f"{variant}, {work}": None}
-        low, high = (
-            found.get(name, variant, 200_000, work, "caprmil") or large
-            for name in ("cpu_low", "cpu_high")
-        )
-        ratio = Ratio(large / (4 * small), low / (4 * small), high / (4 * small))
-        return {f"{variant}, {work}": ratio}
-
-    cpu, peak, group = "cpu", "peak", "caprmil"
-    peers = {
-        f"{name}, {work}": found.ratio(cpu, name, peer, 10_000, work, name)
-        for name, peer in PEERS.items()
-        for work in ("infer", "train")
-    }
-    peers = {name: ratio for name, ratio in peers.items() if not name.startswith(("ds", "dt"))}
-    return [
-        Target("inference: times faster than the plain form, 1.8 at least", 1.8, True,
-               at(cpu, PLAIN, "caprmil", "infer", group)),
-        Target("inference: times the limit, 1.35 at most", 1.35, False,
-               at(cpu, "caprmil", LIMIT, "infer", group)),
-        Target("training step, default memory: times faster than the plain form, 1.4 at least",
-               1.4, True, at(cpu, PLAIN, "caprmil", "train", group)),
-        Target("training step, memory whole: times faster than the plain form, 1.4 at least",
-               1.4, True, at(cpu, PLAIN, WHOLE, "train", group)),
-        Target("training, default memory: share of the plain form's memory, 0.5 at most", 0.5,
-               False, at(peak, "caprmil", PLAIN, "train", group)),
-        Target("training, memory whole: share of the plain form's memory, 0.5 at most", 0.5, False,
-               at(peak, WHOLE, PLAIN, "train", group)),
-        Target("200,000 patches against four times 50,000: 1.1 at most", 1.1, False,
-               growth("caprmil", "infer") | growth("caprmil", "train")),
-        Target("the same for the limit", 1.1, False,
-               growth(LIMIT, "infer") | growth(LIMIT, "train")),
-        *(
-            Target(f"{how}: times {reference}, 1.3 at most", 1.3, False,
-                   at(cpu, variant, other, "infer", "disk"))
-            for how, variant in (("streamed, patches kept", STREAMED_KEEPING),
-                              ("streamed, nothing kept", STREAMED))
-            for reference, other in (("in memory", "caprmil"),
-                                     ("the same file read completely", READ))
-        ),
-        Target("memory keep: times the plain step, 1.4 at most", 1.4, False,
-               at(cpu, KEEP, PLAIN, "train", "memory")),
-        Target("memory keep: share of the plain form's memory, 0.5 at most", 0.5, False,
-               at(peak, KEEP, PLAIN, "train", "memory")),
-        Target("memory stream: times the plain step, 2.3 at most", 2.3, False,
-               at(cpu, STREAM, PLAIN, "train", "memory")),
-        Target("ABMIL, CLAM, TransMIL at 10,000: times torchmil, 1 at most", 1.0, False, peers),
-    ]  # fmt: skip
-
-
-MIDDLE = (10_000, 50_000)  # the sizes of the targets
 
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -292,7 +142,8 @@ def size_limits(group: Group, largest: int) -> str:
 def report(results: Sequence["Result"], settings: "Settings", out: Path, command: str) -> str:
     """Write the plots next to the page, and return its tables."""
     found = Figures(results)
-    sizes = sorted({job.patches for job in found.results if job.group != PROFILE})
+    own = {PROFILE, *(name for name, group in GROUPS.items() if group.only)}
+    sizes = sorted({job.patches for job in found.results if job.group not in own})
     times, memory = (out.with_name(f"{out.stem}-{name}.png") for name in ("time", "memory"))
     titles = ("Inference on one bag", "One training step")
     figures.save(plot(found, sizes, "cpu", 1e-3, titles, "CPU ms, one thread"), times, replace=True)
@@ -313,7 +164,7 @@ def report(results: Sequence["Result"], settings: "Settings", out: Path, command
     smaller = "\n".join(
         f"- {'; '.join(group.variants)}: {size_limits(group, max(settings.sizes))}"
         for group in GROUPS.values()
-        if min(group.largest.values()) < max(settings.sizes)
+        if not group.only and min(group.largest.values()) < max(settings.sizes)
     )
     peers = "" if any(peer in r.figures for r in results for peer in PEERS.values()) else (
         "\ntorchmil could not be imported when this was measured, so its models are not in the "

@@ -18,6 +18,7 @@ from caprmil.models.base import Memory
 from plain import PlainCAPRMIL
 
 N_CLASSES = 2
+BAGS = 16  # small bags of one size, packed into one step, in the group `packed`
 CHUNK = 1024  # patches that the limit processes at once: they fit into the CPU cache
 
 
@@ -46,7 +47,10 @@ class Model:
 
     def __init__(self, model: nn.Module, loss: Callable[[Tensor], Tensor]) -> None:
         self.model, self.loss = model, loss
-        self.optimizer = torch.optim.AdamW(model.parameters(), lr=2e-4, weight_decay=1e-5)
+        # Fused, as training on a CPU (training/module.py).
+        self.optimizer = torch.optim.AdamW(
+            model.parameters(), lr=2e-4, weight_decay=1e-5, fused=True
+        )
 
     def prepare(self, features: Tensor, folder: Path) -> None:
         """Do nothing: only the bag is needed."""
@@ -84,6 +88,31 @@ def ours(name: str, in_dim: int) -> Model:
 
 def plain(in_dim: int, pool: str = "mean") -> Model:
     return as_variant(PlainCAPRMIL(CAPRMIL(in_dim, N_CLASSES, pool=pool)))
+
+
+class Packed(Model):
+    """CAPRMIL on small bags of the same size, which are packed into one."""
+
+    def __init__(self, in_dim: int) -> None:
+        self.network = create("caprmil", in_dim, N_CLASSES)
+        super().__init__(self.network, self.packed_loss)
+
+    def packed_loss(self, features: Tensor) -> Tensor:
+        output = self.network(features, sizes=(features.shape[1] // BAGS,) * BAGS)
+        labels = torch.arange(BAGS) % N_CLASSES
+        return torch.stack(list(self.network.loss(output, labels).values())).sum()
+
+
+class OneByOne(Model):
+    """The plain form on the same small bags, one bag per step."""
+
+    def __init__(self, in_dim: int) -> None:
+        single = plain(in_dim)
+        super().__init__(single.model, single.loss)
+
+    def train(self, features: Tensor) -> None:
+        for bag in torch.split(features, features.shape[1] // BAGS, dim=1):
+            super().train(bag)
 
 
 class Limit:
@@ -228,6 +257,7 @@ def _ours(name: str) -> Callable[[int], Variant]:
 
 
 LIMIT, PLAIN = "limit", "plain form"
+PACKED, ONE_BY_ONE = f"caprmil, {BAGS} packed bags", f"plain form, {BAGS} bags one by one"
 READ, STREAMED = "caprmil, file read whole", "caprmil, file streamed"
 STREAMED_KEEPING = "caprmil, file streamed, patches kept"
 WHOLE, KEEP, STREAM = (f"caprmil, memory {how}" for how in ("whole", "keep", "stream"))
@@ -249,6 +279,8 @@ VARIANTS: dict[str, Callable[[int], Variant]] = {
     WHOLE: saving("whole"),
     KEEP: saving("keep"),
     STREAM: saving("stream"),
+    PACKED: Packed,
+    ONE_BY_ONE: OneByOne,
     "torchmil ABMIL": _torchmil_abmil,
     "torchmil CLAM_SB": _torchmil_clam,
     "torchmil DSMIL": _torchmil_dsmil,
@@ -270,12 +302,15 @@ PEERS = {
 class Group:
     """Variants that are measured in alternation, and their largest bags.
 
-    Some would take hours or too much memory on the largest bags; they have smaller limits.
+    Some would take hours or too much memory on the largest bags; they have smaller limits. `only`
+    is a size of their own, instead of those of the other groups; they are not in the tables.
     """
 
-    def __init__(self, *variants: str, infer: int = 200_000, train: int = 200_000) -> None:
+    def __init__(
+        self, *variants: str, infer: int = 200_000, train: int = 200_000, only: int | None = None
+    ) -> None:
         self.variants: Sequence[str] = variants
-        self.largest = {"infer": infer, "train": train}
+        self.largest, self.only = {"infer": infer, "train": train}, only
 
 
 GROUPS: dict[str, Group] = {
@@ -288,4 +323,5 @@ GROUPS: dict[str, Group] = {
     "transmil": Group("transmil", PEERS["transmil"], infer=10_000, train=10_000),
     "dgrmil": Group("dgrmil", infer=10_000, train=10_000),
     "draws": Group("bayesmil", "sgpmil", infer=10_000, train=10_000),
+    "packed": Group(LIMIT, ONE_BY_ONE, PACKED, infer=0, only=500 * BAGS),
 }

@@ -107,6 +107,25 @@ def test_packed_bags_have_the_gradients_of_padded_bags(model: MILModel) -> None:
     torch.testing.assert_close(gradients[0], gradients[1])
 
 
+@pytest.mark.parametrize("name", ["bayesmil", "dtfd", "sgpmil"])
+def test_packed_bags_draw_in_training_what_single_bags_draw(name: str) -> None:
+    """They share the layers before the draws, with the gradients of single bags."""
+    model, sizes = small_model(name, 24, 3).double().train(), (5, 1, 9)
+    packed, labels = torch.randn(1, 15, 24).double(), torch.tensor([0, 2, 1])
+    found = []
+    for shared in (True, False):
+        torch.manual_seed(1)
+        model.zero_grad()
+        alone = [packed] if shared else packed.split(sizes, dim=1)
+        outputs = [model(bag, sizes=sizes if shared else None) for bag in alone]
+        logits = torch.cat([output.logits for output in outputs])
+        F.cross_entropy(logits, labels).backward()
+        gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+        found.append({"logits": logits.detach(), **gradients})
+    torch.testing.assert_close(*found)
+    assert len(model.shared_parts(packed)) > 0
+
+
 def test_sizes_that_do_not_sum_to_the_rows_are_refused(model: MILModel) -> None:
     with pytest.raises(ValueError, match=r"sizes=\(5, 5\)"):
         model(torch.ones(1, 9, 24), sizes=(5, 5))

@@ -4,7 +4,7 @@ import pytest
 import torch
 from fast_forms import POOLS, TOKENS, check, gradients, make_model, plain
 
-from caprmil.models import ABMIL
+from caprmil.models import ABMIL, folding
 from caprmil.models.folding import FoldedAttention
 from caprmil.models.packing import mask_from_sizes, pad_packed
 
@@ -82,3 +82,21 @@ def test_a_model_after_the_context_stack_gets_the_grid() -> None:
     expected = model.forward_bags(*model.validate(bag, None), grid)
     torch.testing.assert_close(model(bag, grid=grid).logits, expected.logits)
     assert isinstance(make_model(pool=ABMIL(16, 3)).pool, ABMIL)
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_a_large_bag_in_parts_has_the_output_and_gradients_of_the_whole(
+    depth: int, dropout: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The parts draw the same dropout, so that the size of a part does not matter."""
+    model, bag = make_model(depth=depth, dropout=dropout), torch.randn(1, 30, 24).double()
+    found = []
+    for part in (30, 8):
+        monkeypatch.setattr(folding, "PART", part)
+        torch.manual_seed(1)
+        output = model(bag)
+        found.append((output, gradients(model, output)))
+    (whole, of_whole), (in_parts, of_parts) = found
+    check(in_parts, whole)
+    torch.testing.assert_close(of_parts, of_whole)

@@ -168,7 +168,9 @@ def test_mean_logits_are_sums_over_patches(normalise: bool) -> None:
 def test_draws_have_the_mean_and_variance_of_the_process(noise: str) -> None:
     model, patches = small(noise=noise, draws=20_000), small().project(bag()[0])
     mean, variance = model.process(model.reduce(patches))
-    weights = model.log_weights(patches, model.draw(bag()[0])).exp()
+    weights = model.log_weights(
+        patches, *model.process(model.reduce(patches)), model.draw(bag()[0])
+    ).exp()
     scores = weights.logit()
     torch.testing.assert_close(scores.mean(dim=0), mean, rtol=0, atol=0.05)
     torch.testing.assert_close(scores.var(dim=0), variance, rtol=0.05, atol=0)

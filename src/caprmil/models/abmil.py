@@ -22,6 +22,7 @@ from caprmil.models.base import (
 from caprmil.models.influence import SummedParts
 from caprmil.models.packing import Sizes
 from caprmil.models.pooling import AttentionPool, pool_chunks, pool_evidence, pool_packed
+from caprmil.models.products import Linear
 
 
 class ABMIL(MILModel):
@@ -46,7 +47,7 @@ class ABMIL(MILModel):
         dropout: float = 0.15,
     ) -> None:
         super().__init__(in_dim, n_outputs, dim=dim, hidden=hidden, gated=gated, dropout=dropout)
-        self.project = nn.Linear(in_dim, dim)
+        self.project = Linear(in_dim, dim)
         self.pool = AttentionPool(dim, hidden=hidden, gated=gated, dropout=0.0)
         self.dropout = nn.Dropout(dropout)
         self.classify = nn.Linear(dim, n_outputs)

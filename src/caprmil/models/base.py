@@ -218,10 +218,33 @@ class MILModel(nn.Module):
     def forward_packed(
         self, features: Float[Tensor, "1 N E"], sizes: Sizes, grid: Int[Tensor, "1 N 2"] | None
     ) -> Output:
-        """Return the output for packed bags. Models override it to save the padding."""
-        cells = None if grid is None else pad_packed(grid, sizes)
+        """Return the output for packed bags. Models override it to save the padding.
+
+        Bags of a model with `forward_bag` follow each other, as draws at random need, and share
+        what it does with each patch alone.
+        """
         mask = mask_from_sizes(sizes, features.device)
-        return self.forward_bags(pad_packed(features, sizes), mask, cells)
+        if type(self).forward_bags is not MILModel.forward_bags:
+            cells = None if grid is None else pad_packed(grid, sizes)
+            return self.forward_bags(pad_packed(features, sizes), mask, cells)
+        bags = split_bags(features, sizes)
+        grids = [None] * len(bags) if grid is None else split_bags(grid[0], sizes, dim=0)
+        parts = [split_bags(part, sizes, dim=0) for part in self.shared_parts(features)]
+        shared: list[dict[str, Any]] = [{"shared": own} for own in zip(*parts, strict=True)] or [
+            {}
+        ] * len(bags)
+        outputs = [
+            self.forward_bag(bag, cells, **own)
+            for bag, cells, own in zip(bags, grids, shared, strict=True)
+        ]
+        return merge_outputs(outputs, mask)
+
+    def shared_parts(self, features: Float[Tensor, "1 N E"]) -> tuple[Tensor, ...]:
+        """Return what `forward_bag` takes as `shared`: tensors with a row per patch.
+
+        They depend on the patch alone, and draw nothing at random. Empty if there are none.
+        """
+        return ()
 
     def _forward_sizes(self, features: Features, sizes: Sizes, grid: Grid | None) -> Output:
         if len(features) != 1 or features.shape[1] != sum(sizes):

@@ -35,6 +35,7 @@ from caprmil.models.layers import (
     summing_dtype,
     weighted_sum,
 )
+from caprmil.models.products import Linear, linear
 
 ROWS = 4096  # draws times patches per chunk, so that memory does not grow with the draws
 MAX_LOG_VARIANCE = 10.0  # in absolute value
@@ -83,7 +84,7 @@ class VariationalLinear(nn.Module):
         self, inputs: Float[Tensor, "#R N A"], noise: Noise | None
     ) -> Float[Tensor, "R N O"]:
         """Return a draw of each output (local reparameterisation), or without noise the mean."""
-        mean = F.linear(inputs, self.weight, self.bias)
+        mean = linear(inputs, self.weight, self.bias)
         if noise is None:
             return mean
         return torch.addcmul(mean, self.std(inputs).to(mean.dtype), noise(*mean.shape[1:]))
@@ -94,7 +95,8 @@ class VariationalLinear(nn.Module):
         with torch.autocast(inputs.device.type, enabled=False):
             variances = self.log_alpha.to(dtype).exp() * self.weight.to(dtype).square() + 1e-8
             # The lower bound is for inputs that are all zero, where a root has no gradient.
-            return F.linear(inputs.to(dtype).square(), variances).clamp(min=1e-16).sqrt()
+            squares = inputs.to(dtype).square()
+            return linear(squares, variances, None).clamp(min=1e-16).sqrt()
 
     def kl(self) -> Float[Tensor, ""]:
         """Return the KL divergence from a log-uniform prior: sum over outputs, mean over inputs."""
@@ -167,7 +169,7 @@ class BayesMIL(MILModel):
         self.spatial, self.draws, self.seed = spatial, draws, seed
         pairs = PRIORS[prior]
         self.prior = pairs * n_outputs if len(pairs) == 1 else pairs
-        self.project = nn.Linear(in_dim, dim)
+        self.project = Linear(in_dim, dim)
         nn.init.xavier_normal_(self.project.weight)
         nn.init.zeros_(self.project.bias)
         log_alpha = -4.0 if spatial else -1.0
@@ -177,8 +179,15 @@ class BayesMIL(MILModel):
         self.classify = VariationalLinear(dim, n_outputs, log_alpha=-3.0)
         self.dropout = nn.Dropout(dropout)
 
+    def shared_parts(self, features: Float[Tensor, "1 N E"]) -> tuple[Tensor, ...]:
+        return (F.relu(self.project(features[0])),)
+
     def forward_bag(
-        self, features: Features, grid: Cells | None, counts: Counts | None = None
+        self,
+        features: Features,
+        grid: Cells | None,
+        counts: Counts | None = None,
+        shared: tuple[Tensor, ...] | None = None,
     ) -> Output:
         if not self.spatial:
             grid = None
@@ -187,7 +196,8 @@ class BayesMIL(MILModel):
                 "BayesMIL with spatial = true needs the coordinates of the patches, and this bag "
                 "has none. Use features with coordinates, or set spatial = false."
             )
-        patches = self.dropout(F.relu(self.project(features[0])))
+        (projected,) = self.shared_parts(features) if shared is None else shared
+        patches = self.dropout(projected)
         if self.training:
             return self.forward_patches(patches, grid, Noise(1, patches, None))
         if not self.draws:

@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from caprmil.models import folding
 from caprmil.models.base import (
     CHUNK,
     Assignments,
@@ -28,10 +29,10 @@ from caprmil.models.base import (
     Patches,
 )
 from caprmil.models.context import ContextStack
-from caprmil.models.folding import context_packed
+from caprmil.models.folding import context_in_parts, context_packed
 from caprmil.models.influence import SummedParts
 from caprmil.models.layers import summing_dtype
-from caprmil.models.mean_mlp import means_after_mlp
+from caprmil.models.mean_mlp import mean_of_parts, means_after_mlp
 from caprmil.models.packing import Sizes, mask_from_sizes, pad_assignments, pad_packed
 from caprmil.models.pooling import (
     MeanPool,
@@ -189,6 +190,11 @@ class CAPRMIL(MILModel):
     ) -> Output:
         mask = mask_from_sizes(sizes, features.device)
         mean = self.trains_mean(features)
+        if mean and len(sizes) == 1 and sizes[0] > folding.PART:
+            parts, assignments = context_in_parts(self.context, features)
+            weights = torch.full(mask.shape, 1 / sizes[0], dtype=summing_dtype(features))
+            embedding = mean_of_parts(self.context.blocks[-1], parts)
+            return self.output(embedding, weights, assignments)
         patches, packed = context_packed(self.context, features, sizes, last_mlp=not mean)
         assignments = tuple(pad_assignments(each, sizes) for each in packed)
         if mean:

@@ -38,6 +38,7 @@ from caprmil.models.layers import (
 )
 from caprmil.models.packing import Sizes, mask_from_sizes, pad_packed, weighted_sum_packed
 from caprmil.models.pooling import Pool, pool_chunks
+from caprmil.models.products import Linear
 
 HARD_MARGIN = math.log(1000)  # margins beyond it have the plain hinge loss
 
@@ -58,8 +59,8 @@ class BranchedAttention(Pool):
     def __init__(self, dim: int, *, hidden: int, branches: int, dropout: float) -> None:
         super().__init__(dim)
         self.branches = branches
-        self.hidden = nn.Linear(dim, hidden)
-        self.gate = nn.Linear(dim, hidden)
+        self.hidden = Linear(dim, hidden)
+        self.gate = Linear(dim, hidden)
         self.out = nn.Linear(hidden, branches)
         self.dropout = Dropout(dropout)
 
@@ -135,7 +136,7 @@ class CLAM(MILModel):
         self.multi = branches == "multi" or (branches == "auto" and n_outputs > 2)
         self.k = k or (16 if self.multi else 32)
         self.instance_weight, self.subtyping = instance_weight, subtyping
-        self.project = nn.Sequential(nn.Linear(in_dim, dim), nn.ReLU(), Dropout(dropout))
+        self.project = nn.Sequential(Linear(in_dim, dim), nn.ReLU(), Dropout(dropout))
         self.attend = BranchedAttention(
             dim, hidden=hidden, branches=n_outputs if self.multi else 1, dropout=dropout
         )

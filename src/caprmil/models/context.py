@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from caprmil.models.base import Assignments, Features, Mask, Patches
 from caprmil.models.folding import EPSILON
 from caprmil.models.layers import GELU, Dropout, summing_dtype, weighted_sum
+from caprmil.models.products import Linear
 
 MIN_TEMPERATURE = 1e-3
 TOKEN_GAIN = 4  # log-odds of a token per unit of activation, where it starts from a unit
@@ -146,9 +147,9 @@ class MLP(nn.Module):
 
     def __init__(self, dim: int, hidden: int) -> None:
         super().__init__()
-        self.up = nn.Linear(dim, hidden)
+        self.up = Linear(dim, hidden)
         self.activation = GELU()
-        self.down = nn.Linear(hidden, dim)
+        self.down = Linear(hidden, dim)
 
     def hidden(self, patches: Float[Tensor, "*rows D"]) -> Float[Tensor, "*rows F"]:
         return self.activation(self.up(patches))
@@ -210,7 +211,7 @@ class ContextStack(nn.Module):
         if init not in INITS:
             raise ValueError(f"init is {' or '.join(INITS)}, not {init!r}.")
         self.project = nn.Sequential(
-            nn.Linear(in_dim, dim), nn.LayerNorm(dim), GELU(), Dropout(dropout)
+            Linear(in_dim, dim), nn.LayerNorm(dim), GELU(), Dropout(dropout)
         )
         self.blocks: Sequence[ContextBlock] = nn.ModuleList(  # type: ignore[assignment]
             ContextBlock(dim, dropout=dropout, **settings) for _ in range(depth)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from caprmil.models.base import Cells, Counts, Features, Labels, MILModel, Output, Patches
 from caprmil.models.layers import Dropout, summing_dtype, weighted_sum
 from caprmil.models.nystrom import NystromLayer, Rows, RowWeights, sort_by_grid
+from caprmil.models.products import Linear
 
 MOMENTUM = 0.4  # of a centre, when a bag updates it
 JITTER = 1e-6  # on the diagonal, so that equal global vectors have a finite loss
@@ -32,7 +33,7 @@ class CrossAttention(nn.Module):
     def __init__(self, dim: int, *, heads: int, dropout: float) -> None:
         super().__init__()
         self.heads = heads
-        self.query, self.key, self.value, self.out = (nn.Linear(dim, dim) for _ in range(4))
+        self.query, self.key, self.value, self.out = (Linear(dim, dim) for _ in range(4))
         for part in (self.query, self.key, self.value):
             nn.init.xavier_uniform_(part.weight, gain=2**-0.5)
         nn.init.xavier_uniform_(self.out.weight)
@@ -141,11 +142,11 @@ class DGRMIL(MILModel):
         self.warmed_up = True  # until an epoch starts, all terms count
         self.global_vectors = nn.Parameter(torch.randn(1, vectors, in_dim))
         self.class_token = nn.Parameter(torch.randn(1, 1, dim))
-        self.projections = nn.ModuleList([nn.Linear(in_dim, dim), nn.Linear(dim, dim)])
+        self.projections = nn.ModuleList([Linear(in_dim, dim), Linear(dim, dim)])
         self.patch_layer = nn.Sequential(NystromLayer(dim, **attention), nn.LayerNorm(dim))
         self.global_layer = nn.Sequential(NystromLayer(dim, **attention), nn.LayerNorm(dim))
         self.cross_attention = CrossAttention(dim, heads=heads, dropout=dropout)
-        self.head = nn.Sequential(nn.Linear(dim, dim), nn.LayerNorm(dim))
+        self.head = nn.Sequential(Linear(dim, dim), nn.LayerNorm(dim))
         self.classify = nn.Linear(dim, n_outputs)
         self.register_buffer("centres", torch.randn(2, dim))
 

@@ -29,6 +29,7 @@ from caprmil.models.base import (
 )
 from caprmil.models.layers import masked_softmax, summing_dtype, weighted_sum
 from caprmil.models.pooling import Pool, pool_chunks
+from caprmil.models.products import Linear
 
 Queries = Float[Tensor, "B C K"]
 
@@ -73,10 +74,10 @@ class DSMIL(MILModel):
         self.value_map, self.both_streams = value_map, both_streams
         self.instance_classifier = nn.Linear(in_dim, n_outputs)
         self.query = nn.Sequential(
-            nn.Linear(in_dim, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.Tanh()
+            Linear(in_dim, hidden), nn.ReLU(), Linear(hidden, hidden), nn.Tanh()
         )
         self.value = (
-            nn.Sequential(nn.Dropout(dropout), nn.Linear(in_dim, in_dim), nn.ReLU())
+            nn.Sequential(nn.Dropout(dropout), Linear(in_dim, in_dim), nn.ReLU())
             if value_map
             else nn.Identity()
         )

@@ -30,6 +30,7 @@ from caprmil.models.layers import (
     weighted_sum,
 )
 from caprmil.models.pooling import AttentionPool
+from caprmil.models.products import Linear
 
 
 class Tier(nn.Module):
@@ -88,25 +89,32 @@ class DTFDMIL(MILModel):
             raise ValueError(f"groups and distilled are at least 1: {groups=}, {distilled=}.")
         self.groups, self.distil, self.seed = groups, distil, seed
         self.distilled_per_end = max(distilled // groups, 1)
-        self.project = nn.Linear(in_dim, dim, bias=False)
+        self.project = Linear(in_dim, dim, bias=False)
         self.first = Tier(dim, n_outputs, hidden=hidden)
         self.second = Tier(dim, n_outputs, hidden=hidden)
 
-    def forward_bag(
-        self, features: Features, grid: Cells | None, counts: Counts | None = None
-    ) -> Output:
+    def shared_parts(self, features: Float[Tensor, "1 N E"]) -> tuple[Tensor, ...]:
         patches = F.relu(self.project(features))
+        return patches[0], self.first.pool.score(patches)[0], self.first.classify(patches)[0]
+
+    def forward_bag(
+        self,
+        features: Features,
+        grid: Cells | None,
+        counts: Counts | None = None,
+        shared: tuple[Tensor, ...] | None = None,
+    ) -> Output:
+        shared = self.shared_parts(features) if shared is None else shared
+        patches, scores, patch_logits = (part[None] for part in shared)
 
         # Tier one: attention within each pseudo-bag.
         members = self.split(features[0])
-        scores = self.first.pool.score(patches)
         if counts is not None:
             scores = scores + counts.log()
         attention = masked_softmax(scores.expand(len(members), -1), members)
         pooled = weighted_sum(attention.mT, patches[0]).to(patches.dtype)
         group_logits = self.first.classify(pooled)
         group_logits = group_logits.to(summing_dtype(group_logits))
-        patch_logits = self.first.classify(patches)
 
         # Distillation.
         rows, weights, row_counts = pooled, attention, None

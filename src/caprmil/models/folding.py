@@ -17,10 +17,12 @@ from torch import Tensor
 from caprmil.models.base import Assignments, Patches
 from caprmil.models.layers import summing_dtype, weighted_sum
 from caprmil.models.packing import Sizes, split_bags
+from caprmil.models.products import linear
 
 if TYPE_CHECKING:
     from caprmil.models.context import ContextAttention, ContextStack
 
+PART = 50_000  # patches of a large bag per tensor: at width 128 it has less than 32 MiB
 EPSILON = 1e-5  # added to the mass of a token, so that an empty token is zero and not NaN
 
 Rows = Float[Tensor, "n _"]
@@ -56,7 +58,7 @@ class FoldedAttention:
 
     def assign(self, patches: Rows) -> Rows:
         """Return the soft assignments of patches (soft clustering)."""
-        logits = F.linear(patches, self.weight, self.bias)
+        logits = linear(patches, self.weight, self.bias)
         # The tokens of a head are not neighbours: a softmax over four neighbours is slow.
         by_head = logits.view(len(logits), -1, self.heads)
         return by_head.softmax(dim=1, dtype=summing_dtype(logits)).view(logits.shape)
@@ -118,10 +120,37 @@ def context_packed(
         bags = list(zip(*rows, strict=True))
         updates = attention.update(*(attention.aggregate(*bag) for bag in bags))
         context = [
-            own.to(update.dtype) @ update for (_, own), update in zip(bags, updates, strict=True)
+            linear(own.to(update.dtype), update.mT, None)
+            for (_, own), update in zip(bags, updates, strict=True)
         ]
         patches = patches + block.dropout(torch.cat(context).unsqueeze(0))
         if last_mlp or number < len(stack.blocks) - 1:
             patches = block.add_mlp(patches)
         assignments.append(attention.unfold(assigned))
     return patches, tuple(assignments)
+
+
+def context_in_parts(
+    stack: "ContextStack", features: Float[Tensor, "1 N E"]
+) -> tuple[list[Float[Tensor, "1 _ D"]], tuple[Assignments, ...]]:
+    """Return `context_packed` for one bag, in parts of PART patches, without the last MLP.
+
+    The allocator returns larger tensors to the system after each use, and gets new pages for the
+    next: that takes a third of a step on 200,000 patches.
+    """
+    parts = [stack.project(part) for part in torch.split(features, PART, dim=1)]
+    assignments = list[Assignments]()
+    for number, block in enumerate(stack.blocks):
+        attention = FoldedAttention(block.attend)
+        normed = [block.norm_attend(part)[0] for part in parts]
+        assigned = [attention.assign(rows) for rows in normed]
+        first, *others = map(attention.aggregate, normed, assigned)
+        (update,) = attention.update(sum(others, first))
+        context = (linear(own.to(update.dtype), update.mT, None) for own in assigned)
+        parts = [
+            part + block.dropout(own.unsqueeze(0)) for part, own in zip(parts, context, strict=True)
+        ]
+        if number < len(stack.blocks) - 1:
+            parts = [block.add_mlp(part) for part in parts]
+        assignments.append(attention.unfold(torch.cat(assigned)))
+    return parts, tuple(assignments)

@@ -17,6 +17,7 @@ from caprmil.models.base import (
 from caprmil.models.influence import SummedParts
 from caprmil.models.packing import Sizes
 from caprmil.models.pooling import MeanPool, pool_chunks, pool_evidence, pool_packed
+from caprmil.models.products import Linear
 
 
 class MeanMIL(MILModel):
@@ -33,7 +34,7 @@ class MeanMIL(MILModel):
 
     def __init__(self, in_dim: int, n_outputs: int, *, dim: int = 128) -> None:
         super().__init__(in_dim, n_outputs, dim=dim)
-        self.project = nn.Linear(in_dim, dim)
+        self.project = Linear(in_dim, dim)
         self.pool = MeanPool(dim)
         self.classify = nn.Linear(dim, n_outputs)
 

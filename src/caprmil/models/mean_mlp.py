@@ -6,6 +6,7 @@ b * sum(k). Neither needs an output row per patch, and the gradient of W needs n
 patches.
 """
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,8 +14,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from caprmil.models.base import CHUNK
-from caprmil.models.layers import summing_dtype
+from caprmil.models.layers import as_numbers, summing_dtype
 from caprmil.models.packing import Sizes, split_bags
+from caprmil.models.products import linear, sizes_by_speed, sum_of_products
 
 if TYPE_CHECKING:
     from caprmil.models.context import ContextBlock
@@ -39,12 +41,21 @@ class MeanAfterMLP:
         self.patches = self.patches + _sum(patches)
         if self.block is None:
             return
-        hidden = self.block.mlp.hidden(self.block.norm_mlp(patches))
+        normed = self.block.norm_mlp(patches)
         if kept is None:
-            self.hidden = self.hidden + _sum(hidden)
-        else:
-            self.products = self.products + _MaskedProduct.apply(kept, hidden)  # type: ignore[no-untyped-call]
-            self.kept = self.kept + kept.sum(dim=0)
+            for rows in torch.split(normed, sizes_by_speed(normed)):
+                self.hidden = self.hidden + _sum(self.block.mlp.hidden(rows))
+            return
+        hidden = self.block.mlp.hidden(normed)
+        self.products = self.products + _MaskedProduct.apply(kept, hidden)  # type: ignore[no-untyped-call]
+        self.kept = self.kept + kept.view(torch.uint8).sum(dim=0)
+
+    def add_chunks(self, patches: Rows, kept: Bool[Tensor, "n _"] | None) -> None:
+        """Add patches in chunks that fit into the cache."""
+        chunks = torch.split(patches, CHUNK)
+        masks = [None] * len(chunks) if kept is None else torch.split(kept, CHUNK)
+        for chunk, mask in zip(chunks, masks, strict=True):
+            self.add(chunk, mask)
 
     def value(self) -> Float[Tensor, " D"]:
         """Return the mean."""
@@ -66,12 +77,20 @@ def means_after_mlp(
     masks = [None] * len(sizes) if kept is None else split_bags(kept, sizes, dim=0)
     means = []
     for bag, mask in zip(split_bags(patches[0], sizes, dim=0), masks, strict=True):
-        mean, chunks = MeanAfterMLP(block), torch.split(bag, CHUNK)
-        own = [None] * len(chunks) if mask is None else torch.split(mask, CHUNK)
-        for chunk, chunk_mask in zip(chunks, own, strict=True):
-            mean.add(chunk, chunk_mask)
+        mean = MeanAfterMLP(block)
+        mean.add_chunks(bag, mask)
         means.append(mean.value())
     return torch.stack(means)
+
+
+def mean_of_parts(
+    block: "ContextBlock", parts: Sequence[Float[Tensor, "1 _ D"]]
+) -> Float[Tensor, "1 D"]:
+    """Return `means_after_mlp` for one bag in parts."""
+    mean = MeanAfterMLP(block)
+    for part in parts:
+        mean.add_chunks(part[0], block.dropout.draw(part)[0] if block.dropout.dropped else None)
+    return mean.value().unsqueeze(0)
 
 
 def _sum(rows: Rows) -> Float[Tensor, " F"]:
@@ -84,9 +103,9 @@ class _MaskedProduct(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, mask: Tensor, values: Tensor) -> Tensor:
         ctx.save_for_backward(mask)
-        return mask.to(values.dtype).mT @ values
+        return sum_of_products(as_numbers(mask, values.dtype), values)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor]:
         (mask,) = ctx.saved_tensors
-        return None, mask.to(gradient.dtype) @ gradient
+        return None, linear(as_numbers(mask, gradient.dtype), gradient.mT, None)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from caprmil.models.base import Cells, Patches
 from caprmil.models.layers import Dropout, summing_dtype
+from caprmil.models.products import Linear
 
 # More axes in this file: L landmarks, P rows with padding, R rows whose output is wanted.
 Rows = Float[Tensor, "B R D"]
@@ -68,12 +69,12 @@ class NystromAttention(nn.Module):
             raise ValueError(f"At least one landmark, and an odd kernel: {landmarks=}, {kernel=}.")
         self.heads, self.landmarks, self.iterations = heads, landmarks, iterations
         self.mask_padding, self.reach = mask_padding, kernel // 2
-        self.query = nn.Linear(dim, dim, bias=False)
-        self.key = nn.Linear(dim, dim, bias=False)
-        self.value = nn.Linear(dim, dim, bias=False)
+        self.query = Linear(dim, dim, bias=False)
+        self.key = Linear(dim, dim, bias=False)
+        self.value = Linear(dim, dim, bias=False)
         # A convolution of the values along the sequence, per head.
         self.conv = nn.Conv2d(heads, heads, (kernel, 1), groups=heads, bias=False)
-        self.out = nn.Linear(dim, dim)
+        self.out = Linear(dim, dim)
         self.dropout = Dropout(dropout)
 
     def forward(self, sequence: Patches, counts: RowCounts | None = None) -> Patches:

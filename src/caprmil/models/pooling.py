@@ -20,6 +20,7 @@ from caprmil.models.layers import (
     weighted_sum,
 )
 from caprmil.models.packing import Sizes, mask_from_sizes, pad_packed, weighted_sum_packed
+from caprmil.models.products import Linear
 
 
 class Pool(nn.Module):
@@ -55,8 +56,8 @@ class AttentionPool(Pool):
     ) -> None:
         super().__init__(dim)
         hidden = hidden or dim
-        self.hidden = nn.Linear(dim, hidden)
-        self.gate = nn.Linear(dim, hidden) if gated else None
+        self.hidden = Linear(dim, hidden)
+        self.gate = Linear(dim, hidden) if gated else None
         self.out = nn.Linear(hidden, 1)
         self.dropout = Dropout(dropout)
 

@@ -35,6 +35,7 @@ from caprmil.models.layers import (
     summing_dtype,
     weighted_sum,
 )
+from caprmil.models.products import Linear
 
 JITTER = 1e-4  # on the diagonal of the inducing points' covariance
 RETRIES = 2  # each with ten times the jitter
@@ -148,20 +149,28 @@ class SGPMIL(MILModel):
             raise UnknownNameError("noise", noise, ("independent", "shared"))
         self.draws, self.noise, self.normalise, self.seed = draws, noise, normalise, seed
         self.n_bags = 1  # set at the start of an epoch
-        layers = [(nn.Linear(a, b), nn.ReLU()) for a, b in pairwise((in_dim, *dims))]
+        layers = [(Linear(a, b), nn.ReLU()) for a, b in pairwise((in_dim, *dims))]
         self.project = nn.Sequential(*(part for pair in layers for part in pair))
-        self.reduce = nn.Sequential(nn.Linear(dims[-1], gp_dim), nn.Sigmoid())
+        self.reduce = nn.Sequential(Linear(dims[-1], gp_dim), nn.Sigmoid())
         self.process = SparseGP(gp_dim, inducing=inducing)
         self.classify = nn.Linear(dims[-1], n_outputs)
 
     def on_epoch_start(self, epoch: int, n_bags: int) -> None:
         self.n_bags = n_bags
 
-    def forward_bag(
-        self, features: Features, grid: Cells | None, counts: Counts | None = None
-    ) -> Output:
+    def shared_parts(self, features: Float[Tensor, "1 N E"]) -> tuple[Tensor, ...]:
         patches = self.project(features[0])
-        log_weights = self.log_weights(patches, self.draw(features[0]))
+        return patches, *self.process(self.reduce(patches))
+
+    def forward_bag(
+        self,
+        features: Features,
+        grid: Cells | None,
+        counts: Counts | None = None,
+        shared: tuple[Tensor, ...] | None = None,
+    ) -> Output:
+        patches, mean, variance = self.shared_parts(features) if shared is None else shared
+        log_weights = self.log_weights(patches, mean, variance, self.draw(features[0]))
         if counts is not None:
             log_weights = log_weights + counts.log()
         attention = self.attention(log_weights)
@@ -196,10 +205,13 @@ class SGPMIL(MILModel):
         return noise[:, content_order(features).argsort()]
 
     def log_weights(
-        self, patches: Float[Tensor, "N D"], noise: Float[Tensor, "R ..."] | None
+        self,
+        patches: Float[Tensor, "N D"],
+        mean: Float[Tensor, " N"],
+        variance: Float[Tensor, " N"],
+        noise: Float[Tensor, "R ..."] | None,
     ) -> Float[Tensor, "R N"]:
         """Return the logarithm of the weight of each patch, per draw."""
-        mean, variance = self.process(self.reduce(patches))
         scores = mean[None] if noise is None else mean + variance.sqrt() * noise
         return F.logsigmoid(scores.to(summing_dtype(patches)))
 
@@ -214,10 +226,11 @@ class SGPMIL(MILModel):
         return self.attention(log_weights) if self.normalise else log_weights.exp()
 
     def evidence_bag(self, features: Features, grid: Cells | None) -> Evidence:
-        patches = self.project(features[0])
-        weights = self.weights(self.log_weights(patches, self.draw(features[0])))
-        mean = weights.mean(dim=0, keepdim=True)
-        return evidence_of_sum(mean, patches, self.classify.weight, self.classify.bias)
+        patches, mean, variance = self.shared_parts(features)
+        noise = self.draw(features[0])
+        weights = self.weights(self.log_weights(patches, mean, variance, noise))
+        middle = weights.mean(dim=0, keepdim=True)
+        return evidence_of_sum(middle, patches, self.classify.weight, self.classify.bias)
 
     def loss(self, output: Output, labels: Labels) -> dict[str, Float[Tensor, ""]]:
         return {

@@ -7,19 +7,23 @@ grow with the bag, or only by the activations that are kept between the passes.
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast
 
 import torch
 from jaxtyping import Bool
-from torch import Tensor
+from torch import Tensor, nn
 
 from caprmil.models.base import Assignments, Chunks, Embedding, Patches, Weights
 from caprmil.models.folding import FoldedAttention, Rows
 from caprmil.models.layers import summing_dtype
 from caprmil.models.mean_mlp import MeanAfterMLP
+from caprmil.models.spool import Spool
 
 if TYPE_CHECKING:
     from caprmil.models.context import ContextBlock, ContextStack
+
+
+SPOOLED = 2  # times the width, from which on projected patches are kept in a file
 
 
 class Chunk(NamedTuple):
@@ -37,8 +41,9 @@ class ContextStream:
     """The patches of one bag in context, chunk by chunk, without gradients.
 
     With `keep`, patches (N x D) and assignments (N x M H) of each block stay in memory, and nothing
-    is computed twice. Without it, each pass starts from the features. `blocks` are those to start
-    with, by default all of the stack.
+    is computed twice. Without it, each pass starts from the projected patches, in a temporary file
+    if there is space for it, or from the features. `blocks` are those to start with, by default all
+    of the stack.
     """
 
     def __init__(
@@ -51,7 +56,15 @@ class ContextStream:
     ) -> None:
         self.keep = keep
         self.assignments: tuple[Assignments, ...] = ()  # of each block, if they are kept
-        self.read: Pass = lambda: (Chunk(stack.project(chunk)[0]) for chunk in chunks())
+        project = cast(nn.Linear, stack.project[0])
+
+        def projected() -> Iterator[Rows]:
+            return (stack.project(chunk)[0] for chunk in chunks())
+
+        # A file is read faster than features are projected, if they are wider.
+        spools = not keep and project.in_features >= SPOOLED * project.out_features
+        rows = Spool(projected) if spools else projected
+        self.read: Pass = lambda: map(Chunk, rows())
         self.last: StreamedBlock | None = None  # its MLP is left to `patches` and `mean`
         for block in stack.blocks if blocks is None else blocks:
             self.add(block)

@@ -24,6 +24,7 @@ from caprmil.models.base import (
     Weights,
 )
 from caprmil.models.nystrom import NystromLayer, sort_by_grid
+from caprmil.models.products import Linear
 
 
 class PositionEncoding(nn.Module):
@@ -85,7 +86,7 @@ class TransMIL(MILModel):
             "mask_padding": mask_padding,
         }
         super().__init__(in_dim, n_outputs, dim=dim, **attention)
-        self.project = nn.Linear(in_dim, dim)
+        self.project = Linear(in_dim, dim)
         self.class_token = nn.Parameter(torch.randn(1, dim))
         self.first_layer = NystromLayer(dim, **attention)
         self.position_encoding = PositionEncoding(dim)

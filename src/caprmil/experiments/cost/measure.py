@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -69,6 +69,18 @@ def parameters(model: MILModel) -> int:
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 
+def _linear_flops(values: torch.Size, weight: torch.Size, *_: Any, **__: Any) -> int:
+    return 2 * values.numel() * weight[0]
+
+
+# Torch's counter does not know the products of `models/products.py`.
+ONEDNN_PRODUCTS: dict[Any, Any] = (
+    {torch.ops.mkldnn._linear_pointwise: _linear_flops}
+    if hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    else {}
+)
+
+
 def flops(model: MILModel, n_patches: int = 1000, *, as_written: bool = False) -> int:
     """Return the operations of one forward pass in evaluation; a multiply-add counts as two.
 
@@ -78,7 +90,7 @@ def flops(model: MILModel, n_patches: int = 1000, *, as_written: bool = False) -
     """
     was_training = model.training
     bag = random_bag(model, n_patches)
-    counter = FlopCounterMode(display=False)
+    counter = FlopCounterMode(display=False, custom_mapping=ONEDNN_PRODUCTS)
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), counter:
         model.eval()
         if as_written:
