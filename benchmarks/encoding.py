@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from caprmil import encoders
 from caprmil.encoders import networks
 from caprmil.encoders.lite0 import SameConv
-from caprmil.models.linear import linear, only_torch, use_linear
+from caprmil.models.products import linear, only_torch, use_linear
 
 Run = Callable[[], Tensor]
 SIDE = 224
@@ -108,7 +108,7 @@ def vit_ways(images: Tensor) -> dict[str, Run]:
 
     def products(part: Tensor) -> Tensor:
         for weight in weights:  # attention and the convolution are 5 % of the work, and left out
-            linear(rows[:, : weight.shape[1]].repeat(len(part), 1), weight)
+            linear(rows[:, : weight.shape[1]].repeat(len(part), 1), weight, None)
         return part
 
     return {

@@ -3,13 +3,13 @@
 import pytest
 
 import encoding
-import products
+import onednn
 
 
 def test_every_model_has_a_row_for_inference_and_training(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    products.main(["--patches", "20", "--width", "8", "--rounds", "1", "--models", "mean", "abmil"])
+    onednn.main(["--patches", "20", "--width", "8", "--rounds", "1", "--models", "mean", "abmil"])
     rows = capsys.readouterr().out.splitlines()[2:]
     assert [row.split(" | ")[0].strip("| ") for row in rows] == ["mean", "mean", "abmil", "abmil"]
 

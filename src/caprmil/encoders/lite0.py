@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-from caprmil.models.linear import onednn_computes
+from caprmil.models.products import onednn_computes
 
 WIDTH, CLASSES = 1280, 1000
 

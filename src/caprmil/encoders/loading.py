@@ -15,7 +15,7 @@ from caprmil.encoders.card import Card
 from caprmil.encoders.encoder import Encoder, fingerprint, probe_patches, summarise_output
 from caprmil.encoders.table import DEFAULT, find, url
 from caprmil.errors import CaprmilError, EncoderError
-from caprmil.models.linear import use_linear
+from caprmil.models.products import use_linear
 
 Network = Callable[[Tensor], Any]
 

@@ -5,7 +5,8 @@ is part of torch too, takes less than half the time. Results are equal up to rou
 """
 
 import platform
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,24 @@ class Linear(nn.Linear):
 
     def forward(self, values: Float[Tensor, "*rows A"]) -> Float[Tensor, "*rows O"]:
         return linear(values, self.weight, self.bias)
+
+
+def use_linear(network: nn.Module) -> None:
+    """Let `linear` compute the linear layers of a network, in place."""
+    for module in network.modules():
+        if type(module) is nn.Linear:
+            module.__class__ = Linear
+
+
+@contextmanager
+def only_torch() -> Iterator[None]:
+    """Leave all products to torch. `torch.backends.mkldnn.flags` would warn of TF32 on CPUs."""
+    enabled = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(enabled)
 
 
 def linear(
@@ -62,19 +81,36 @@ def sum_of_products(
     return found
 
 
-def _is_faster(values: Tensor, shape: Sequence[int]) -> bool:
-    """Return whether oneDNN is faster for a product of these values; `shape` is that without N."""
+def onednn_computes(*tensors: Tensor) -> bool:
+    """Return whether oneDNN may compute with these: not where a graph is recorded for elsewhere."""
     return (
-        onednn_is_faster()
-        and values.dtype == torch.float32
-        and values.device.type == "cpu"
-        and values.is_contiguous()
-        and values.numel() >= QUANTUM * values.shape[-1]
-        and min(shape) >= SMALLEST
+        all(each.device.type == "cpu" and each.dtype == torch.float32 for each in tensors)
+        and has_onednn()
+        and torch._C._get_mkldnn_enabled()
         and not torch.is_autocast_enabled("cpu")
         and not torch.compiler.is_compiling()
         and not torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
     )
+
+
+def _is_faster(values: Tensor, shape: Sequence[int]) -> bool:
+    """Return whether oneDNN is faster for a product of these values; `shape` is that without N."""
+    return (
+        onednn_is_faster()
+        and values.is_contiguous()
+        and values.numel() >= QUANTUM * values.shape[-1]
+        and min(shape) >= SMALLEST
+        and onednn_computes(values)
+    )
+
+
+@cache
+def has_onednn() -> bool:
+    """Return whether torch has oneDNN, and its own operators of it that are called here."""
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return False
+    names = ("_linear_pointwise", "_convolution_pointwise")
+    return all(hasattr(torch.ops.mkldnn, name) for name in names)
 
 
 @cache

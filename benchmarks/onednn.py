@@ -1,6 +1,6 @@
 """Time of a model with products of oneDNN, against torch's own (MKL).
 
-    python benchmarks/products.py
+    python benchmarks/onednn.py
 
 Processor time of one thread; both sides alternate. On a CPU where MKL is as fast, caprmil uses
 torch's products, and both columns are the same.
@@ -8,14 +8,13 @@ torch's products, and both columns are the same.
 
 import argparse
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from statistics import median
 from time import process_time
 
 import torch
 
 from caprmil.models import create
-from caprmil.models.linear import only_torch
+from caprmil.models.products import only_torch
 
 MODELS = ("caprmil", "mean", "abmil", "transmil")
 
@@ -41,15 +40,16 @@ def steps(name: str, patches: int, width: int) -> dict[str, Callable[[], None]]:
 
 def measure(step: Callable[[], None], rounds: int) -> tuple[float, float]:
     """Return the milliseconds with torch's products, and with ours: medians over rounds."""
-    seconds: tuple[list[float], list[float]] = ([], [])
+    torchs, ours = list[float](), list[float]()
     for _ in range(rounds + 1):
-        for found, context in zip(seconds, (only_torch(), nullcontext()), strict=True):
-            start = process_time()
-            with context:
-                step()
-            found.append(process_time() - start)
-    own, other = (1000 * median(found[1:]) for found in seconds)
-    return own, other
+        start = process_time()
+        with only_torch():
+            step()
+        middle = process_time()
+        step()
+        torchs.append(middle - start)
+        ours.append(process_time() - middle)
+    return 1000 * median(torchs[1:]), 1000 * median(ours[1:])
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
