@@ -66,14 +66,15 @@ def _is_faster(values: Tensor, shape: Sequence[int]) -> bool:
     """Return whether oneDNN is faster for a product of these values; `shape` is that without N."""
     return (
         onednn_is_faster()
+        # First: a comparison of sizes would limit the sizes of an exported model.
+        and not torch.compiler.is_compiling()
+        and not torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
         and values.dtype == torch.float32
         and values.device.type == "cpu"
         and values.is_contiguous()
         and values.numel() >= QUANTUM * values.shape[-1]
         and min(shape) >= SMALLEST
         and not torch.is_autocast_enabled("cpu")
-        and not torch.compiler.is_compiling()
-        and not torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
     )
 
 
