@@ -84,12 +84,12 @@ def sum_of_products(
 def onednn_computes(*tensors: Tensor) -> bool:
     """Return whether oneDNN may compute with these: not where a graph is recorded for elsewhere."""
     return (
-        all(each.device.type == "cpu" and each.dtype == torch.float32 for each in tensors)
+        not torch.compiler.is_compiling()
+        and not torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+        and all(each.device.type == "cpu" and each.dtype == torch.float32 for each in tensors)
         and has_onednn()
         and torch._C._get_mkldnn_enabled()
         and not torch.is_autocast_enabled("cpu")
-        and not torch.compiler.is_compiling()
-        and not torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
     )
 
 
@@ -97,10 +97,10 @@ def _is_faster(values: Tensor, shape: Sequence[int]) -> bool:
     """Return whether oneDNN is faster for a product of these values; `shape` is that without N."""
     return (
         onednn_is_faster()
+        and onednn_computes(values)  # before sizes: they would limit those of an exported model
         and values.is_contiguous()
         and values.numel() >= QUANTUM * values.shape[-1]
         and min(shape) >= SMALLEST
-        and onednn_computes(values)
     )
 
 
