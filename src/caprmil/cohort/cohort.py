@@ -250,8 +250,8 @@ def load_cohort(
         for each in folders
     ]
     if unreadable is not None:
-        joined = columns.get("patient") if config.joins else None
-        listed, located = leave_out_unreadable(listed, located, joined, unreadable)
+        column = columns.get("patient") if config.joins else None
+        listed, located = leave_out_unreadable(listed, located, column, unreadable)
     paths: dict[str, Path] = {s: p for s, p in located[0].items() if all(s in o for o in located)}
     skip = config.missing == "skip" and paths
     rows = {slide: row for slide, row in listed.items() if slide in paths or not skip}
