@@ -39,7 +39,7 @@ test: $(VENV)/.dev  ## Run the tests, without the slow ones. All of them: make t
 test-slow: $(VENV)/.dev  ## Run the slow tests.
 	$(BIN)/pytest -m slow
 
-torture: $(VENV)/.dev  ## Kills, damaged files, bombs, pickles, hostile requests, full disks: some 25 minutes on two cores.
+torture: $(VENV)/.dev  ## Kills, damaged files, bombs, pickles, hostile requests, full disks: some 18 minutes on two cores (calculated).
 	$(BIN)/python tests/torture $(TORTURE)
 
 $(ENCODERS)/.done: pyproject.toml
