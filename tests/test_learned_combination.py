@@ -107,6 +107,23 @@ def test_slides_that_say_nothing_keep_about_the_mean_and_one_slide_is_its_own_an
     assert fit_combination(alone, "train").patients == 0
 
 
+@pytest.mark.parametrize("how", ["mean", "learned"])
+def test_a_mean_of_certain_answers_is_certain_and_no_more(how: str) -> None:
+    learned = LearnedCombination(
+        slopes={"a": 1.0},
+        spreads=(0.3,),
+        fitted_on="validation",
+        patients=2,
+        loss=0.0,
+        loss_of_mean=0.0,
+    )
+    target = find_target("multilabel")(labels=("a",))
+    for slides in range(1, 60):
+        answers = np.ones((slides, 1))
+        found = learned.combine(answers) if how == "learned" else target.combine(answers, how)
+        assert found.tolist() == [1.0]
+
+
 def test_numbers_are_combined_too() -> None:
     table = answers_of_slides(20, seed=0)
     assert table.labels is not None

@@ -63,6 +63,18 @@ def test_a_compiled_model_has_the_gradients_of_the_plain_one() -> None:
     """)
 
 
+@pytest.mark.slow
+def test_a_linear_layer_is_compiled_as_one_graph() -> None:
+    run_in_new_process("""
+        import torch
+        from caprmil.models.products import Linear
+
+        layer, values = Linear(64, 64), torch.randn(64, 64)
+        fast = torch.compile(layer, fullgraph=True, backend="eager")
+        torch.testing.assert_close(fast(values), layer(values))
+    """)
+
+
 def test_training_compiles_on_request_and_keeps_the_names_of_the_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -29,6 +29,11 @@ def by_onednn(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return rows
 
 
+def test_a_weight_of_another_type_is_an_error_of_torch() -> None:
+    with pytest.raises(RuntimeError, match="same dtype"):
+        linear(torch.randn(64, 64), torch.randn(64, 64).double(), None)
+
+
 def with_gradients(found: Tensor, leaves: list[Tensor]) -> list[Tensor]:
     weights = torch.randn(found.shape, generator=torch.Generator().manual_seed(1)).to(found.dtype)
     return [found, *torch.autograd.grad((found * weights).sum(), leaves)]

@@ -148,10 +148,35 @@ def test_a_streamed_bag_is_the_same_from_its_file(
     assert len(reads) == 1 + (depth + 1)
 
 
-def test_a_folder_in_memory_is_told_from_one_on_a_disk() -> None:
-    if not Path("/proc/mounts").exists():
-        pytest.skip("Linux")
-    mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
-    in_memory = [words[1] for words in mounts if words[2] == "tmpfs"]
-    assert all(is_in_memory(Path(name)) for name in in_memory[-1:])
-    assert not is_in_memory(Path("/proc"))
+def test_an_unfinished_pass_adds_nothing_to_a_later_one() -> None:
+    kept = Spool(Source())
+    assert same(one for one, _ in zip(kept(), kept(), strict=True))  # two first passes at once
+    assert same(kept())
+
+
+def test_chunks_without_rows_are_left_out() -> None:
+    kept = Spool(lambda: iter([CHUNKS[0], CHUNKS[0][:0], *CHUNKS[1:]]))
+    assert len(list(kept())) == 5
+    assert same(kept())
+
+
+def test_without_a_folder_for_temporary_files_each_pass_reads_the_source(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def no_folder() -> str:
+        raise FileNotFoundError("No usable temporary directory found")
+
+    monkeypatch.setattr(tempfile, "gettempdir", no_folder)
+    monkeypatch.setattr("caprmil.io.leftovers.gettempdir", no_folder)
+    source = Source()
+    kept = Spool(source)
+    assert all(same(kept()) for _ in range(2))
+    assert source.passes == 2
+
+
+def test_a_folder_in_memory_is_told_from_one_on_a_disk(tmp_path: Path) -> None:
+    mounts = tmp_path / "mounts"
+    mounts.write_bytes(b"/dev/a / ext4 rw\nnone /quick tmpfs rw\n/dev/b /quick/disk ext4 \xff\n")
+    for name, expected in (("/a", False), ("/quick/a", True), ("/quick/disk/a", False)):
+        assert is_in_memory(Path(name), mounts) == expected
+    assert not is_in_memory(Path("/a"), tmp_path / "none")

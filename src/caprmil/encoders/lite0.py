@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-from caprmil.models.products import onednn_computes
+from caprmil.models.products import has_avx, onednn_computes
 
 WIDTH, CLASSES = 1280, 1000
 
@@ -66,7 +66,8 @@ class SameConv(nn.Conv2d):
 
     def fuses(self, input: Tensor) -> bool:
         """Tell whether oneDNN computes this convolution together with what follows it."""
-        return not torch.is_grad_enabled() and onednn_computes(input, self.weight)
+        graph = torch.is_grad_enabled()
+        return not graph and onednn_computes(input, self.weight) and has_avx()
 
     def _fused(self, input: Tensor, padding: int, function: str, limits: list[float]) -> Tensor:
         return torch.ops.mkldnn._convolution_pointwise(

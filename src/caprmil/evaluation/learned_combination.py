@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from caprmil.errors import RecipeError
 from caprmil.evaluation.predictions import Predictions
-from caprmil.targets.target import Answers, Target
+from caprmil.targets.target import Answers, Target, weighted_mean
 
 SPREAD = 2.0  # standard deviation of the slopes that is expected before patients are seen
 STEP = 1e-5  # of the slopes, for the derivatives of the loss
@@ -63,7 +63,7 @@ class LearnedCombination:
 
     def combine(self, answers: Answers) -> NDArray[np.float64]:
         """Return the answer of a patient."""
-        return np.asarray((self.weights(answers) * answers).sum(axis=0))
+        return weighted_mean(self.weights(answers), answers)
 
 
 def fit_combination(

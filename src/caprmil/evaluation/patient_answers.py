@@ -62,7 +62,8 @@ def combine_folds(
 ) -> dict[str, dict[str, Answers]]:
     """Return the answer of each fold for each patient, from those for each slide by fold.
 
-    A patient is answered by the folds that answered all of its slides.
+    A patient is answered by the folds that answered all of its slides; without one, by every fold
+    that answered some of them.
     """
     of_patients: dict[str, list[set[str]]] = {}
     for slide, own in by_fold.items():

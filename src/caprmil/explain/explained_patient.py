@@ -30,6 +30,7 @@ from caprmil.models.device import pick_device
 from caprmil.runs.bag_checks import check_bag
 from caprmil.runs.inference import predict_file
 from caprmil.runs.run import Run
+from caprmil.targets.target import weighted_mean
 
 Array = NDArray[Any]
 
@@ -58,9 +59,9 @@ def explain_patient(
     unseen, by_fold = _answers(run, slides, fold, used)
     weights = _weights(run, how, by_fold)
     answer = Answer(
-        mean=np.mean([_sum(weights[f], own) for f, own in by_fold.items()], axis=0),
-        calibrated=run.calibrate({f: _sum(weights[f], own) for f, own in by_fold.items()}),
-        by_fold={f: _sum(weights[f], own) for f, own in by_fold.items()},
+        mean=np.mean([weighted_mean(weights[f], own) for f, own in by_fold.items()], axis=0),
+        calibrated=run.calibrate({f: weighted_mean(weights[f], own) for f, own in by_fold.items()}),
+        by_fold={f: weighted_mean(weights[f], own) for f, own in by_fold.items()},
         unseen=unseen,
     )
     cases = []

@@ -52,7 +52,7 @@ def linear(
     values: Float[Tensor, "*rows A"], weight: Float[Tensor, "O A"], bias: Tensor | None
 ) -> Float[Tensor, "*rows O"]:
     """Return `F.linear`, by oneDNN where that is faster."""
-    if not _is_faster(values, weight.shape):
+    if values.dtype != weight.dtype or not _is_faster(values, weight.shape):
         return F.linear(values, weight, bias)
     rows = values.view(-1, values.shape[-1])
     layer: Any = _Linear.apply if torch.is_grad_enabled() else _linear
@@ -62,10 +62,10 @@ def linear(
 
 def sizes_by_speed(rows: Float[Tensor, "n A"]) -> list[int]:
     """Return how many rows oneDNN and MKL get, to split them: saves copying wide outputs."""
-    n = _rows_of_onednn(len(rows))
-    if n in (0, len(rows)) or not _is_faster(rows, (rows.shape[1],)):
+    if not _is_faster(rows, (rows.shape[1],)):
         return [len(rows)]
-    return [n, len(rows) - n]
+    n = _rows_of_onednn(len(rows))
+    return [len(rows)] if n in (0, len(rows)) else [n, len(rows) - n]
 
 
 def sum_of_products(
@@ -96,8 +96,8 @@ def onednn_computes(*tensors: Tensor) -> bool:
 def _is_faster(values: Tensor, shape: Sequence[int]) -> bool:
     """Return whether oneDNN is faster for a product of these values; `shape` is that without N."""
     return (
-        onednn_is_faster()
-        and onednn_computes(values)  # before sizes: they would limit those of an exported model
+        onednn_computes(values)  # first: a graph that is recorded has no other condition
+        and onednn_is_faster()
         and values.is_contiguous()
         and values.numel() >= QUANTUM * values.shape[-1]
         and min(shape) >= SMALLEST
@@ -114,12 +114,17 @@ def has_onednn() -> bool:
 
 
 @cache
+def has_avx() -> bool:
+    """Return whether this is a CPU on whose kind the operators of oneDNN were tried."""
+    return torch.backends.cpu.get_cpu_capability().startswith("AVX")
+
+
+@cache
 def onednn_is_faster() -> bool:
     """Return whether this machine has AVX-512 that MKL does not use."""
     return (
-        torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
-        and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-        and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+        has_onednn()
+        and torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
         and torch.backends.cpu.get_cpu_capability() == "AVX512"
         and "AuthenticAMD" in _processor()
     )

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from caprmil.io.leftovers import temporary_name
+from caprmil.io.leftovers import has_temporary_folder, temporary_name
 
 Rows = Float[Tensor, "n _"]
 
@@ -30,32 +30,34 @@ log = logging.getLogger(__name__)
 class Spool:
     """The rows of chunks, from the source in the first complete pass, and then from a file.
 
-    The file has no name in its folder, so that nothing is left if the process is killed. Without
-    space for it, each pass reads the source.
+    On Linux and macOS the file has no name in its folder, so that nothing is left if the process is
+    killed. Without space for it, and on a GPU, each pass reads the source.
     """
 
     def __init__(self, source: Callable[[], Iterable[Rows]]) -> None:
         self.source = source
         self.file: Any = None  # a raw file
         self.shapes, self.dtype = list[tuple[int, int]](), torch.float32
-        self.complete, self.failed = False, is_in_memory(Path(tempfile.gettempdir()))
+        self.passes, self.complete = 0, False
+        self.failed = not has_temporary_folder() or is_in_memory(Path(tempfile.gettempdir()))
 
     def __call__(self) -> Iterator[Rows]:
         if self.complete:
             yield from self._stored()
             return
+        self.passes += 1
+        own = self.passes  # only the latest pass writes
         self.shapes.clear()
         if self.file is not None:
             self.file.seek(0)
         unchecked = CHECKED
         for rows in self.source():
-            size = rows.numel() * rows.element_size()
-            unchecked += size
-            if not self.failed:
+            unchecked += rows.numel() * rows.element_size()
+            if not self.failed and own == self.passes and len(rows):
                 self._write(rows, checks=unchecked > CHECKED)
                 unchecked = 0 if unchecked > CHECKED else unchecked
             yield rows
-        if not self.failed and self.shapes:
+        if not self.failed and own == self.passes and self.shapes:
             self.complete = True
             log.info("Projected patches are kept in a file in %s.", tempfile.gettempdir())
 
@@ -97,10 +99,10 @@ class Spool:
             yield rows
 
 
-def is_in_memory(folder: Path) -> bool:
+def is_in_memory(folder: Path, mounted: Path = Path("/proc/mounts")) -> bool:
     """Return whether the files of a folder take memory instead of space on a disk."""
     try:
-        mounts = [line.split() for line in Path("/proc/mounts").read_text("utf-8").splitlines()]
+        mounts = [line.split() for line in mounted.read_text("utf-8", "replace").splitlines()]
         resolved = folder.resolve()
     except OSError:  # not on Linux
         return False

@@ -65,6 +65,15 @@ class Contrast:
         return f"for {self.name}"
 
 
+def weighted_mean(weights: NDArray[np.float64], answers: Answers) -> NDArray[np.float64]:
+    """Return the sum of answers (rows) times weights, which sum to one but for rounding.
+
+    A mean of probabilities is a probability: never above the highest answer.
+    """
+    total = (weights * answers).sum(axis=0)
+    return np.asarray(total.clip(answers.min(axis=0), answers.max(axis=0)), dtype=np.float64)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Target:
     """Base of all targets. The fields of a subclass are its settings in a recipe's [target]."""
@@ -343,8 +352,7 @@ class Target:
 
     def combine(self, answers: Answers, how: str) -> Answers:
         """Return the answer of a patient from those of the slides (rows): their mean, or max."""
-        found: Answers = (self.slide_weights(answers, how) * answers).sum(axis=0)
-        return found
+        return weighted_mean(self.slide_weights(answers, how), answers)
 
     def disagreement(self, answers: Answers) -> float:
         """Return how far the answers of several models (rows) for one slide differ."""
