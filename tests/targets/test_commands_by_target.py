@@ -1,4 +1,4 @@
-"""Every command opens every kind of target: a small run of each goes through all doors."""
+"""Every command works with every kind of target, or says why not."""
 
 from collections.abc import Iterator
 from pathlib import Path
