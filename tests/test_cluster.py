@@ -49,6 +49,7 @@ class TwoNodes:
         self.cluster = Cluster(initialize_head=True, head_node_args=head)
         self.second: Any = None
         self.executor = RayExecutor(self.cluster.address)
+        self.on_sigterm = signal.getsignal(signal.SIGTERM)
         self.executor.__enter__()
 
     def start_second(self) -> None:
@@ -61,13 +62,14 @@ class TwoNodes:
 
     def close(self) -> None:
         self.executor.__exit__()
+        assert signal.getsignal(signal.SIGTERM) == self.on_sigterm  # Ray sets its own
         self.cluster.shutdown()
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[TwoNodes]:
     """The cluster for all tests of this module. Ray takes seconds to start."""
-    threads = torch.get_num_threads()
+    threads, on_sigterm = torch.get_num_threads(), signal.getsignal(signal.SIGTERM)
     with pytest.MonkeyPatch.context() as patch:
         for name, value in RAY_ENVIRONMENT.items():
             patch.setenv(name, value)
@@ -81,6 +83,7 @@ def cluster() -> Iterator[TwoNodes]:
         finally:
             found.close()
             torch.set_num_threads(threads)
+            signal.signal(signal.SIGTERM, on_sigterm)  # the head node sets its own
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 The last part starts Ray on this machine. tests/test_cluster.py has two nodes.
 """
 
+import signal
 import socket
 import sys
 import time
@@ -174,7 +175,7 @@ def executor() -> Iterator[RayExecutor]:
     """An executor with two workers on this machine, and a GPU that exists only for Ray."""
     import torch
 
-    threads = torch.get_num_threads()
+    threads, on_sigterm = torch.get_num_threads(), signal.getsignal(signal.SIGTERM)
     with pytest.MonkeyPatch.context() as patch:
         for name, value in RAY_ENVIRONMENT.items():
             patch.setenv(name, value)
@@ -190,6 +191,7 @@ def executor() -> Iterator[RayExecutor]:
         finally:
             found.ray.shutdown()
             torch.set_num_threads(threads)
+            signal.signal(signal.SIGTERM, on_sigterm)  # Ray sets its own
 
 
 @pytest.mark.slow

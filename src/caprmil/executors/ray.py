@@ -11,9 +11,11 @@ numbers of a plain run with OMP_NUM_THREADS=1. Nodes with other processors may r
 
 import logging
 import os
+import signal
 import socket
 import sys
 from collections.abc import Iterable, Iterator, Sized
+from threading import current_thread, main_thread
 from typing import Any
 
 from caprmil.errors import CaprmilError
@@ -58,6 +60,7 @@ class RayExecutor:
             options["include_dashboard"] = False
         try:
             _check_address(self.address)
+            self._on_sigterm = signal.getsignal(signal.SIGTERM)  # Ray sets its own
             self.ray.init(address=self.address, **options)
         except Exception as error:  # Ray raises many types, also a bare Exception
             reason = str(error).partition("\n")[0]
@@ -76,6 +79,8 @@ class RayExecutor:
         if self.connected:
             self.ray.shutdown()
             self.connected = False
+            if current_thread() is main_thread():
+                signal.signal(signal.SIGTERM, self._on_sigterm)
 
     def run(
         self, tasks: Iterable[Task], make_worker: WorkerFactory, on_progress: OnProgress
