@@ -103,6 +103,7 @@ def train(
     from caprmil.runs.run import Run
     from caprmil.training import cross_validation as training
     from caprmil.training.distributed import ProcessGroup
+    from caprmil.training.small_cohorts import propose_recipe
 
     run = None if measured else Run(out)
     if run is None:
@@ -121,6 +122,8 @@ def train(
     drawn = ", ".join(sorted(path.name for path in run.folder.glob("*.png")))
     typer.echo(f"Written to {out}: scores.md, predictions.csv, maps.json, {drawn}, folds/.")
     typer.echo(f"Predict new bags with: caprmil predict {out} BAGS --out predictions.csv")
+    if proposal := propose_recipe(settings, run):
+        typer.echo(proposal)
 
 
 @app.command()
