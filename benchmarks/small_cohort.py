@@ -164,7 +164,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         results = [r for r in record.kept() if r.digest == present.get(r.recipe)]
         shown = [r for r in results if r.seed < TUNING_SEED]
         tuned = [r for r in results if r.seed >= TUNING_SEED]
-        text = f"{table_text(shown)}\n\nSeeds from {TUNING_SEED} on:\n\n{table_text(tuned)}"
+        text = table_text(shown)
+        if tuned:
+            text += f"\n\nSeeds from {TUNING_SEED} on:\n\n{table_text(tuned)}"
         page.write(f"```bash\npython benchmarks/small_cohort.py\n```\n\n{text}")
     except CaprmilError as problem:
         parser.exit(2, f"error: {problem}\n")
