@@ -50,7 +50,7 @@ def locate_bags(
 ) -> dict[str, Path]:
     """Return the bag of each slide that has one: from its row, or by name in `features`.
 
-    `required`: for training, which can be told to skip slides.
+    `required`: for training, which can leave out slides without features.
     """
     folders = [folder] if features is None else [as_path(features), folder]
     if not folders[0].is_dir():
